@@ -1,0 +1,52 @@
+"""The demo for several seeds: the embedded model on scikit-learn's handwritten digits.
+
+    python benchmarks/demo.py --out benchmarks/results/demo.json
+
+Same recipe for all seeds, accuracy at the last step. Labels are read after training, for the table alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+from pouf import Recipe
+from pouf.demo import demo
+from pouf.runs import versions
+
+RECIPES = {"full": "demo", "prompt": "demo-prompt"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, help="file for the results, JSON")
+    given = parser.parse_args()
+    results = []
+    for tune, name in RECIPES.items():
+        for seed in given.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                result = demo(Path(folder) / "run", Recipe.load(name).with_settings(seed=seed))
+            e = result.evaluation
+            facts = {"tune": tune, "seed": seed, "zero_shot": e.zero_shot, "calibrated": e.calibrated}
+            results.append(facts | {"adapted": e.adapted, "seconds": round(result.seconds, 1)})
+            print(results[-1], flush=True)
+    print("| tuning | zero-shot | calibrated | POUF, last step: mean (std) | each seed | seconds |")
+    print("|---|---|---|---|---|---|")
+    for tune in RECIPES:
+        rows = [row for row in results if row["tune"] == tune]
+        each = [100 * row["adapted"] for row in rows]
+        print(
+            f"| {tune} | {100 * rows[0]['zero_shot']:.1f} | {100 * rows[0]['calibrated']:.1f} | "
+            f"{statistics.mean(each):.1f} ({statistics.pstdev(each):.1f}) | {', '.join(f'{x:.1f}' for x in each)} | "
+            f"{max(row['seconds'] for row in rows):.0f} at most |"
+        )
+    if given.out is not None:
+        given.out.write_text(json.dumps({"versions": versions(), "runs": results}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

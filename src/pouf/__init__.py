@@ -1,0 +1,56 @@
+"""Adapt zero-shot models to your own data without labels: prompt-oriented unsupervised fine-tuning (POUF)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pouf.adaptation import Adaptation as Adaptation
+    from pouf.adaptation import Step as Step
+    from pouf.adaptation import adapt as adapt
+    from pouf.backbones import EMBEDDED as EMBEDDED
+    from pouf.backbones import Backbone as Backbone
+    from pouf.calibration import calibrate as calibrate
+    from pouf.classifier import Classifier as Classifier
+    from pouf.data.images import Images as Images
+    from pouf.data.labelled import read_labelled as read_labelled
+    from pouf.data.texts import Texts as Texts
+    from pouf.errors import Diverged as Diverged
+    from pouf.errors import InputError as InputError
+    from pouf.evaluation import evaluate as evaluate
+    from pouf.recipe import Recipe as Recipe
+    from pouf.runs import adapt_run as adapt_run
+
+__version__ = "0.1.0"
+
+# Names are looked up when first used, so that `pouf --help` need not wait for torch.
+_HOME = {
+    "Adaptation": "adaptation",
+    "Backbone": "backbones",
+    "Classifier": "classifier",
+    "Diverged": "errors",
+    "EMBEDDED": "backbones",
+    "Images": "data.images",
+    "InputError": "errors",
+    "Recipe": "recipe",
+    "Step": "adaptation",
+    "Texts": "data.texts",
+    "adapt": "adaptation",
+    "adapt_run": "runs",
+    "calibrate": "calibration",
+    "evaluate": "evaluation",
+    "read_labelled": "data.labelled",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pouf' has no attribute {name!r}")
+    return getattr(import_module(f"pouf.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

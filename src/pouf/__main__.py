@@ -1,0 +1,3 @@
+from pouf.cli import main
+
+main()

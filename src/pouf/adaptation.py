@@ -1,0 +1,198 @@
+"""adapt(): the only training loop in the package. It never sees a label of the target."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pouf.backbones.base import check_modality
+from pouf.classifier import Classifier
+from pouf.data.augment import AUGMENTATIONS
+from pouf.data.base import Unlabelled
+from pouf.errors import Diverged, InputError
+from pouf.objectives import effective_classes
+from pouf.objectives.terms import total_loss
+from pouf.recipe import Optimisation, Recipe
+from pouf.tuners import Tuner, describe
+
+
+class Step(NamedTuple):
+    """What one step of training showed, before its update."""
+
+    step: int  # from 1
+    loss: float
+    terms: dict[str, float]  # each term of the loss, before weighting
+    effective_classes: float  # exp H(mean p) over the batch: near 1 means collapse
+    temperature: float
+    lr: float
+    seconds: float  # since the start
+
+
+class Adaptation(NamedTuple):
+    classifier: Classifier  # the one that was given, tuned, at the last step
+    history: list[Step]
+    trainable: int
+    total: int
+
+
+def adapt(
+    classifier: Classifier,
+    data: Unlabelled,
+    recipe: Recipe | None = None,
+    *,
+    on_start: Callable[[str], None] = print,
+    on_step: Callable[[Step], None] | None = None,
+) -> Adaptation:
+    """Tune a classifier on unlabelled data, in place.
+
+        L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits)
+
+    Args:
+        classifier: its `classes` and `templates` say what to look for.
+        data: images or texts. They have no labels, and neither their names nor their order play a part.
+        recipe: all settings; the paper's by default.
+        on_start: is told "trainable a of b (c %)"; printed by default.
+        on_step: is told of each step.
+
+    Raises:
+        Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
+    """
+    recipe = recipe or Recipe()
+    check_modality(classifier.backbone, data.modality)
+    if recipe.temperature:
+        classifier.set_temperature(recipe.temperature)
+    tuner = classifier.tune(recipe.tuning)
+    total = sum(parameter.numel() for parameter in classifier.parameters())
+    on_start(describe(tuner.trainable, total))
+    devices = [classifier.backbone.device] if classifier.backbone.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):  # dropout draws from the global generator; leave the caller's alone
+        torch.manual_seed(recipe.seed)
+        history = _train(classifier, tuner, data, recipe, on_step)
+    return Adaptation(classifier, history, tuner.trainable, total)
+
+
+def _train(
+    classifier: Classifier,
+    tuner: Tuner,
+    data: Unlabelled,
+    recipe: Recipe,
+    on_step: Callable[[Step], None] | None,
+) -> list[Step]:
+    generator = torch.Generator().manual_seed(recipe.seed)
+    source = _feature_source(classifier, tuner, data, recipe, generator)
+    batches = data.random_batches(recipe.batch_size, generator, source.read)
+    parameters = list(tuner.parameters.values())
+    optimizer = make_optimizer(parameters, recipe.optimisation)
+    last_good = [parameter.detach().clone() for parameter in parameters]
+    history: list[Step] = []
+    start = time.perf_counter()
+    classifier.train()
+    try:
+        for step in range(1, recipe.steps + 1):
+            lr = learning_rate(recipe.optimisation, step - 1, recipe.steps)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            features = source.features(next(batches).samples)  # (n, d)
+            scores = classifier.backbone.scores(features, classifier.prototypes())
+            loss = total_loss(scores, recipe.objective)
+            if not loss.total.isfinite():
+                raise Diverged(step, "the loss", recipe.optimisation.lr)
+            # This loss is finite, so the weights that gave it are good.
+            _copy(parameters, last_good)
+            optimizer.zero_grad()
+            loss.total.backward()
+            norm = torch.nn.utils.clip_grad_norm_(parameters, recipe.optimisation.clip or math.inf)
+            if not norm.isfinite():
+                raise Diverged(step, "the gradient", recipe.optimisation.lr)
+            optimizer.step()
+            history.append(
+                Step(
+                    step=step,
+                    loss=loss.total.item(),
+                    terms={name: term.item() for name, term in loss.terms.items()},
+                    effective_classes=effective_classes(scores.logits.detach()).item(),
+                    temperature=scores.temperature.item(),
+                    lr=lr,
+                    seconds=time.perf_counter() - start,
+                )
+            )
+            if on_step is not None:
+                on_step(history[-1])
+        if not all(parameter.isfinite().all() for parameter in parameters):
+            raise Diverged(recipe.steps, "a weight after the update", recipe.optimisation.lr)
+    except Diverged:
+        _copy(last_good, parameters)
+        raise
+    finally:
+        classifier.eval()
+    return history
+
+
+@torch.no_grad()
+def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
+    for to, value in zip(target, source, strict=True):
+        to.copy_(value)
+
+
+class FeatureSource(NamedTuple):
+    read: Callable[[int], Any]  # one sample of the data
+    features: Callable[[list[Any]], Tensor]  # several samples -> (n, d)
+
+
+def _feature_source(
+    classifier: Classifier, tuner: Tuner, data: Unlabelled, recipe: Recipe, generator: torch.Generator
+) -> FeatureSource:
+    """How samples become features: looked up where training can't change them, else computed anew."""
+    backbone = classifier.backbone
+    augment = AUGMENTATIONS[recipe.augment] if data.modality == "image" else None
+    size = backbone.image_size
+    if augment is not None and size is None:
+        raise InputError(f"{type(backbone).__name__} has no image_size to crop to: set it, or use augment = 'none'")
+    if augment is None and not tuner.touches_inputs:
+        encoded = classifier.encode(data)
+        row = {index: i for i, index in enumerate(encoded.indices)}
+        table = encoded.features.to(backbone.device)
+        return FeatureSource(row.__getitem__, lambda rows: table[rows])
+
+    def compute(samples: list[Any]) -> Tensor:
+        if augment is not None and size is not None:
+            samples = [augment(sample, size, generator) for sample in samples]
+        tensors = {name: tensor.to(backbone.device) for name, tensor in backbone.prepare(samples).items()}
+        with torch.set_grad_enabled(tuner.touches_inputs):
+            return backbone.encode_inputs(tensors)
+
+    return FeatureSource(data.read, compute)
+
+
+def make_optimizer(parameters: list[torch.nn.Parameter], settings: Optimisation) -> torch.optim.Optimizer:
+    return OPTIMIZERS[settings.name](parameters, settings)
+
+
+OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter], Optimisation], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, s: torch.optim.SGD(
+        parameters,
+        lr=s.lr,
+        momentum=s.momentum,
+        nesterov=s.nesterov and s.momentum > 0,
+        weight_decay=s.weight_decay,
+    ),
+    "adamw": lambda parameters, s: torch.optim.AdamW(parameters, lr=s.lr, weight_decay=s.weight_decay),
+}
+
+
+def learning_rate(settings: Optimisation, step: int, steps: int) -> float:
+    """The rate of update number `step`, from 0."""
+    return settings.lr * SCHEDULES[settings.schedule](settings, step, steps)
+
+
+SCHEDULES: dict[str, Callable[[Optimisation, int, int], float]] = {
+    "paper": lambda s, step, steps: (1 + s.gamma * step) ** -s.alpha,
+    "linear": lambda s, step, steps: 1 - step / steps,
+    "cosine": lambda s, step, steps: 0.5 * (1 + math.cos(math.pi * step / steps)),
+    "constant": lambda s, step, steps: 1.0,
+}

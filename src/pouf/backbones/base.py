@@ -1,0 +1,87 @@
+"""What a model must offer to be adapted. Bring your own: subclass `Backbone` and pass it to `Classifier`."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pouf.backbones.text_side import TextSide
+from pouf.data.base import Modality
+from pouf.errors import InputError
+from pouf.objectives.terms import Scores
+
+Tensors = dict[str, Tensor]
+
+
+class Backbone(nn.Module, ABC):
+    """A dual encoder: inputs and class prompts, each to a vector of the same space.
+
+    A model of your own needs three methods and one attribute:
+
+        class Mine(Backbone):
+            modality = "image"                              # or "text"
+
+            def __init__(self):
+                super().__init__()
+                self.logit_scale = nn.Parameter(torch.tensor(2.66))     # log(1/T); a buffer if it is not trained
+                …
+
+            def prepare(self, samples):                     # PIL images or strings → tensors, first dimension n
+            def encode_inputs(self, batch):                 # those tensors, on the model's device → (n, d)
+            def encode_prompts(self, prompts):              # list of m sentences → (m, d)
+
+    Vectors need no normalisation. Anything registered as a parameter is trained by `full`, LayerNorms by `layernorm`.
+    For `prompt`, also set `text_side`; for cropped views of images, also set `image_size`.
+    """
+
+    modality: Modality
+    logit_scale: Tensor
+    image_size: int | None = None
+    text_side: TextSide | None = None
+
+    @abstractmethod
+    def prepare(self, samples: Sequence[Any]) -> Tensors:
+        """Raw samples to tensors on the CPU, each with first dimension n."""
+
+    @abstractmethod
+    def encode_inputs(self, batch: Tensors) -> Tensor:
+        """(n, d), differentiable."""
+
+    @abstractmethod
+    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
+        """(m, d), differentiable."""
+
+    def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
+        """sim = cos(f, w), logits = sim / T: (n, d), (k, d) -> Scores."""
+        sim = F.normalize(features, dim=1) @ F.normalize(prototypes, dim=1).T
+        scale = self.logit_scale.squeeze().exp()
+        return Scores(sim, sim * scale, 1 / scale)
+
+    @property
+    def device(self) -> torch.device:
+        return self.logit_scale.device
+
+    def set_temperature(self, temperature: float) -> None:
+        with torch.no_grad():
+            self.logit_scale.fill_(math.log(1 / temperature))
+
+    def save_pretrained(self, folder: Path) -> None:
+        """The weights; models from transformers write their usual folder instead."""
+        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / "model.safetensors")
+
+    def load_weights(self, folder: Path) -> None:
+        """The inverse of this class's `save_pretrained`, for a model that was built by its user."""
+        self.load_state_dict(load_file(folder / "model.safetensors"))
+
+
+def check_modality(backbone: Backbone, modality: Modality) -> None:
+    if backbone.modality != modality:
+        raise InputError(f"this model reads {backbone.modality}s, but the data are {modality}s: choose another model")

@@ -1,0 +1,110 @@
+"""Sentences → vectors at their own length, with an entrance for soft prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+CHUNK = 256  # sentences encoded at once
+
+
+class Chunk(NamedTuple):
+    positions: Tensor  # (m,), where its sentences stand among all
+    tokens: dict[str, Tensor]  # (m, length)
+
+
+class TextSide:
+    """A tokenizer and the text encoder behind it.
+
+    Sentences are encoded in the order of their length and padded to the longest of their chunk only. Under a causal
+    mask what follows the end of a sentence has no influence on it, and where attention looks both ways the padding is
+    masked, so the result is that of padding to the model's full length. SigLIP is the exception: it was trained to
+    attend to its padding, so `full_length` pads as in training.
+
+    Args:
+        tokenizer: of transformers.
+        encode: tokens as the tokenizer gives them, on the model's device -> (m, d).
+        embedding: the layer that looks up token embeddings.
+        max_length: sentences are cut to this many tokens.
+        full_length: pad every sentence to `max_length`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        encode: Callable[[dict[str, Tensor]], Tensor],
+        embedding: nn.Embedding,
+        max_length: int,
+        full_length: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.encode_tokens = encode
+        self.embedding = embedding
+        self.max_length = max_length
+        self.full_length = full_length
+        # The prompts of a run stay the same from step to step: they are tokenized once.
+        self._chunks_of = lru_cache(maxsize=4)(self._tokenize)
+
+    def __call__(self, sentences: Sequence[str]) -> Tensor:
+        """(m, d), in the order given, differentiable."""
+        chunks = self._chunks_of(tuple(sentences))
+        device = self.embedding.weight.device
+        encoded = torch.cat([self.encode_tokens(_to(chunk.tokens, device)) for chunk in chunks])
+        order = torch.cat([chunk.positions for chunk in chunks]).to(device)
+        return encoded[order.argsort()]
+
+    def pad(self, ids: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """Token ids of several lengths → tensors of one."""
+        padding = "max_length" if self.full_length else "longest"
+        padded = self.tokenizer.pad(
+            {"input_ids": list(ids)}, padding=padding, max_length=self.max_length, return_tensors="pt"
+        )
+        if self.full_length:
+            padded.pop("attention_mask")  # the model attends to its padding
+        return dict(padded)
+
+    def token_ids(self, text: str, special: bool = False) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special, truncation=True, max_length=self.max_length)[
+            "input_ids"
+        ]
+        return ids
+
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer sets before and after a sentence."""
+        bare, framed = self.token_ids("a"), self.token_ids("a", special=True)
+        for start in range(len(framed) - len(bare) + 1):
+            if framed[start : start + len(bare)] == bare:
+                return framed[:start], framed[start + len(bare) :]
+        raise ValueError(f"the tokenizer changes a sentence when it frames it: {bare} became {framed}")
+
+    @contextmanager
+    def replaced_embeddings(self, positions: Tensor, vectors: Tensor) -> Iterator[None]:
+        """While open, the tokens at `positions` (m, p) of every sentence are read as `vectors` (m, p, h).
+
+        Works for any model, also those that take no `inputs_embeds`.
+        """
+
+        def put(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            index = positions[..., None].expand(-1, -1, output.shape[-1])
+            return output.scatter(1, index, vectors.to(output.dtype))
+
+        handle = self.embedding.register_forward_hook(put)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _tokenize(self, sentences: tuple[str, ...]) -> list[Chunk]:
+        ids = [self.token_ids(sentence, special=True) for sentence in sentences]
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        chunks = [order[start : start + CHUNK] for start in range(0, len(order), CHUNK)]
+        return [Chunk(torch.tensor(chunk), self.pad([ids[i] for i in chunk])) for chunk in chunks]
+
+
+def _to(tokens: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tokens.items()}

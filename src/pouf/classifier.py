@@ -1,0 +1,247 @@
+"""A zero-shot classifier: a backbone, class names and the prompts they stand in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pouf.backbones import EMBEDDED, Backbone, load_backbone
+from pouf.backbones.base import check_modality
+from pouf.data.base import Unlabelled
+from pouf.data.images import Images
+from pouf.data.texts import Texts
+from pouf.errors import InputError
+from pouf.prompts import DEFAULT_TEMPLATES, check_classes, check_templates, fill
+from pouf.recipe import Tuning
+from pouf.tuners import TUNERS, Tuner
+from pouf.tuners.soft_prompt import SoftPrompt
+
+CARD = "pouf.json"  # what a saved classifier is made of
+WEIGHTS = "weights.safetensors"  # the tuned parameters alone, where the base model is kept elsewhere
+
+Inputs = Unlabelled | str | Path | Sequence[Any]
+
+
+class Encoded(NamedTuple):
+    indices: list[int]  # positions of the samples that could be read, ascending
+    features: Tensor  # (len(indices), d), on the CPU, as the backbone gives them
+
+
+class Predictions(NamedTuple):
+    indices: list[int]  # positions of the samples that could be read, ascending
+    log_probabilities: Tensor  # (len(indices), k)
+
+
+class Classifier(nn.Module):
+    """Scores inputs against one prototype a class.
+
+    Args:
+        backbone: a model from `load_backbone`, or any `Backbone` of your own.
+        classes: the names, at least two. `_` is read as a space.
+        templates: sentences with `{}` for the name; the prototype is the mean over them. Default: "a photo of a {}."
+            for images, "{}" for texts.
+        model: what to write into a saved run so that the backbone can be loaded again.
+        temperature: T of the softmax and of the transport plan; None keeps the model's own.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: Sequence[str],
+        templates: Sequence[str] | None = None,
+        *,
+        model: str | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.classes = check_classes(classes)
+        self.templates = check_templates(DEFAULT_TEMPLATES[backbone.modality] if templates is None else templates)
+        self.model = model
+        self.tuning: Tuning | None = None
+        self.soft_prompt: SoftPrompt | None = None
+        self.temperature: float | None = None
+        if temperature is not None:
+            self.set_temperature(temperature)
+        self.eval()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        classes: Sequence[str],
+        templates: Sequence[str] | None = None,
+        temperature: float | None = None,
+    ) -> Classifier:
+        """From a model on the hub, in a local folder, or `pouf/tiny-clip`, the one that comes with the package."""
+        names = check_classes(classes)  # before the model is loaded, which may take long
+        name = str(name_or_path)
+        model = os.path.abspath(name) if name != EMBEDDED and os.path.isdir(name) else name
+        return cls(load_backbone(name_or_path), names, templates, model=model, temperature=temperature)
+
+    def set_temperature(self, temperature: float) -> None:
+        self.backbone.set_temperature(temperature)
+        self.temperature = temperature
+
+    def tune(self, tuning: Tuning) -> Tuner:
+        """Make the chosen parameters trainable and all others not."""
+        if self.tuning not in (None, tuning):
+            raise InputError(
+                f"this classifier was tuned with {self.tuning.name!r} already; to tune {tuning.name!r} on top of it, "
+                "start from its saved folder as the model"
+            )
+        self.tuning = tuning
+        tuner = TUNERS[tuning.name](self, tuning)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name in tuner.parameters)
+        return tuner
+
+    def prototypes(self) -> Tensor:
+        """(k, d), each of length 1; differentiable unless called under `torch.no_grad()`."""
+        if self.soft_prompt is not None:
+            return F.normalize(self.soft_prompt(), dim=1)
+        prompts = [prompt for name in self.classes for prompt in fill(self.templates, name)]
+        encoded = F.normalize(self.backbone.encode_prompts(prompts), dim=1)
+        return F.normalize(encoded.view(len(self.classes), len(self.templates), -1).mean(1), dim=1)
+
+    def features(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
+        """(n, d), each of length 1."""
+        data = self.unlabelled(inputs)
+        encoded = self.encode(data, batch_size)
+        _check_complete(data)
+        return F.normalize(encoded.features, dim=1)
+
+    def predict_proba(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
+        """(n, k), rows sum to 1."""
+        data = self.unlabelled(inputs)
+        predictions = self.score(data, batch_size)
+        _check_complete(data)
+        return predictions.log_probabilities.exp()
+
+    def predict(self, inputs: Inputs, batch_size: int = 64) -> list[str]:
+        """The most likely class of each input."""
+        return [self.classes[i] for i in self.predict_proba(inputs, batch_size).argmax(1).tolist()]
+
+    @torch.no_grad()
+    def encode(self, data: Unlabelled, batch_size: int = 64, on_batch: Callable[[int], None] | None = None) -> Encoded:
+        """Features of all that can be read; what can't is listed in `data.skipped`. `on_batch` gets batch sizes."""
+        check_modality(self.backbone, data.modality)
+        indices: list[int] = []
+        features: list[Tensor] = []
+        was_training = self.training
+        self.eval()
+        for batch in data.batches(batch_size):
+            tensors = {name: t.to(self.backbone.device) for name, t in self.backbone.prepare(batch.samples).items()}
+            features.append(self.backbone.encode_inputs(tensors).float().cpu())
+            indices += batch.indices
+            if on_batch is not None:
+                on_batch(len(batch.indices))
+        self.train(was_training)
+        data.check_readable()
+        order = sorted(range(len(indices)), key=indices.__getitem__)
+        return Encoded([indices[i] for i in order], torch.cat(features)[order])
+
+    @torch.no_grad()
+    def score(
+        self, data: Unlabelled, batch_size: int = 64, on_batch: Callable[[int], None] | None = None
+    ) -> Predictions:
+        """Log-probabilities of all that can be read; prototypes are computed once."""
+        encoded = self.encode(data, batch_size, on_batch)
+        logits = self.backbone.scores(encoded.features.to(self.backbone.device), self.prototypes()).logits
+        return Predictions(encoded.indices, logits.float().log_softmax(1).cpu())
+
+    def unlabelled(self, inputs: Inputs) -> Unlabelled:
+        """Folders, files, lists of paths, of images or of texts, as the backbone's kind of data."""
+        if isinstance(inputs, Unlabelled):
+            return inputs
+        if isinstance(inputs, (str, Path)):
+            return Images.from_folder(inputs) if self.backbone.modality == "image" else Texts.from_file(inputs)
+        return Images(inputs) if self.backbone.modality == "image" else Texts(inputs)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the classifier. After full tuning this is a normal transformers folder; otherwise kilobytes.
+
+        The card is written last: a folder that has one is complete.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        card = {
+            "format": 1,
+            "model": self.model,
+            "classes": list(self.classes),
+            "templates": list(self.templates),
+            "temperature": self.temperature,
+            "tuning": asdict(self.tuning) if self.tuning is not None else None,
+        }
+        if self.tuning is not None:
+            tuner = TUNERS[self.tuning.name](self, self.tuning)
+            if tuner.keeps_base:
+                tensors = {name: p.detach().contiguous().cpu() for name, p in tuner.parameters.items()}
+                save_file(tensors, folder / WEIGHTS)
+            else:
+                self.backbone.save_pretrained(folder)
+        (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path, backbone: Backbone | None = None) -> Classifier:
+        """What `save` wrote. A backbone of your own must be given again: only its weights were saved."""
+        return cls._load(Path(folder), backbone, adapted=True)
+
+    @classmethod
+    def load_zero_shot(cls, folder: str | Path, backbone: Backbone | None = None) -> Classifier:
+        """The classifier as it was before it was tuned."""
+        return cls._load(Path(folder), backbone, adapted=False)
+
+    @classmethod
+    def _load(cls, folder: Path, backbone: Backbone | None, adapted: bool) -> Classifier:
+        if not (folder / CARD).is_file():
+            raise InputError(f"no saved classifier in {str(folder)!r}: expected a folder with {CARD}")
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        tuning = Tuning(**card["tuning"]) if card["tuning"] is not None and adapted else None
+        own_weights = tuning is not None and not (folder / WEIGHTS).is_file()
+        if backbone is None:
+            if card["model"] is None:
+                raise InputError(f"{str(folder)!r} was saved from a backbone of your own: give it as backbone=…")
+            backbone = load_backbone(folder if own_weights else card["model"])
+        elif own_weights:
+            backbone.load_weights(folder)
+        classifier = cls(backbone, card["classes"], card["templates"], model=card["model"])
+        # A temperature that was set holds until training moves it; then it lies in the weights.
+        if card["temperature"] is not None and not (own_weights and isinstance(backbone.logit_scale, nn.Parameter)):
+            classifier.set_temperature(card["temperature"])
+        if tuning is not None:
+            tuner = classifier.tune(tuning)
+            if not own_weights:
+                _fill(tuner, load_file(folder / WEIGHTS))
+        classifier.temperature = card["temperature"]
+        return classifier
+
+
+def _fill(tuner: Tuner, tensors: dict[str, Tensor]) -> None:
+    missing = tuner.parameters.keys() ^ tensors.keys()
+    if missing:
+        raise InputError(
+            f"the saved weights do not fit the base model ({len(missing)} names differ, such as {min(missing)!r}): "
+            "is it the model the run started from?"
+        )
+    with torch.no_grad():
+        for name, parameter in tuner.parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def _check_complete(data: Unlabelled) -> None:
+    if data.skipped:
+        index, reason = next(iter(data.skipped.items()))
+        raise InputError(
+            f"{len(data.skipped)} of {len(data)} inputs can't be read, the first {data.ids[index]}: {reason}. "
+            "Leave them out, or use score(), which skips them."
+        )

@@ -1,0 +1,113 @@
+"""Folders of images, and pictures in memory."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from pouf.data.base import Unlabelled, Unreadable
+from pouf.errors import InputError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+class Images(Unlabelled):
+    """Images by path, or already open."""
+
+    modality = "image"
+
+    def __init__(
+        self, items: Sequence[str | Path | Image.Image], ids: Sequence[str] | None = None, source: str = "the list"
+    ) -> None:
+        names = [str(i) if isinstance(item, Image.Image) else os.fspath(item) for i, item in enumerate(items)]
+        super().__init__(names if ids is None else ids, source)
+        self.items = items
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Images:
+        """All images below a folder, at any depth, in the order of their paths. What lies where plays no part."""
+        folder = Path(folder)
+        if folder.is_file() and folder.suffix.lower() in EXTENSIONS:
+            return cls([folder], [folder.name], str(folder))
+        if not folder.is_dir():
+            raise InputError(f"no image folder {str(folder)!r}: expected a folder with {', '.join(EXTENSIONS)} files")
+        paths: list[Path] = []
+        for root, folders, names in os.walk(folder):
+            # Hidden files and folders (.DS_Store, .thumbnails) are the system's, not the user's.
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            paths += [Path(root, n) for n in names if n.lower().endswith(EXTENSIONS) and not n.startswith(".")]
+        if not paths:
+            raise InputError(
+                f"no images in {str(folder)!r}: expected {', '.join(EXTENSIONS)} files in it or its sub-folders"
+            )
+        paths.sort()
+        return cls(paths, [path.relative_to(folder).as_posix() for path in paths], str(folder))
+
+    def read(self, index: int) -> Image.Image:
+        item = self.items[index]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Pillow warns of damaged metadata; the pixels are what counts
+                if isinstance(item, Image.Image):
+                    return to_rgb(item)
+                with Image.open(item) as image:
+                    return to_rgb(image)
+        # A damaged file can raise nearly anything from a decoder: SyntaxError, struct.error, zlib.error, …
+        except Exception as error:
+            raise Unreadable(str(error) or type(error).__name__) from error
+
+    def content_order(self) -> list[int]:
+        sizes = [self._size(item) for item in self.items]
+        shared = Counter(sizes)
+        # Only files of equal size need to be read to be put in order.
+        keys = [
+            (size, self._digest(item) if shared[size] > 1 else b"")
+            for size, item in zip(sizes, self.items, strict=True)
+        ]
+        return sorted(range(len(keys)), key=keys.__getitem__)
+
+    @staticmethod
+    def _size(item: str | Path | Image.Image) -> int:
+        if isinstance(item, Image.Image):
+            return item.width * item.height
+        try:
+            return os.stat(item).st_size
+        except OSError:
+            return -1  # reading it will say why
+
+    @staticmethod
+    def _digest(item: str | Path | Image.Image) -> bytes:
+        try:
+            content = item.tobytes() if isinstance(item, Image.Image) else Path(item).read_bytes()
+        except OSError:
+            return b""
+        return blake2b(content, digest_size=16).digest()
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The first frame, upright, as 8-bit RGB.
+
+    Transparent pixels become white: the colour that is stored behind them was never meant to be seen.
+    16-bit and floating-point grey is scaled to 8 bits, where Pillow would clip it.
+    """
+    image.seek(0)
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith(("I", "F")):
+        pixels = np.asarray(image, dtype=np.float64)
+        # 16-bit formats use the range up to 65,535; floats are expected in [0, 1] unless they say otherwise.
+        top = 65535.0 if image.mode.startswith("I") else max(1.0, float(pixels.max(initial=0.0)))
+        return Image.fromarray((pixels.clip(0, top) * (255.0 / top)).round().astype(np.uint8)).convert("RGB")
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image.copy()
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        ground = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(ground, image).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,64 @@
+"""Data with labels, for evaluation only: nothing that trains without labels takes this type."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pouf.data.base import Modality, Unlabelled
+from pouf.data.images import Images
+from pouf.data.texts import BadRow, Texts, read_rows
+from pouf.errors import InputError
+from pouf.prompts import same_name
+
+
+class Labelled(NamedTuple):
+    inputs: Unlabelled
+    labels: list[int]  # positions in the list of classes; NO_LABEL for a row that can't be read
+
+
+NO_LABEL = -1
+
+
+def read_labelled(
+    path: str | Path, classes: Sequence[str], modality: Modality, text_column: str = "text", label_column: str = "label"
+) -> Labelled:
+    """An image folder with one sub-folder a class, or a file with a text and a label column.
+
+    Case, spaces and underscores do not matter in labels. The nearest folder above an image that bears a class's name
+    is its label.
+    """
+    known = {same_name(name): i for i, name in enumerate(classes)}
+    if modality == "image":
+        images = Images.from_folder(path)
+        found = [_folder_label(Path(path), identifier, known) for identifier in images.ids]
+        _check_found(found, classes, str(path), "a sub-folder named after its class")
+        return Labelled(images, [label for label in found if isinstance(label, int)])
+    rows = read_rows(path, text_column, label_column)
+    found = [_row_label(row.get(label_column), known) for row in rows]
+    _check_found(found, classes, str(path), f"a class's name in column {label_column!r}")
+    texts = Texts([row.get(text_column, "") for row in rows], source=str(path))
+    return Labelled(texts, [label for label in found if isinstance(label, int)])
+
+
+def _row_label(value: Any, known: dict[str, int]) -> int | str:
+    if isinstance(value, BadRow):
+        return NO_LABEL
+    return known.get(same_name(str(value)), str(value))
+
+
+def _folder_label(folder: Path, identifier: str, known: dict[str, int]) -> int | str:
+    folders = (folder.resolve().name, *Path(identifier).parts[:-1])
+    return next((known[same_name(name)] for name in reversed(folders) if same_name(name) in known), folders[-1])
+
+
+def _check_found(found: Sequence[int | str], classes: Sequence[str], source: str, expected: str) -> None:
+    strangers = Counter(label for label in found if isinstance(label, str))
+    if strangers:
+        shown = ", ".join(repr(name) for name, _ in strangers.most_common(5))
+        raise InputError(
+            f"{source}: {strangers.total()} of {len(found)} labels are none of the classes, such as {shown}; "
+            f"expected {expected}: {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}"
+        )

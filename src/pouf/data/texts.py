@@ -1,0 +1,125 @@
+"""Files of texts: CSV, TSV, JSONL, Parquet, or plain text with one a line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pouf.data.base import Unlabelled, Unreadable
+from pouf.errors import InputError
+
+
+class Texts(Unlabelled):
+    """Texts in memory. An empty one counts as unreadable."""
+
+    modality = "text"
+
+    def __init__(self, items: Sequence[Any], ids: Sequence[str] | None = None, source: str = "the list") -> None:
+        super().__init__([str(i) for i in range(len(items))] if ids is None else ids, source)
+        self.items = items
+
+    @classmethod
+    def from_file(cls, file: str | Path, column: str = "text") -> Texts:
+        """The texts of a file; ids are row numbers from 0, header not counted. All other columns stay unread."""
+        rows = [row.get(column, BadRow(f"no {column!r} in this row")) for row in read_rows(file, column)]
+        if not rows:
+            raise InputError(f"no texts in {str(file)!r}: the file has no rows")
+        return cls(rows, source=str(file))
+
+    def read(self, index: int) -> str:
+        item = self.items[index]
+        if isinstance(item, BadRow):
+            raise Unreadable(item)
+        if not isinstance(item, str):
+            raise Unreadable(f"expected a text, not {type(item).__name__}")
+        if not item.strip():
+            raise Unreadable("the text is empty")
+        return item
+
+    def reading_order(self) -> list[int]:
+        return sorted(range(len(self)), key=lambda index: len(str(self.items[index])))
+
+    def content_order(self) -> list[int]:
+        return sorted(range(len(self)), key=lambda index: str(self.items[index]))
+
+
+class BadRow(str):
+    """Stands in the place of a row that can't be read, and says why."""
+
+
+Row = dict[str, Any]
+
+
+def read_rows(file: str | Path, *needed: str) -> list[Row]:
+    """All rows of a file as dictionaries; those that can't be parsed hold a `BadRow` under every needed column."""
+    file = Path(file)
+    if not file.is_file():
+        raise InputError(f"no text file {str(file)!r}: expected a {', '.join(READERS)} file")
+    reader = READERS.get(file.suffix.lower())
+    if reader is None:
+        raise InputError(f"can't read {file.name!r} as texts: expected a file that ends in {', '.join(READERS)}")
+    try:
+        rows = list(reader(file, needed))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{str(file)!r} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
+    columns = {name for row in rows for name in row}
+    for name in needed:
+        if rows and name not in columns:
+            there = ", ".join(sorted(columns)) or "none"
+            raise InputError(f"{str(file)!r} has no column {name!r}, only: {there}. Name the right one.")
+    return rows
+
+
+def _plain(file: Path, needed: Sequence[str]) -> Iterator[Row]:
+    with file.open(encoding="utf-8-sig") as lines:
+        for line in lines:
+            yield {needed[0]: line.rstrip("\r\n")}
+
+
+def _table(delimiter: str) -> Callable[[Path, Sequence[str]], Iterator[Row]]:
+    def read(file: Path, needed: Sequence[str]) -> Iterator[Row]:
+        csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts above 128 kB
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            for row in csv.DictReader(lines, delimiter=delimiter):
+                yield {name: value for name, value in row.items() if name is not None and value is not None}
+
+    return read
+
+
+def _json_lines(file: Path, needed: Sequence[str]) -> Iterator[Row]:
+    with file.open(encoding="utf-8-sig") as lines:
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                yield dict.fromkeys(needed, BadRow(f"not valid JSON: {error}"))
+                continue
+            yield row if isinstance(row, dict) else {needed[0]: row}
+
+
+def _parquet(file: Path, needed: Sequence[str]) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        parquet = pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise InputError(f"{str(file)!r} is not a Parquet file: {error}") from None
+    columns = [name for name in needed if name in parquet.schema_arrow.names]
+    for batch in parquet.iter_batches(columns=columns or None):
+        yield from batch.to_pylist()
+
+
+READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]] = {
+    ".csv": _table(","),
+    ".tsv": _table("\t"),
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+    ".txt": _plain,
+}

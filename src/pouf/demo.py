@@ -1,0 +1,68 @@
+"""The demo: a model that has only seen printed characters learns to read handwriting, without labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from pouf.adaptation import Adaptation, Step
+from pouf.backbones import EMBEDDED
+from pouf.classifier import Classifier
+from pouf.data.images import Images
+from pouf.data.labelled import read_labelled
+from pouf.evaluation import Evaluation, evaluate
+from pouf.recipe import Recipe
+from pouf.runs import adapt_run
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+class Demo(NamedTuple):
+    run: Path
+    images: Path  # the digits, one sub-folder a class: `pouf evaluate RUN IMAGES` repeats the figures
+    adaptation: Adaptation
+    evaluation: Evaluation
+    seconds: float
+
+
+def demo(
+    folder: str | Path,
+    recipe: Recipe,
+    *,
+    command: Sequence[str] = (),
+    on_start: Callable[[str], None] = print,
+    on_step: Callable[[Step], None] | None = None,
+) -> Demo:
+    """Adapt the embedded model to scikit-learn's 1,797 handwritten digits and compare it with zero-shot.
+
+    The labels are read for the comparison only, after the last step.
+    """
+    start = time.perf_counter()
+    folder = Path(folder)
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    images = write_digits(folder.with_name(folder.name + "-images"))
+    adaptation = adapt_run(
+        classifier, Images.from_folder(images), recipe, folder, command=command, on_start=on_start, on_step=on_step
+    )
+    labelled = read_labelled(images, DIGITS, "image")
+    evaluation = evaluate(Classifier.from_pretrained(EMBEDDED, DIGITS), classifier, labelled, batch_size=256)
+    return Demo(folder, images, adaptation, evaluation, time.perf_counter() - start)
+
+
+def write_digits(folder: str | Path) -> Path:
+    """scikit-learn's handwritten digits as 8 x 8 PNG files in `folder/<name>/<number>.png`."""
+    from sklearn.datasets import load_digits
+
+    folder = Path(folder)
+    digits = load_digits()
+    for name in DIGITS:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for i, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        # Ink is 0 to 16.
+        Image.fromarray((pixels * (255 / 16)).round().astype(np.uint8)).save(folder / DIGITS[label] / f"{i:04d}.png")
+    return folder

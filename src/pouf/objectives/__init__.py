@@ -1,0 +1,16 @@
+"""Losses as pure functions on tensors: no model, no data, no files."""
+
+from pouf.objectives.information import effective_classes, entropy, marginal_entropy, mutual_information
+from pouf.objectives.transport import COSTS, Transport, conditional_transport, cosine_cost, exponential_cost
+
+__all__ = [
+    "COSTS",
+    "Transport",
+    "conditional_transport",
+    "cosine_cost",
+    "effective_classes",
+    "entropy",
+    "exponential_cost",
+    "marginal_entropy",
+    "mutual_information",
+]

@@ -1,0 +1,36 @@
+"""Entropies of predictions, and the mutual information between inputs and predicted classes, all in nats."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from pouf.objectives.precision import at_least_fp32
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """mean_i H(p(y|x_i)), how unsure single predictions are: (n, k) -> scalar in [0, log k]. Tent's loss."""
+    log_p = at_least_fp32(logits).log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1).mean()
+
+
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """H(mean_i p(y|x_i)), how varied the predictions are together: (n, k) -> scalar in [0, log k].
+
+    The mean is taken in the log domain. A class that no sample chooses has probability 0 in fp32, where the
+    derivative of -p log p is infinite; its logarithm is finite, and so is the gradient.
+    """
+    log_p = at_least_fp32(logits).log_softmax(1)  # (n, k)
+    log_marginal = log_p.logsumexp(0) - math.log(len(log_p))  # (k,)
+    return -(log_marginal.exp() * log_marginal).sum()
+
+
+def mutual_information(logits: Tensor) -> Tensor:
+    """I(X; Y) = H(mean_i p) - mean_i H(p): (n, k) -> scalar in [0, log k]. Paper eq. 8 with its sign flipped."""
+    return marginal_entropy(logits) - entropy(logits)
+
+
+def effective_classes(logits: Tensor) -> Tensor:
+    """exp H(mean_i p), the number of classes in use: (n, k) -> scalar in [1, k]; near 1 means collapse."""
+    return marginal_entropy(logits).exp()

@@ -1,0 +1,121 @@
+"""The run folder: everything needed to use, judge and repeat one adaptation."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pouf.adaptation import Adaptation, Step, adapt
+from pouf.classifier import CARD, Classifier
+from pouf.data.base import Unlabelled
+from pouf.errors import Diverged, InputError
+from pouf.recipe import Recipe
+
+RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
+PACKAGES = ("pouf", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pillow", "scikit-learn")
+
+
+def adapt_run(
+    classifier: Classifier,
+    data: Unlabelled,
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    command: Sequence[str] = (),
+    on_start: Callable[[str], None] = print,
+    on_step: Callable[[Step], None] | None = None,
+) -> Adaptation:
+    """`adapt`, with everything about it written to a new folder as it happens.
+
+    When training diverges or is interrupted, the weights of the last good step are saved before the error goes on.
+    """
+    folder = new_folder(folder)
+    manifest: dict[str, Any] = {
+        "status": "running",
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": list(command),
+        "model": classifier.model,
+        "data": {
+            "source": os.path.abspath(data.source) if os.path.exists(data.source) else data.source,
+            "n": len(data),
+        },
+        "versions": versions(),
+    }
+    (folder / RECIPE).write_text(recipe.to_toml(), encoding="utf-8")
+    (folder / CLASSES).write_text("".join(f"{name}\n" for name in classifier.classes), encoding="utf-8")
+    write_json(folder / MANIFEST, manifest)
+    start = time.perf_counter()
+
+    def finish(status: str, **more: Any) -> None:
+        classifier.save(folder)
+        lines = [json.dumps({"id": data.ids[i], "reason": why}) for i, why in sorted(data.skipped.items())]
+        (folder / SKIPPED).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        manifest["data"]["skipped"] = len(data.skipped)
+        seconds = round(time.perf_counter() - start, 2)
+        write_json(folder / MANIFEST, manifest | {"status": status, "seconds": seconds} | more)
+
+    with (folder / METRICS).open("w", encoding="utf-8") as metrics:
+
+        def log(step: Step) -> None:
+            metrics.write(json.dumps(step._asdict()) + "\n")
+            metrics.flush()
+            if on_step is not None:
+                on_step(step)
+
+        try:
+            adaptation = adapt(classifier, data, recipe, on_start=on_start, on_step=log)
+        except Diverged as error:
+            finish("diverged", error=str(error))
+            raise
+        except KeyboardInterrupt:
+            finish("interrupted")
+            raise
+        except InputError:
+            shutil.rmtree(folder)  # nothing was learned, and the next try may use the same name
+            raise
+    finish("finished", trainable=adaptation.trainable, total=adaptation.total)
+    return adaptation
+
+
+def new_folder(folder: str | Path) -> Path:
+    """Make the folder of a run, which must not hold anything yet."""
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"run folder {str(folder)!r} already exists: choose another with --out, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def check_run(folder: str | Path) -> Path:
+    """The folder of a finished run, or an error that says what it is instead."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"no run folder {str(folder)!r}: expected what pouf adapt or pouf demo wrote")
+    if not (folder / CARD).is_file():
+        raise InputError(f"{str(folder)!r} is not a finished run: expected {CARD} in it; run pouf adapt again")
+    return folder
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": sys.platform}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Whole or not at all: a reader never meets half a file."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, file)

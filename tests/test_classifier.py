@@ -1,0 +1,108 @@
+"""Predict, save and load: the same numbers before and after, in as few bytes as the tuner allows."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import CLIPModel
+
+from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, adapt
+from pouf.backbones.load import embedded_folder
+from pouf.demo import DIGITS
+from pouf.tuners import TUNERS
+
+SHORT = Recipe.load("demo").with_settings(steps=2, batch_size=12)
+
+
+def tuned(tune: str, pictures: list[Image.Image], **settings: object) -> Classifier:
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    adapt(classifier, Images(pictures), SHORT.with_settings(**{"tuning.name": tune}, **settings))
+    return classifier
+
+
+def test_features_and_prototypes_have_length_one(tiny: Classifier, pictures: list[Image.Image]) -> None:
+    features, prototypes = tiny.features(pictures), tiny.prototypes()
+    assert features.shape == (12, 64) and prototypes.shape == (10, 64)
+    assert torch.allclose(features.norm(dim=1), torch.ones(12)) and torch.allclose(
+        prototypes.norm(dim=1), torch.ones(10)
+    )
+
+
+def test_probabilities_are_the_softmax_of_cosine_over_temperature(tiny: Classifier, pictures: list) -> None:
+    sim = tiny.features(pictures) @ tiny.prototypes().detach().T
+    expected = torch.softmax(sim * tiny.backbone.model.logit_scale.exp().item(), 1)
+    assert torch.allclose(tiny.predict_proba(pictures), expected, atol=1e-6)
+    assert tiny.predict(pictures) == [DIGITS[i] for i in expected.argmax(1)]
+
+
+def test_batch_size_changes_nothing(tiny: Classifier, pictures: list[Image.Image]) -> None:
+    assert torch.allclose(tiny.predict_proba(pictures, batch_size=5), tiny.predict_proba(pictures), atol=1e-6)
+
+
+def test_inputs_may_be_a_folder_paths_or_images(tiny: Classifier, pictures: list, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i:02d}.png" for i in range(12)]
+    for path, picture in zip(paths, pictures, strict=True):
+        picture.save(path)
+    expected = tiny.predict_proba(pictures)
+    for inputs in (tmp_path, str(tmp_path), paths, [str(path) for path in paths], Images.from_folder(tmp_path)):
+        assert torch.equal(tiny.predict_proba(inputs), expected)
+
+
+@pytest.mark.parametrize("tune", sorted(TUNERS))
+def test_a_saved_classifier_predicts_the_same_after_loading(tune: str, pictures: list, tmp_path: Path) -> None:
+    classifier = tuned(tune, pictures, temperature=0.07)
+    classifier.save(tmp_path)
+    loaded = Classifier.load(tmp_path)
+    assert torch.equal(loaded.predict_proba(pictures), classifier.predict_proba(pictures))
+    assert torch.equal(loaded.prototypes(), classifier.prototypes())
+    assert (loaded.classes, loaded.templates, loaded.tuning) == (
+        classifier.classes,
+        classifier.templates,
+        classifier.tuning,
+    )
+    zero_shot = Classifier.load_zero_shot(tmp_path)
+    assert zero_shot.predict(pictures) == Classifier.from_pretrained(EMBEDDED, DIGITS).predict(pictures)
+
+
+@pytest.mark.parametrize(("tune", "limit"), [("prompt", 8_000), ("layernorm", 40_000)])
+def test_a_run_that_keeps_its_base_holds_kilobytes(tune: str, limit: int, pictures: list, tmp_path: Path) -> None:
+    tuned(tune, pictures).save(tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < limit
+    assert (embedded_folder() / "model.safetensors").stat().st_size > 1_000_000
+
+
+def test_a_fully_tuned_run_is_a_normal_transformers_folder(pictures: list, tmp_path: Path) -> None:
+    classifier = tuned("full", pictures)
+    classifier.save(tmp_path)
+    model = CLIPModel.from_pretrained(tmp_path)
+    ours = classifier.backbone.model.state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in model.state_dict().items())
+    again = Classifier.from_pretrained(tmp_path, DIGITS)
+    assert torch.equal(again.predict_proba(pictures), classifier.predict_proba(pictures))
+
+
+def test_a_classifier_can_be_saved_before_it_is_tuned(tiny: Classifier, pictures: list, tmp_path: Path) -> None:
+    tiny.save(tmp_path)
+    assert torch.equal(Classifier.load(tmp_path).predict_proba(pictures), tiny.predict_proba(pictures))
+
+
+def test_other_weights_than_the_runs_are_refused(pictures: list, tmp_path: Path) -> None:
+    tuned("prompt", pictures).save(tmp_path)
+    card = json.loads((tmp_path / "pouf.json").read_text())
+    card["tuning"]["name"] = "layernorm"
+    (tmp_path / "pouf.json").write_text(json.dumps(card))
+    with pytest.raises(InputError, match="do not fit the base model"):
+        Classifier.load(tmp_path)
+
+
+def test_loading_what_is_no_classifier_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"expected a folder with pouf.json"):
+        Classifier.load(tmp_path)
+
+
+def test_the_embedded_model_is_small_and_in_clips_own_format() -> None:
+    assert sum(file.stat().st_size for file in embedded_folder().iterdir()) < 4_000_000
+    model = CLIPModel.from_pretrained(embedded_folder())
+    assert sum(parameter.numel() for parameter in model.parameters()) < 700_000

@@ -1,0 +1,231 @@
+"""The commands as a user runs them: real processes, real files, one-line errors."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_models import sentence_encoder
+from transformers import CLIPModel
+
+from pouf import EMBEDDED, Classifier
+from pouf.demo import DIGITS
+
+NAMES = ",".join(DIGITS)
+
+
+def pouf(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pouf", *map(str, arguments)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=300)
+    assert result.returncode == code, result.stderr
+    return result
+
+
+def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
+    assert result.stdout == ""
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of full tuning, with two files that are no pictures."""
+    folder = tmp_path_factory.mktemp("cli")
+    shutil.copytree(few_digits, folder / "images")
+    (folder / "images" / "two" / "broken.png").write_bytes(b"no picture")
+    (folder / "images" / "empty.jpg").write_bytes(b"")
+    result = pouf(
+        "adapt", "--model", EMBEDDED, "--images", "images", "--classes", NAMES, "--recipe", "demo", "--steps", 6,
+        "--batch-size", 48, "--lr", "1e-2", "--lambda", "0.4", "--seed", 3, "--out", "run", "--json", cwd=folder,
+    )  # fmt: skip
+    facts = json.loads(result.stdout)
+    assert (facts["run"], facts["steps"], facts["n"], facts["skipped"]) == ("run", 6, 152, 2)
+    return folder / "run"
+
+
+def test_the_run_folder_holds_everything(run: Path) -> None:
+    recipe = (run / "recipe.toml").read_text()
+    assert "steps = 6" in recipe and "information = 0.4" in recipe and "seed = 3" in recipe and "lr = 0.01" in recipe
+    assert (run / "classes.txt").read_text().split() == list(DIGITS)
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps[0].keys() >= {"loss", "terms", "effective_classes", "lr", "temperature", "seconds"}
+    skipped = [json.loads(line)["id"] for line in (run / "skipped.jsonl").read_text().splitlines()]
+    assert sorted(skipped) == ["empty.jpg", "two/broken.png"]
+    manifest = json.loads((run / "run.json").read_text())
+    assert manifest["status"] == "finished"
+    assert manifest["versions"].keys() >= {"pouf", "torch", "transformers", "python"}
+    assert manifest["model"] == EMBEDDED and "--lambda" in manifest["command"]
+    assert manifest["data"]["source"] == str(run.parent / "images")
+    CLIPModel.from_pretrained(run)
+
+
+def test_the_run_can_be_repeated_from_its_folder(run: Path) -> None:
+    pouf(
+        "adapt", "--model", EMBEDDED, "--images", "images", "--classes", run / "classes.txt",
+        "--recipe", run / "recipe.toml", "--out", "again", "--quiet", cwd=run.parent,
+    )  # fmt: skip
+    assert (run.parent / "again" / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+
+
+def test_predict_writes_csv_and_jsonl(run: Path) -> None:
+    pouf("predict", run, "images", cwd=run.parent)
+    pouf("predict", run, "images", "--out", "out/p.jsonl", "--quiet", cwd=run.parent)
+    rows = list(csv.DictReader((run.parent / "predictions.csv").open()))
+    lines = [json.loads(line) for line in (run.parent / "out" / "p.jsonl").read_text().splitlines()]
+    assert len(rows) == len(lines) == 150
+    assert list(rows[0]) == list(lines[0]) == ["path", "class", "probability", "runner_up", "runner_up_probability"]
+    assert [row["path"] for row in rows] == sorted(row["path"] for row in rows)
+    classifier = Classifier.load(run)
+    p = classifier.predict_proba([run.parent / "images" / row["path"] for row in rows])
+    for row, line, expected in zip(rows, lines, p, strict=True):
+        best = expected.topk(2)
+        assert row["class"] == line["class"] == DIGITS[best.indices[0]]
+        assert row["runner_up"] == DIGITS[best.indices[1]]
+        assert float(row["probability"]) == pytest.approx(best.values[0].item(), abs=1e-5)
+
+
+def test_predict_says_what_it_skipped(run: Path) -> None:
+    facts = json.loads(pouf("predict", run, "images", "--json", cwd=run.parent).stdout)
+    assert facts == {
+        "n": 150, "skipped": 2, "predictions": "predictions.csv", "unreadable": ["empty.jpg", "two/broken.png"]
+    }  # fmt: skip
+
+
+def test_evaluate_compares_three_classifiers(run: Path, few_digits: Path) -> None:
+    facts = json.loads(pouf("evaluate", run, few_digits, "--json", cwd=run.parent).stdout)
+    assert facts.keys() >= {"n", "zero_shot", "calibrated", "adapted", "per_class"}
+    assert facts["n"] == 150 and facts["per_class"].keys() == set(DIGITS)
+    assert all(0 <= facts[name] <= 1 for name in ("zero_shot", "calibrated", "adapted"))
+    guesses = Classifier.load(run).predict(sorted(few_digits.rglob("*.png")))
+    truth = [path.parent.name for path in sorted(few_digits.rglob("*.png"))]
+    assert facts["adapted"] == pytest.approx(sum(a == b for a, b in zip(guesses, truth, strict=True)) / 150)
+    table = pouf("evaluate", run, few_digits, cwd=run.parent).stdout
+    assert "zero-shot" in table and "calibrated" in table and "adapted (last step)" in table
+
+
+@pytest.mark.parametrize("tune", ["prompt", "layernorm"])
+def test_a_run_that_keeps_its_base_goes_all_the_way(few_digits: Path, tmp_path: Path, tune: str) -> None:
+    said = pouf(
+        "adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo-prompt",
+        "--tune", tune, "--steps", 3, "--optimizer", "adamw", "--template", "a {}.", "--template", "the {}.",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert "trainable " in said.stderr and "150 unlabelled images, 10 classes" in said.stderr
+    assert "pouf predict pouf-run" in said.stdout
+    assert not (tmp_path / "pouf-run" / "model.safetensors").exists()
+    facts = json.loads(pouf("evaluate", "pouf-run", few_digits, "--json", cwd=tmp_path).stdout)
+    assert facts["n"] == 150
+
+
+def test_texts_go_all_the_way(tmp_path: Path) -> None:
+    model = sentence_encoder(tmp_path / "model")
+    rows = [f"{'good' if i % 2 else 'bad'} film about the {'sea' if i % 3 else 'air'}" for i in range(40)]
+    (tmp_path / "texts.csv").write_text("review\n" + "\n".join(rows) + "\n")
+    lines = [{"text": row, "label": row.split()[0]} for row in rows]
+    (tmp_path / "labelled.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    pouf(
+        "adapt", "--model", model, "--texts", "texts.csv", "--text-column", "review", "--classes", "good,bad",
+        "--template", "it is a {} film", "--steps", 4, "--batch-size", 16, "--out", "run", cwd=tmp_path,
+    )  # fmt: skip
+    facts = json.loads(pouf("evaluate", "run", "labelled.jsonl", "--json", cwd=tmp_path).stdout)
+    assert facts["n"] == 40 and set(facts["per_class"]) == {"good", "bad"}
+    pouf("predict", "run", "texts.csv", "--text-column", "review", "--out", "p.csv", cwd=tmp_path)
+    predictions = list(csv.DictReader((tmp_path / "p.csv").open()))
+    assert [row["row"] for row in predictions] == [str(i) for i in range(40)]
+
+
+ERRORS = {
+    "empty folder": (["--images", "empty"], "no images in 'empty': expected .jpg"),
+    "missing folder": (["--images", "nowhere"], "no image folder 'nowhere'"),
+    "missing class file": (["--classes", "names.txt"], "no class file 'names.txt'"),
+    "duplicate classes": (["--classes", "cat,dog,Cat"], "duplicate class names: cat"),
+    "one class": (["--classes", "cat,"], "at least 2"),
+    "template without slot": (["--template", "a photo"], "template 'a photo' has 0 slots"),
+    "unknown model": (["--model", "nobody/nothing"], "can't load model 'nobody/nothing'"),
+    "missing model folder": (["--model", "./nothing"], "no model folder './nothing'"),
+    "run folder exists": (["--out", "full"], "run folder 'full' already exists: choose another"),
+    "unknown recipe": (["--recipe", "none"], "no recipe 'none'"),
+    "unknown tuner": (["--tune", "lots"], "unknown tuning.name 'lots'"),
+    "unknown optimizer": (["--optimizer", "magic"], "unknown optimisation.name 'magic'"),
+    "no steps": (["--steps", "0"], "steps must be above 0"),
+    "texts and images": (["--texts", "texts.csv"], "either --images DIR or --texts FILE"),
+    "unknown device": (["--device", "abacus"], "can't use device 'abacus'"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(ERRORS))
+def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case: str, few_digits: Path, tmp_path: Path) -> None:
+    options, words = ERRORS[case]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "run.json").write_text("{}")
+    given = {"--model": EMBEDDED, "--images": few_digits, "--classes": NAMES, "--out": "run"}
+    given |= dict(zip(options[::2], options[1::2], strict=True))
+    result = pouf("adapt", *(part for pair in given.items() for part in pair), cwd=tmp_path, code=2)
+    assert words in one_line_error(result)
+    assert not (tmp_path / "run").exists(), "a failed start leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["predict", "nowhere", "images"], "no run folder 'nowhere'"),
+        (["predict", ".", "images"], "is not a finished run"),
+        (["predict", "nowhere", "images", "--out", "p.xlsx"], "give --out a name in .csv or .jsonl"),
+        (["evaluate", "nowhere", "images"], "no run folder 'nowhere'"),
+        (["demo", "--tune", "lots"], "unknown --tune 'lots': choose one of full, prompt"),
+        (["adapt", "--images", "x"], "Missing option"),
+        (["frobnicate"], "No such command"),
+    ],
+)
+def test_other_mistakes_are_one_line_too(arguments: list[str], words: str, tmp_path: Path) -> None:
+    assert words in one_line_error(pouf(*arguments, cwd=tmp_path, code=2))
+
+
+def test_labels_that_are_no_class_are_said(run: Path, tmp_path: Path, few_digits: Path) -> None:
+    shutil.copytree(few_digits / "two", tmp_path / "deux")
+    result = pouf("evaluate", run, tmp_path, cwd=tmp_path, code=2)
+    assert "none of the classes, such as 'deux'" in one_line_error(result)
+
+
+def test_a_run_that_diverges_keeps_its_last_good_weights(few_digits: Path, tmp_path: Path) -> None:
+    result = pouf(
+        "adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo", "--lr", "1e9",
+        "--steps", 30, "--out", "run", "--quiet", cwd=tmp_path, code=1,
+    )  # fmt: skip
+    assert "is not a finite number" in one_line_error(result)
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert manifest["status"] == "diverged"
+    assert len(Classifier.load(tmp_path / "run").predict(few_digits)) == 150
+
+
+def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Path) -> None:
+    options = ["--model", EMBEDDED, "--images", str(few_digits), "--classes", NAMES, "--recipe", "demo", "--out", "run"]
+    command = [sys.executable, "-m", "pouf", "adapt", *options, "--steps", "100000", "--quiet"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.is_file() and metrics.read_text().count("\n") > 2):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip() == "error: interrupted; what was learned so far is in the run folder"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
+    assert len(Classifier.load(tmp_path / "run").predict(few_digits)) == 150
+
+
+def test_help_lists_the_commands(tmp_path: Path) -> None:
+    shown = pouf("--help", cwd=tmp_path).stdout
+    assert all(command in shown for command in ("demo", "adapt", "predict", "evaluate"))

@@ -1,0 +1,60 @@
+"""The public face: its names, its laziness, its documentation."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pouf
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_public_names_are_these() -> None:
+    assert pouf.__all__ == [
+        "__version__",
+        "Adaptation",
+        "Backbone",
+        "Classifier",
+        "Diverged",
+        "EMBEDDED",
+        "Images",
+        "InputError",
+        "Recipe",
+        "Step",
+        "Texts",
+        "adapt",
+        "adapt_run",
+        "calibrate",
+        "evaluate",
+        "read_labelled",
+    ]
+
+
+@pytest.mark.parametrize("name", pouf.__all__)
+def test_every_public_name_is_there_and_stays_itself(name: str) -> None:
+    first = getattr(pouf, name)
+    assert getattr(pouf, name) is first
+    assert not isinstance(first, type(sys)), "a module hides the function of the same name"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        pouf.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("arguments", [["-c", "import pouf"], ["-m", "pouf", "--help"], ["-m", "pouf", "--version"]])
+def test_nothing_heavy_is_imported_before_it_is_needed(arguments: list[str]) -> None:
+    code = [sys.executable, "-X", "importtime", *arguments]
+    loaded = subprocess.run(code, capture_output=True, text=True, check=True).stderr
+    modules = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in loaded.splitlines()}
+    assert "pouf" in modules
+    assert not modules & {"torch", "transformers", "sklearn", "numpy", "PIL"}
+
+
+def test_the_readmes_first_two_bash_blocks_are_one_line_each() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = [block.split("```")[0].strip() for block in text.split("```bash\n")[1:]]
+    assert "pouf demo" in blocks[0] and "tools/check" in blocks[1]
+    assert all("\n" not in block and "constraints.txt" in block for block in blocks[:2])
