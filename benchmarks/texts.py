@@ -24,20 +24,20 @@ from pouf.data.texts import read_rows
 from pouf.evaluation import accuracy
 from pouf.runs import versions
 
-# Label → how the text side is told of the class, and the sentence it stands in.
+# Label → how the text side is told of the class, and the sentences it stands in.
 TASKS = {
-    "mr": ({"negative": "bad", "positive": "good"}, "It was a {} movie."),
-    "subj": ({"subjective": "a personal opinion", "objective": "a plot summary"}, "This is {}."),
+    "mr": ({"negative": "terrible", "positive": "great"}, ["It was {}."]),
+    "subj": ({"subjective": "subjective", "objective": "objective"}, ["This is {}."]),
     "trec": (
         {
-            "description": "a description",
-            "entity": "a thing",
+            "description": "a definition or description",
+            "entity": "a thing, such as an animal or a product",
             "abbreviation": "an abbreviation",
-            "human": "a person",
+            "human": "a person or a group",
             "location": "a place",
-            "number": "a number",
+            "number": "a number, a date or an amount",
         },
-        "The question asks about {}.",
+        ["The question asks about {}.", "The answer is {}.", "{}"],
     ),
 }
 UNLABELLED = 1200
@@ -59,15 +59,15 @@ def read(file: Path) -> tuple[list[str], list[str]]:
 
 
 def run_task(task: str, data: Path, model: Path, recipe: Recipe, seeds: tuple[int, ...]) -> dict[str, object]:
-    words, template = TASKS[task]
+    words, templates = TASKS[task]
     # Shuffled by its own seed, since the files may be sorted; the labels stay behind.
     unlabelled = random.Random(0).sample(read(data / task / "train.jsonl")[0], UNLABELLED)
     texts, names = read(data / task / "test.jsonl")
     labels = torch.tensor([list(words).index(name) for name in names])
-    result: dict[str, object] = {"classes": list(words.values()), "template": template, "n": len(labels)}
+    result: dict[str, object] = {"classes": list(words.values()), "templates": templates, "n": len(labels)}
     adapted, seconds = [], []
     for seed in seeds:
-        classifier = Classifier.from_pretrained(model, list(words.values()), [template])
+        classifier = Classifier.from_pretrained(model, list(words.values()), templates)
         if seed == seeds[0]:
             zero_shot = classifier.score(Texts(texts)).log_probabilities
             result["zero_shot"] = accuracy(zero_shot.argmax(1), labels)

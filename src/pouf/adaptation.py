@@ -69,10 +69,7 @@ def adapt(
     tuner = classifier.tune(recipe.tuning)
     total = sum(parameter.numel() for parameter in classifier.parameters())
     on_start(describe(tuner.trainable, total))
-    devices = [classifier.backbone.device] if classifier.backbone.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):  # dropout draws from the global generator; leave the caller's alone
-        torch.manual_seed(recipe.seed)
-        history = _train(classifier, tuner, data, recipe, on_step)
+    history = _train(classifier, tuner, data, recipe, on_step)
     return Adaptation(classifier, history, tuner.trainable, total)
 
 
@@ -91,7 +88,8 @@ def _train(
     last_good = [parameter.detach().clone() for parameter in parameters]
     history: list[Step] = []
     start = time.perf_counter()
-    classifier.train()
+    # Without dropout: its noise falls on features and prototypes unlike, and the plan between them follows the noise.
+    classifier.eval()
     try:
         for step in range(1, recipe.steps + 1):
             lr = learning_rate(recipe.optimisation, step - 1, recipe.steps)
@@ -128,8 +126,6 @@ def _train(
     except Diverged:
         _copy(last_good, parameters)
         raise
-    finally:
-        classifier.eval()
     return history
 
 

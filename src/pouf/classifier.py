@@ -135,17 +135,15 @@ class Classifier(nn.Module):
     def encode(self, data: Unlabelled, batch_size: int = 64, on_batch: Callable[[int], None] | None = None) -> Encoded:
         """Features of all that can be read; what can't is listed in `data.skipped`. `on_batch` gets batch sizes."""
         check_modality(self.backbone, data.modality)
+        self.eval()
         indices: list[int] = []
         features: list[Tensor] = []
-        was_training = self.training
-        self.eval()
         for batch in data.batches(batch_size):
             tensors = {name: t.to(self.backbone.device) for name, t in self.backbone.prepare(batch.samples).items()}
             features.append(self.backbone.encode_inputs(tensors).float().cpu())
             indices += batch.indices
             if on_batch is not None:
                 on_batch(len(batch.indices))
-        self.train(was_training)
         data.check_readable()
         order = sorted(range(len(indices)), key=indices.__getitem__)
         return Encoded([indices[i] for i in order], torch.cat(features)[order])

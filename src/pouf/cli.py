@@ -5,26 +5,18 @@ Results go to standard output, everything else to standard error. Heavy imports 
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from pouf.errors import Diverged, InputError
+from pouf.terminal import bar, calm_libraries, fail, out, show_evaluation, tell_skipped, training_progress
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from pouf.adaptation import Step
-    from pouf.classifier import Classifier, Predictions
     from pouf.data.base import Unlabelled
-    from pouf.evaluation import Evaluation
 
 app = typer.Typer(
     name="pouf",
@@ -33,9 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
-
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables; errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, and nothing else there.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes the fastest there is.")]
@@ -70,18 +59,18 @@ def demo(
     """Teach a model that knows printed characters to read handwriting, offline, in under a minute."""
     from pouf.demo import demo as run_demo
     from pouf.recipe import Recipe
-    from pouf.runs import new_folder
+    from pouf.runs import check_new
 
-    _calm_libraries()
-    new_folder(out_dir)
+    calm_libraries()
+    check_new(out_dir)
     recipe = Recipe.load(_one_of("--tune", tune, {"full": "demo", "prompt": "demo-prompt"})).with_settings(seed=seed)
-    with _training_progress(recipe.steps, quiet or as_json) as (say, step):
+    with training_progress(recipe.steps, quiet or as_json) as (say, step):
         result = run_demo(out_dir, recipe, command=sys.argv, on_start=say, on_step=step)
     facts = result.evaluation.to_json() | {"seconds": round(result.seconds, 1), "run": str(result.run)}
     if as_json:
         typer.echo(json.dumps(facts))
     elif not quiet:
-        _show_evaluation(result.evaluation, f"{result.evaluation.n:,} handwritten digits, {tune} tuning, seed {seed}")
+        show_evaluation(result.evaluation, f"{result.evaluation.n:,} handwritten digits, {tune} tuning, seed {seed}")
         out.print(f"{result.seconds:.0f} s. The run is in {result.run}, the images in {result.images}. Try:")
         out.print(f"  pouf predict {result.run} {result.images}\n  pouf evaluate {result.run} {result.images}")
 
@@ -116,9 +105,9 @@ def adapt(
     from pouf.data.texts import Texts
     from pouf.prompts import read_classes, read_templates
     from pouf.recipe import Recipe
-    from pouf.runs import adapt_run, new_folder
+    from pouf.runs import adapt_run, check_new
 
-    _calm_libraries()
+    calm_libraries()
     if (images is None) == (texts is None):
         raise InputError("give either --images DIR or --texts FILE, and not both")
     settings = {
@@ -130,10 +119,10 @@ def adapt(
     names = read_classes(classes)
     templates = read_templates(template) if template else None
     data: Unlabelled = Images.from_folder(images) if images is not None else Texts.from_file(texts or "", text_column)
-    new_folder(out_dir)
-    with _training_progress(settled.steps, quiet or as_json) as (say, step):
+    check_new(out_dir)
+    classifier = Classifier.from_pretrained(model, names, templates).to(_device(device))
+    with training_progress(settled.steps, quiet or as_json) as (say, step):
         say(f"{len(data):,} unlabelled {data.modality}s, {len(names)} classes, recipe {name}")
-        classifier = Classifier.from_pretrained(model, names, templates).to(_device(device))
         result = adapt_run(classifier, data, settled, out_dir, command=sys.argv, on_start=say, on_step=step)
     last = result.history[-1]
     facts = {
@@ -144,7 +133,7 @@ def adapt(
     if as_json:
         typer.echo(json.dumps(facts))
     elif not quiet:
-        _tell_skipped(data, out_dir / "skipped.jsonl")
+        tell_skipped(data, out_dir / "skipped.jsonl")
         out.print(
             f"{last.step:,} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
             f"{last.effective_classes:.1f} of {len(names)} classes in use. The run is in {out_dir}. Next:"
@@ -166,24 +155,23 @@ def predict(
     """Classify images or texts with an adapted model."""
     from pouf.classifier import Classifier
     from pouf.data.texts import Texts
+    from pouf.predictions import prediction_rows, writer_for
     from pouf.runs import check_run
 
-    _calm_libraries()
-    writer = PREDICTION_WRITERS.get(out_file.suffix.lower())
-    if writer is None:
-        raise InputError(f"can't write predictions to {str(out_file)!r}: give --out a name in .csv or .jsonl")
+    calm_libraries()
+    write = writer_for(out_file)
     classifier = Classifier.load(check_run(run)).to(_device(device))
     is_text = classifier.backbone.modality == "text"
     data = Texts.from_file(inputs, text_column) if is_text else classifier.unlabelled(inputs)
-    with _bar("predicting", len(data), quiet or as_json) as advance:
+    with bar("predicting", len(data), quiet or as_json) as advance:
         predictions = classifier.score(data, batch_size, advance)
     out_file.parent.mkdir(parents=True, exist_ok=True)
-    writer(out_file, prediction_rows(classifier, data, predictions))
+    write(out_file, prediction_rows(classifier, data, predictions))
     facts = {"n": len(predictions.indices), "skipped": len(data.skipped), "predictions": str(out_file)}
     if as_json:
         typer.echo(json.dumps(facts | {"unreadable": [data.ids[i] for i in sorted(data.skipped)]}))
     elif not quiet:
-        _tell_skipped(data, None)
+        tell_skipped(data, None)
         out.print(f"{facts['n']:,} predictions in {out_file}")
 
 
@@ -204,7 +192,7 @@ def evaluate(
     from pouf.evaluation import evaluate as compare
     from pouf.runs import check_run
 
-    _calm_libraries()
+    calm_libraries()
     adapted = Classifier.load(check_run(run)).to(_device(device))
     data = read_labelled(labelled, adapted.classes, adapted.backbone.modality, text_column, label_column)
     zero_shot = Classifier.load_zero_shot(run).to(_device(device))
@@ -212,117 +200,30 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(result.to_json()))
     elif not quiet:
-        _tell_skipped(data.inputs, None)
-        _show_evaluation(result, f"{result.n:,} labelled {adapted.backbone.modality}s in {labelled}")
+        tell_skipped(data.inputs, None)
+        show_evaluation(result, f"{result.n:,} labelled {adapted.backbone.modality}s in {labelled}")
+
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 def main() -> NoReturn:
     """Entry point: an error that the user can mend is one line and exit code 2, never a traceback."""
     try:
-        app(standalone_mode=False)
-        sys.exit(0)
+        code = app(standalone_mode=False) or 0
     except InputError as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     except Diverged as error:
-        _fail(str(error), 1)
-    except KeyboardInterrupt:
-        _fail("interrupted; what was learned so far is in the run folder", 130)
+        fail(str(error), 1)
     except Exception as error:
-        if hasattr(error, "format_message"):  # a usage error of the command line itself
-            _fail(error.format_message(), 2)
-        if type(error).__name__ == "Abort":
-            _fail("interrupted; what was learned so far is in the run folder", 130)
-        raise
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    console.print("[bold red]error:[/] ", end="")
-    console.print(" ".join(message.split()), markup=False, soft_wrap=True)
+        if not hasattr(error, "format_message"):
+            raise
+        if error.format_message():  # a usage error of the command line itself; without words where help was shown
+            fail(error.format_message(), 2)
+        code = 2
+    if code == INTERRUPTED:
+        fail("interrupted; what was learned so far is in the run folder", code)
     sys.exit(code)
-
-
-def prediction_rows(classifier: Classifier, data: Unlabelled, predictions: Predictions) -> Iterator[dict[str, Any]]:
-    """One row a sample: its path or row number, the class, its probability, the runner-up and its probability."""
-    key = "path" if data.modality == "image" else "row"
-    best = predictions.log_probabilities.exp().topk(2, dim=1)
-    for index, p, k in zip(predictions.indices, best.values.tolist(), best.indices.tolist(), strict=True):
-        yield {
-            key: data.ids[index], "class": classifier.classes[k[0]], "probability": round(p[0], 6),
-            "runner_up": classifier.classes[k[1]], "runner_up_probability": round(p[1], 6),
-        }  # fmt: skip
-
-
-def _write_csv(file: Path, rows: Iterator[dict[str, Any]]) -> None:
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        writer: csv.DictWriter[str] | None = None
-        for row in rows:
-            if writer is None:
-                writer = csv.DictWriter(stream, fieldnames=list(row))
-                writer.writeheader()
-            writer.writerow(row)
-
-
-def _write_json_lines(file: Path, rows: Iterator[dict[str, Any]]) -> None:
-    with file.open("w", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-PREDICTION_WRITERS = {".csv": _write_csv, ".jsonl": _write_json_lines}
-
-
-@contextmanager
-def _training_progress(steps: int, hidden: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Step], None]]]:
-    """A bar with loss, effective classes and the time left; yields what to call with a message and with a step."""
-    with _progress("{task.fields[facts]}", hidden) as progress:
-        task = progress.add_task("adapting", total=steps, facts="")
-
-        def show(step: Step) -> None:
-            facts = f"loss {step.loss:.3f}  {step.effective_classes:.1f} classes in use"
-            progress.update(task, completed=step.step, facts=facts)
-
-        yield lambda message: None if hidden else progress.console.print(message), show
-
-
-@contextmanager
-def _bar(title: str, total: int, hidden: bool) -> Iterator[Callable[[int], None]]:
-    with _progress("", hidden) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda n: progress.advance(task, n)
-
-
-def _progress(facts: str, hidden: bool) -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(facts))
-    return Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden)
-
-
-def _show_evaluation(result: Evaluation, title: str) -> None:
-    from rich.table import Table
-
-    def percent(value: float | None) -> str:
-        return "–" if value is None else f"{100 * value:.1f}"
-
-    table = Table(title=title, title_justify="left")
-    for heading in ("class", "n", "zero-shot", "calibrated", "adapted (last step)"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
-    for name, recall in result.per_class.items():
-        table.add_row(
-            name, str(recall.n), percent(recall.zero_shot), percent(recall.calibrated), percent(recall.adapted)
-        )
-    table.add_section()
-    total = (percent(result.zero_shot), percent(result.calibrated), percent(result.adapted))
-    table.add_row("accuracy", str(result.n), *total, style="bold")
-    out.print(table)
-
-
-def _tell_skipped(data: Unlabelled, listed_in: Path | None) -> None:
-    if data.skipped:
-        first = min(data.skipped)
-        where = f"; all are listed in {listed_in}" if listed_in else ""
-        example = f"{data.ids[first]}: {data.skipped[first]}"
-        message = f"skipped {len(data.skipped)} of {len(data)} that can't be read, as {example}{where}"
-        console.print(message, markup=False, soft_wrap=True)
 
 
 def _one_of(option: str, value: str, choices: dict[str, str]) -> str:
@@ -341,17 +242,6 @@ def _device(name: str) -> str:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"can't use device {name!r}: {str(error).splitlines()[0]}") from None
     return name
-
-
-def _calm_libraries() -> None:
-    """Our progress bars and messages are the ones to see, not those of the libraries."""
-    import logging
-
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

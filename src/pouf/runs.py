@@ -37,7 +37,8 @@ def adapt_run(
 
     When training diverges or is interrupted, the weights of the last good step are saved before the error goes on.
     """
-    folder = new_folder(folder)
+    folder = check_new(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     manifest: dict[str, Any] = {
         "status": "running",
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -85,12 +86,11 @@ def adapt_run(
     return adaptation
 
 
-def new_folder(folder: str | Path) -> Path:
-    """Make the folder of a run, which must not hold anything yet."""
+def check_new(folder: str | Path) -> Path:
+    """The folder of a run to come, which must not hold anything yet."""
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"run folder {str(folder)!r} already exists: choose another with --out, or remove it")
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -1,0 +1,53 @@
+"""Predictions as rows of a file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pouf.errors import InputError
+
+if TYPE_CHECKING:
+    from pouf.classifier import Classifier, Predictions
+    from pouf.data.base import Unlabelled
+
+Row = dict[str, Any]
+
+
+def prediction_rows(classifier: Classifier, data: Unlabelled, predictions: Predictions) -> Iterator[Row]:
+    """One row a sample: its path or row number, the class, its probability, the runner-up and its probability."""
+    key = "path" if data.modality == "image" else "row"
+    best = predictions.log_probabilities.exp().topk(2, dim=1)
+    for index, p, k in zip(predictions.indices, best.values.tolist(), best.indices.tolist(), strict=True):
+        yield {
+            key: data.ids[index], "class": classifier.classes[k[0]], "probability": round(p[0], 6),
+            "runner_up": classifier.classes[k[1]], "runner_up_probability": round(p[1], 6),
+        }  # fmt: skip
+
+
+def _write_csv(file: Path, rows: Iterator[Row]) -> None:
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer: csv.DictWriter[str] | None = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(stream, fieldnames=list(row))
+                writer.writeheader()
+            writer.writerow(row)
+
+
+def _write_json_lines(file: Path, rows: Iterator[Row]) -> None:
+    with file.open("w", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+WRITERS: dict[str, Callable[[Path, Iterator[Row]], None]] = {".csv": _write_csv, ".jsonl": _write_json_lines}
+
+
+def writer_for(file: Path) -> Callable[[Path, Iterator[Row]], None]:
+    """What writes a file of this ending."""
+    if file.suffix.lower() not in WRITERS:
+        raise InputError(f"can't write predictions to {str(file)!r}: give --out a name in {' or '.join(WRITERS)}")
+    return WRITERS[file.suffix.lower()]
