@@ -212,14 +212,24 @@ def test_a_run_that_diverges_keeps_its_last_good_weights(few_digits: Path, tmp_p
 def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Path) -> None:
     options = ["--model", EMBEDDED, "--images", str(few_digits), "--classes", NAMES, "--recipe", "demo", "--out", "run"]
     command = [sys.executable, "-m", "pouf", "adapt", *options, "--steps", "100000", "--quiet"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.is_file() and metrics.read_text().count("\n") > 2):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that runs the tests in the background makes its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.is_file() and metrics.read_text().count("\n") > 2):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert said.strip() == "error: interrupted; what was learned so far is in the run folder"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
