@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForMaskedLM,
     AutoTokenizer,
     BertConfig,
     BertModel,
@@ -105,3 +107,96 @@ def sentence_encoder(folder: Path, kind: str = "bert", pooling: str = "mean_toke
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **modes}))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 32, "do_lower_case": False}))
     return folder
+
+
+CLOZE_WORDS = (
+    "the a it was is film book food service great terrible good bad okay so very not and but i we they loved hated "
+    "who where what how many is this number human location description yes no maybe"
+).split()
+
+
+def byte_pair_tokenizer() -> Tokenizer:
+    """As RoBERTa's and ModernBERT's: a word at the start of a text is another token than after a space."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([f"{word} {word} {word}" for word in CLOZE_WORDS], trainer)
+    return tokenizer
+
+
+def unigram_tokenizer() -> Tokenizer:
+    """As ALBERT's, XLM-R's and DeBERTa-v3's: a space is part of the token after it."""
+    pieces = ["<unk>", "▁", *(f"▁{word}" for word in CLOZE_WORDS), *"abcdefghijklmnopqrstuvwxyz.,?:!'"]
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0 - (len(piece) == 1)) for piece in pieces], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def word_piece_tokenizer() -> Tokenizer:
+    """As BERT's."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces = ["[UNK]", *dict.fromkeys(CLOZE_WORDS), *letters, *(f"##{c}" for c in letters), *".,?:![]<>/"]
+    tokenizer = Tokenizer(models.WordPiece({p: i for i, p in enumerate(dict.fromkeys(pieces))}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+ROBERTA_MARKS = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>",
+                 "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}  # fmt: skip
+BERT_MARKS = {"sep_token": "[SEP]", "cls_token": "[CLS]", "unk_token": "[UNK]", "pad_token": "[PAD]",
+              "mask_token": "[MASK]"}  # fmt: skip
+DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+
+# Model type in transformers, tokenizer, its special tokens, and what else sets the architecture apart.
+MASKED_LMS: dict[str, tuple[str, Any, dict[str, str], dict[str, Any]]] = {
+    "albert": ("albert", unigram_tokenizer, BERT_MARKS, {"embedding_size": 16}),
+    "bert": ("bert", word_piece_tokenizer, BERT_MARKS, {}),
+    "camembert": ("camembert", unigram_tokenizer, ROBERTA_MARKS, {}),
+    "deberta": ("deberta", byte_pair_tokenizer, BERT_MARKS, {**DISENTANGLED, "legacy": True}),
+    "deberta-new-head": ("deberta", byte_pair_tokenizer, BERT_MARKS, {**DISENTANGLED, "legacy": False}),
+    "deberta-v2": ("deberta-v2", unigram_tokenizer, BERT_MARKS, {**DISENTANGLED, "legacy": True}),
+    "deberta-v3": (
+        "deberta-v2", unigram_tokenizer, BERT_MARKS,
+        {**DISENTANGLED, "legacy": False, "share_att_key": True, "position_buckets": 16, "norm_rel_ebd": "layer_norm"},
+    ),
+    "distilbert": ("distilbert", word_piece_tokenizer, BERT_MARKS,
+                   {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4}),
+    "electra": ("electra", word_piece_tokenizer, BERT_MARKS, {"embedding_size": 16}),
+    "modernbert": ("modernbert", byte_pair_tokenizer, BERT_MARKS, {"global_attn_every_n_layers": 2}),
+    "mpnet": ("mpnet", word_piece_tokenizer, ROBERTA_MARKS, {}),
+    "roberta": ("roberta", byte_pair_tokenizer, ROBERTA_MARKS, {}),
+    "xlm-roberta": ("xlm-roberta", unigram_tokenizer, ROBERTA_MARKS, {}),
+}  # fmt: skip
+
+
+def masked_lm_tokenizer(build: Any, marks: dict[str, str]) -> PreTrainedTokenizerFast:
+    tokenizer: Tokenizer = build()
+    # As in RoBERTa and ALBERT, the mask takes the space before it.
+    tokenizer.add_special_tokens(
+        [AddedToken(mark, lstrip=name == "mask_token", special=True) for name, mark in sorted(marks.items())]
+    )
+    first, last = marks["cls_token"], marks["sep_token"]
+    ids = [(mark, tokenizer.token_to_id(mark)) for mark in dict.fromkeys((first, last))]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}", pair=f"{first} $A {last} $B:1 {last}:1", special_tokens=ids
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **marks)
+
+
+def masked_lm(folder: Path, kind: str) -> Path:
+    """A masked language model with its head, decoder tied, all weights and biases random."""
+    torch.manual_seed(0)
+    model_type, build, marks, extras = MASKED_LMS[kind]
+    tokenizer = masked_lm_tokenizer(build, marks)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": None}
+    size = {**TEXT, "vocab_size": len(tokenizer), "max_position_embeddings": 64 + tokenizer.pad_token_id + 1}
+    model = AutoModelForMaskedLM.from_config(CONFIG_MAPPING[model_type](**size, **ids, **extras))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return save(folder, model, tokenizer)

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from small_models import sentence_encoder
-from transformers import CLIPModel
+from small_models import masked_lm, sentence_encoder
+from transformers import AutoModelForMaskedLM, CLIPModel
 
 from pouf import EMBEDDED, Classifier
 from pouf.demo import DIGITS
@@ -142,6 +142,62 @@ def test_texts_go_all_the_way(tmp_path: Path) -> None:
     pouf("predict", "run", "texts.csv", "--text-column", "review", "--out", "p.csv", cwd=tmp_path)
     predictions = list(csv.DictReader((tmp_path / "p.csv").open()))
     assert [row["row"] for row in predictions] == [str(i) for i in range(40)]
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    """A masked language model and texts for it, with and without labels."""
+    masked_lm(tmp_path / "lm", "roberta")
+    good, bad = ["we loved the food", "very good film", "the book is great"], ["we hated it", "bad service", "terrible"]
+    rows = [f"{text},{label}" for texts, label in ((good, "Positive"), (bad, "negative")) for text in texts]
+    (tmp_path / "reviews.csv").write_text("review\n" + "\n".join([*good, *bad, '""', "the film was so so"]) + "\n")
+    (tmp_path / "labelled.csv").write_text("review,label\n" + "\n".join(rows) + "\n")
+    return tmp_path
+
+
+CLOZE = ("--template", "{text} it was [MASK].", "--words", "terrible|bad,great", "--classes", "negative,positive")
+
+
+def test_a_masked_language_model_goes_all_the_way(reviews: Path) -> None:
+    facts = json.loads(
+        pouf(
+            "adapt", "--model", "lm", "--texts", "reviews.csv", "--text-column", "review", *CLOZE,
+            "--shots", "labelled.csv", "--demonstrations", "--steps", 4, "--batch-size", 4, "--json", cwd=reviews,
+        ).stdout
+    )  # fmt: skip
+    assert (facts["n"], facts["skipped"], facts["steps"]) == (8, 1, 4)
+    steps = [json.loads(line) for line in (reviews / "pouf-run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps[0]["terms"].keys() == {"transport", "information", "labels"}
+    manifest = json.loads((reviews / "pouf-run" / "run.json").read_text())
+    assert manifest["shots"]["n"] == 6 and manifest["shots"]["source"] == str(reviews / "labelled.csv")
+    AutoModelForMaskedLM.from_pretrained(reviews / "pouf-run")
+    pouf("predict", "pouf-run", "reviews.csv", "--text-column", "review", cwd=reviews)
+    rows = list(csv.DictReader((reviews / "predictions.csv").open()))
+    assert [row["row"] for row in rows] == ["0", "1", "2", "3", "4", "5", "7"]
+    classifier = Classifier.load(reviews / "pouf-run")
+    assert [rows[0]["class"], rows[6]["class"]] == classifier.predict(["we loved the food", "the film was so so"])
+    scored = pouf("evaluate", "pouf-run", "labelled.csv", "--text-column", "review", "--json", cwd=reviews).stdout
+    assert json.loads(scored)["n"] == 6
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--words", "terribly,great"), "label word 'terribly' is"),
+        (("--words", "great"), "1 label words for 2 classes"),
+        (("--template", "{text} it was [MASK] [MASK]."), "2 masks, expected one"),
+        (("--text-column", "review,other"), "names 2 columns, expected one column"),
+        (("--demonstrations",), "give --shots and --words too"),
+        (("--shots", "nothing.csv"), "no text file 'nothing.csv'"),
+    ],
+)
+def test_bad_words_templates_and_shots_are_one_line_each(reviews: Path, changed: tuple[str, ...], message: str) -> None:
+    usual = ("--model", "lm", "--texts", "reviews.csv", "--text-column", "review", *CLOZE)
+    if changed[0] == "--template":  # the only option that repeats instead of replacing
+        usual = tuple(changed[1] if value == CLOZE[1] else value for value in usual)
+    error = one_line_error(pouf("adapt", *usual, *(() if changed[0] == "--template" else changed), cwd=reviews, code=2))
+    assert message in error
+    assert not (reviews / "pouf-run").exists()
 
 
 ERRORS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +14,11 @@ from pouf.backbones.base import check_modality
 from pouf.classifier import Classifier
 from pouf.data.augment import AUGMENTATIONS
 from pouf.data.base import Unlabelled
+from pouf.data.shots import Shots
+from pouf.demonstrations import Demonstrated
 from pouf.errors import Diverged, InputError
 from pouf.objectives import effective_classes
-from pouf.objectives.terms import total_loss
+from pouf.objectives.terms import Scores, label_terms, needs_unlabelled, total_loss, unlabelled_terms
 from pouf.recipe import Optimisation, Recipe
 from pouf.tuners import Tuner, describe
 
@@ -42,20 +44,23 @@ class Adaptation(NamedTuple):
 
 def adapt(
     classifier: Classifier,
-    data: Unlabelled,
+    data: Unlabelled | None,
     recipe: Recipe | None = None,
     *,
+    shots: Shots | None = None,
     on_start: Callable[[str], None] = print,
     on_step: Callable[[Step], None] | None = None,
 ) -> Adaptation:
     """Tune a classifier on unlabelled data, in place.
 
-        L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits)
+        L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * KL(shots)
 
     Args:
         classifier: its `classes` and `templates` say what to look for.
         data: images or texts. They have no labels, and neither their names nor their order play a part.
+            None with shots: the shots themselves, their labels left out.
         recipe: all settings; the paper's by default.
+        shots: a few examples with labels, for the term `labels` of the recipe. The data stay without.
         on_start: is told "trainable a of b (c %)"; printed by default.
         on_step: is told of each step.
 
@@ -63,26 +68,89 @@ def adapt(
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
     """
     recipe = recipe or Recipe()
-    check_modality(classifier.backbone, data.modality)
+    stream = data if data is not None else shots.inputs if shots is not None else None
+    if stream is None:
+        raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
+    check_modality(classifier.backbone, stream.modality)
+    _check_shots(shots, recipe, classifier)
     if recipe.temperature:
         classifier.set_temperature(recipe.temperature)
     tuner = classifier.tune(recipe.tuning)
     total = sum(parameter.numel() for parameter in classifier.parameters())
     on_start(describe(tuner.trainable, total))
-    history = _train(classifier, tuner, data, recipe, on_step)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    terms = _terms(classifier, tuner, stream, shots, recipe, generator)
+    history = _train(classifier, tuner, terms, recipe, on_step)
     return Adaptation(classifier, history, tuner.trainable, total)
+
+
+def _check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:
+    if (shots is not None) != (recipe.objective.labels > 0):
+        raise InputError(
+            "labelled shots need a weight, as objective.labels = 1.0"
+            if shots is not None
+            else "the recipe weighs labels, but there are no labelled shots: give some, or set objective.labels to 0"
+        )
+    if shots is not None and shots.targets.shape != (len(shots.inputs), len(classifier.classes)):
+        raise InputError(
+            f"targets of shape {tuple(shots.targets.shape)}, expected one row for each of the {len(shots.inputs)} "
+            f"shots and one column for each of the {len(classifier.classes)} classes"
+        )
+
+
+class StepTerms(NamedTuple):
+    """What a step sums up, and the scores it came from."""
+
+    terms: dict[str, Tensor]  # scalars, before weighting
+    scores: Scores
+
+
+def _terms(
+    classifier: Classifier,
+    tuner: Tuner,
+    stream: Unlabelled,
+    shots: Shots | None,
+    recipe: Recipe,
+    generator: torch.Generator,
+) -> Iterator[StepTerms]:
+    """The terms of one step after another, without end. Where the stream is the shots, both share their batches."""
+    weights = recipe.objective
+    alone = shots is not None and (shots.inputs is stream or not needs_unlabelled(weights))
+    score = _scorer(classifier, tuner, shots.inputs if shots is not None and alone else stream, recipe, generator)
+    score_shots = (
+        _scorer(classifier, tuner, shots.inputs, recipe, generator) if shots is not None and not alone else None
+    )
+    while True:
+        prototypes = classifier.prototypes()
+        scores, indices = score(prototypes)
+        terms = unlabelled_terms(scores, weights)
+        if shots is not None:
+            shot_scores, shot_indices = (scores, indices) if score_shots is None else score_shots(prototypes)
+            terms |= label_terms(shot_scores, shots.targets[shot_indices].to(shot_scores.logits.device), weights)
+        yield StepTerms(terms, scores)
+
+
+def _scorer(
+    classifier: Classifier, tuner: Tuner, data: Unlabelled, recipe: Recipe, generator: torch.Generator
+) -> Callable[[Tensor], tuple[Scores, list[int]]]:
+    """Scores of the next random batch against prototypes, and which samples these were."""
+    source = _feature_source(classifier, tuner, data, recipe, generator)
+    batches = data.random_batches(recipe.batch_size, generator, source.read)
+
+    def score(prototypes: Tensor) -> tuple[Scores, list[int]]:
+        batch = next(batches)
+        return classifier.backbone.scores(source.features(batch.samples), prototypes), batch.indices
+
+    return score
 
 
 def _train(
     classifier: Classifier,
     tuner: Tuner,
-    data: Unlabelled,
+    terms: Iterator[StepTerms],
     recipe: Recipe,
     on_step: Callable[[Step], None] | None,
 ) -> list[Step]:
-    generator = torch.Generator().manual_seed(recipe.seed)
-    source = _feature_source(classifier, tuner, data, recipe, generator)
-    batches = data.random_batches(recipe.batch_size, generator, source.read)
     parameters = list(tuner.parameters.values())
     optimizer = make_optimizer(parameters, recipe.optimisation)
     last_good = [parameter.detach().clone() for parameter in parameters]
@@ -95,15 +163,14 @@ def _train(
             lr = learning_rate(recipe.optimisation, step - 1, recipe.steps)
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            features = source.features(next(batches).samples)  # (n, d)
-            scores = classifier.backbone.scores(features, classifier.prototypes())
-            loss = total_loss(scores, recipe.objective)
-            if not loss.total.isfinite():
+            current = next(terms)
+            loss = total_loss(current.terms, recipe.objective)
+            if not loss.isfinite():
                 raise Diverged(step, "the loss", recipe.optimisation.lr)
             # This loss is finite, so the weights that gave it are good.
             _copy(parameters, last_good)
             optimizer.zero_grad()
-            loss.total.backward()
+            loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(parameters, recipe.optimisation.clip or math.inf)
             if not norm.isfinite():
                 raise Diverged(step, "the gradient", recipe.optimisation.lr)
@@ -111,10 +178,10 @@ def _train(
             history.append(
                 Step(
                     step=step,
-                    loss=loss.total.item(),
-                    terms={name: term.item() for name, term in loss.terms.items()},
-                    effective_classes=effective_classes(scores.logits.detach()).item(),
-                    temperature=scores.temperature.item(),
+                    loss=loss.item(),
+                    terms={name: term.item() for name, term in current.terms.items()},
+                    effective_classes=effective_classes(current.scores.logits.detach()).item(),
+                    temperature=current.scores.temperature.item(),
                     lr=lr,
                     seconds=time.perf_counter() - start,
                 )
@@ -162,6 +229,8 @@ def _feature_source(
         with torch.set_grad_enabled(tuner.touches_inputs):
             return backbone.encode_inputs(tensors)
 
+    if classifier.demonstrations is not None:
+        data = Demonstrated(data, classifier.demonstrations, generator)
     return FeatureSource(data.read, compute)
 
 

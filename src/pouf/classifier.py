@@ -1,4 +1,4 @@
-"""A zero-shot classifier: a backbone, class names and the prompts they stand in."""
+"""A zero-shot classifier: a backbone, class names and what it is asked with them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pouf.backbones import EMBEDDED, Backbone, load_backbone
+from pouf.backbones import EMBEDDED, Backbone, load_backbone, load_fresh_head
 from pouf.backbones.base import check_modality
+from pouf.cloze import MAX_LENGTH, make_cloze
 from pouf.data.base import Unlabelled
 from pouf.data.images import Images
 from pouf.data.texts import Texts
+from pouf.demonstrations import Demonstrations
 from pouf.errors import InputError
-from pouf.prompts import DEFAULT_TEMPLATES, check_classes, check_templates, fill
+from pouf.prompts import DEFAULT_TEMPLATES, check_classes, check_templates
 from pouf.recipe import Tuning
 from pouf.tuners import TUNERS, Tuner
 from pouf.tuners.soft_prompt import SoftPrompt
@@ -48,7 +50,7 @@ class Classifier(nn.Module):
         backbone: a model from `load_backbone`, or any `Backbone` of your own.
         classes: the names, at least two. `_` is read as a space.
         templates: sentences with `{}` for the name; the prototype is the mean over them. Default: "a photo of a {}."
-            for images, "{}" for texts.
+            for images, "{}" for texts. A masked language model has its own, in its cloze.
         model: what to write into a saved run so that the backbone can be loaded again.
         temperature: T of the softmax and of the transport plan; None keeps the model's own.
     """
@@ -65,10 +67,12 @@ class Classifier(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.classes = check_classes(classes)
-        self.templates = check_templates(DEFAULT_TEMPLATES[backbone.modality] if templates is None else templates)
+        self.templates = _check_question(backbone, self.classes, templates)
         self.model = model
         self.tuning: Tuning | None = None
         self.soft_prompt: SoftPrompt | None = None
+        self.demonstrations: Demonstrations | None = None  # solved examples to show beside each sample
+        self.fresh_head: int | None = None  # the seed of a head that started without knowledge
         self.temperature: float | None = None
         if temperature is not None:
             self.set_temperature(temperature)
@@ -81,12 +85,37 @@ class Classifier(nn.Module):
         classes: Sequence[str],
         templates: Sequence[str] | None = None,
         temperature: float | None = None,
+        *,
+        words: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        max_length: int | None = None,
     ) -> Classifier:
-        """From a model on the hub, in a local folder, or `pouf/tiny-clip`, the one that comes with the package."""
+        """From a model on the hub, in a local folder, or `pouf/tiny-clip`, the one that comes with the package.
+
+        A template with `[MASK]` makes it a masked language model:
+
+            Classifier.from_pretrained("roberta-base", ["negative", "positive"], ["{text} It was [MASK]."],
+                                       words=["terrible", "great"])
+
+        where `words` has one word a class, or several, and at most `max_length` tokens (256) are read. Without
+        `words` the names of the classes are the words.
+        """
         names = check_classes(classes)  # before the model is loaded, which may take long
-        name = str(name_or_path)
-        model = os.path.abspath(name) if name != EMBEDDED and os.path.isdir(name) else name
-        return cls(load_backbone(name_or_path), names, templates, model=model, temperature=temperature)
+        cloze = make_cloze(names, templates, words, max_length)
+        if cloze is None and templates is not None:
+            check_templates(templates)
+        backbone = load_backbone(name_or_path, cloze)
+        return cls(backbone, names, templates, model=_lasting(name_or_path), temperature=temperature)
+
+    @classmethod
+    def with_fresh_head(
+        cls, name_or_path: str | Path, classes: Sequence[str], seed: int = 0, max_length: int = MAX_LENGTH
+    ) -> Classifier:
+        """A text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on labelled shots."""
+        names = check_classes(classes)
+        backbone = load_fresh_head(name_or_path, len(names), seed, max_length)
+        classifier = cls(backbone, names, model=_lasting(name_or_path))
+        classifier.fresh_head = seed
+        return classifier
 
     def set_temperature(self, temperature: float) -> None:
         self.backbone.set_temperature(temperature)
@@ -106,12 +135,13 @@ class Classifier(nn.Module):
         return tuner
 
     def prototypes(self) -> Tensor:
-        """(k, d), each of length 1; differentiable unless called under `torch.no_grad()`."""
+        """(k, d), differentiable unless called under `torch.no_grad()`.
+
+        Each of length 1, but for masked language models, whose logits need the decoder's own lengths.
+        """
         if self.soft_prompt is not None:
             return F.normalize(self.soft_prompt(), dim=1)
-        prompts = [prompt for name in self.classes for prompt in fill(self.templates, name)]
-        encoded = F.normalize(self.backbone.encode_prompts(prompts), dim=1)
-        return F.normalize(encoded.view(len(self.classes), len(self.templates), -1).mean(1), dim=1)
+        return self.backbone.prototypes(self.classes, self.templates)
 
     def features(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
         """(n, d), each of length 1."""
@@ -133,9 +163,20 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def encode(self, data: Unlabelled, batch_size: int = 64, on_batch: Callable[[int], None] | None = None) -> Encoded:
-        """Features of all that can be read; what can't is listed in `data.skipped`. `on_batch` gets batch sizes."""
+        """Features of all that can be read; what can't is listed in `data.skipped`. `on_batch` gets batch sizes.
+
+        With demonstrations they are means over several draws of these: the logits are linear in them.
+        """
         check_modality(self.backbone, data.modality)
         self.eval()
+        if self.demonstrations is None:
+            return self._encode(data, batch_size, on_batch)
+        views = [self._encode(view, batch_size, None) for view in self.demonstrations.views(data)]
+        if on_batch is not None:
+            on_batch(len(views[0].indices))
+        return Encoded(views[0].indices, torch.stack([view.features for view in views]).mean(0))
+
+    def _encode(self, data: Unlabelled, batch_size: int, on_batch: Callable[[int], None] | None) -> Encoded:
         indices: list[int] = []
         features: list[Tensor] = []
         for batch in data.batches(batch_size):
@@ -162,8 +203,17 @@ class Classifier(nn.Module):
         if isinstance(inputs, Unlabelled):
             return inputs
         if isinstance(inputs, (str, Path)):
-            return Images.from_folder(inputs) if self.backbone.modality == "image" else Texts.from_file(inputs)
+            return (
+                Images.from_folder(inputs)
+                if self.backbone.modality == "image"
+                else Texts.from_file(inputs, self.columns)
+            )
         return Images(inputs) if self.backbone.modality == "image" else Texts(inputs)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a file of texts that make a sample: one, or two for pairs."""
+        return self.backbone.cloze.columns if self.backbone.cloze is not None else ("text",)
 
     def save(self, folder: str | Path) -> None:
         """Write the classifier. After full tuning this is a normal transformers folder; otherwise kilobytes.
@@ -172,11 +222,16 @@ class Classifier(nn.Module):
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        cloze = self.backbone.cloze
         card = {
             "format": 1,
             "model": self.model,
             "classes": list(self.classes),
             "templates": list(self.templates),
+            "words": cloze.words if cloze is not None else None,
+            "max_length": getattr(cloze or self.backbone, "max_length", None),
+            "fresh_head": self.fresh_head,
+            "demonstrations": self.demonstrations.to_json() if self.demonstrations is not None else None,
             "temperature": self.temperature,
             "tuning": asdict(self.tuning) if self.tuning is not None else None,
         }
@@ -209,10 +264,13 @@ class Classifier(nn.Module):
         if backbone is None:
             if card["model"] is None:
                 raise InputError(f"{str(folder)!r} was saved from a backbone of your own: give it as backbone=…")
-            backbone = load_backbone(folder if own_weights else card["model"])
+            backbone = _load_carded(folder if own_weights else card["model"], card)
         elif own_weights:
             backbone.load_weights(folder)
         classifier = cls(backbone, card["classes"], card["templates"], model=card["model"])
+        classifier.fresh_head = card["fresh_head"]
+        if card["demonstrations"] is not None:
+            classifier.demonstrations = Demonstrations.from_json(card["demonstrations"])
         # A temperature that was set holds until training moves it; then it lies in the weights.
         if card["temperature"] is not None and not (own_weights and isinstance(backbone.logit_scale, nn.Parameter)):
             classifier.set_temperature(card["temperature"])
@@ -222,6 +280,29 @@ class Classifier(nn.Module):
                 _fill(tuner, load_file(folder / WEIGHTS))
         classifier.temperature = card["temperature"]
         return classifier
+
+
+def _check_question(backbone: Backbone, classes: Sequence[str], templates: Sequence[str] | None) -> tuple[str, ...]:
+    """The templates of a classifier; a masked language model brings its own with its words."""
+    if backbone.cloze is None:
+        return check_templates(DEFAULT_TEMPLATES[backbone.modality] if templates is None else templates)
+    if len(backbone.cloze.words) != len(classes):
+        raise InputError(f"the model has label words for {len(backbone.cloze.words)} classes, not for {len(classes)}")
+    return (backbone.cloze.template,)
+
+
+def _lasting(name_or_path: str | Path) -> str:
+    """What to call a model in a saved run: a local folder by its whole path."""
+    name = str(name_or_path)
+    return os.path.abspath(name) if name != EMBEDDED and os.path.isdir(name) else name
+
+
+def _load_carded(name_or_path: str | Path, card: dict[str, Any]) -> Backbone:
+    if card["fresh_head"] is not None:
+        return load_fresh_head(name_or_path, len(card["classes"]), card["fresh_head"], card["max_length"])
+    return load_backbone(
+        name_or_path, make_cloze(card["classes"], card["templates"], card["words"], card["max_length"])
+    )
 
 
 def _fill(tuner: Tuner, tensors: dict[str, Tensor]) -> None:

@@ -28,7 +28,11 @@ app = typer.Typer(
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables; errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, and nothing else there.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes the fastest there is.")]
-TextColumn = Annotated[str, typer.Option(help="Column of the texts in CSV, JSONL and Parquet files.")]
+TextColumn = Annotated[
+    str | None,
+    typer.Option(help="Column of the texts in CSV, JSONL and Parquet files; a,b for pairs.", show_default="text"),
+]
+LabelColumn = Annotated[str, typer.Option(help="Column of the labels in text files.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -82,8 +86,22 @@ def adapt(
     images: Annotated[Path | None, typer.Option(help="Folder of unlabelled images.")] = None,
     texts: Annotated[Path | None, typer.Option(help="CSV, JSONL, Parquet or text file of unlabelled texts.")] = None,
     template: Annotated[
-        list[str] | None, typer.Option(help="Sentence with {} for the class; repeat for several, or give a file.")
+        list[str] | None,
+        typer.Option(
+            help="Sentence with {} for the class; repeat for several, or give a file. For a masked language model, "
+            "one with {text} and [MASK]."
+        ),
     ] = None,
+    words: Annotated[
+        str | None, typer.Option(help="Word for [MASK] of each class, as terrible,great; several as bad|awful,good.")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option(help="Most tokens of a text in its template.")] = None,
+    shots: Annotated[
+        Path | None, typer.Option(help="A few labelled examples to learn from as well: a file, or a folder of images.")
+    ] = None,
+    demonstrations: Annotated[
+        bool, typer.Option("--demonstrations", help="Show a shot of each class beside every text, as LM-BFF does.")
+    ] = False,
     recipe: Annotated[str | None, typer.Option(help="Name of a recipe, or a TOML file.")] = None,
     tune: Annotated[str | None, typer.Option(help="full, prompt or layernorm.")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of updates.")] = None,
@@ -94,15 +112,19 @@ def adapt(
     augment: Annotated[str | None, typer.Option(help="crop-flip or none, for images.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("pouf-run"),
-    text_column: TextColumn = "text",
+    text_column: TextColumn = None,
+    label_column: LabelColumn = "label",
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Adapt a model to unlabelled images or texts, given the names of the classes."""
     from pouf.classifier import Classifier
+    from pouf.cloze import make_cloze, read_words
     from pouf.data.images import Images
+    from pouf.data.shots import read_shots
     from pouf.data.texts import Texts
+    from pouf.demonstrations import Demonstrations
     from pouf.prompts import read_classes, read_templates
     from pouf.recipe import Recipe
     from pouf.runs import adapt_run, check_new
@@ -110,20 +132,34 @@ def adapt(
     calm_libraries()
     if (images is None) == (texts is None):
         raise InputError("give either --images DIR or --texts FILE, and not both")
+    if demonstrations and (shots is None or not words):
+        raise InputError("--demonstrations are shots shown in a template: give --shots and --words too")
     settings = {
         "tuning.name": tune, "steps": steps, "batch_size": batch_size, "optimisation.lr": lr, "seed": seed,
         "optimisation.name": optimizer, "objective.information": lambda_, "augment": augment,
     }  # fmt: skip
-    name = recipe or ("images" if images is not None else "texts")
-    settled = Recipe.load(name).with_settings(**{key: value for key, value in settings.items() if value is not None})
     names = read_classes(classes)
     templates = read_templates(template) if template else None
-    data: Unlabelled = Images.from_folder(images) if images is not None else Texts.from_file(texts or "", text_column)
+    label_words = read_words(words) if words is not None else None
+    cloze = make_cloze(names, templates, label_words, max_length)
+    name = recipe or ("images" if images is not None else "texts" if cloze is None else "masked")
+    settled = Recipe.load(name).with_settings(**{key: value for key, value in settings.items() if value is not None})
+    columns = _columns(text_column, cloze.columns if cloze is not None else ("text",))
+    data: Unlabelled = Images.from_folder(images) if images is not None else Texts.from_file(texts or "", columns)
+    labelled = read_shots(shots, names, data.modality, columns, label_column) if shots is not None else None
+    if labelled is not None and settled.objective.labels == 0:
+        settled = settled.with_settings(**{"objective.labels": 1.0})
     check_new(out_dir)
-    classifier = Classifier.from_pretrained(model, names, templates).to(_device(device))
+    classifier = Classifier.from_pretrained(model, names, templates, words=label_words, max_length=max_length)
+    classifier.to(_device(device))
+    if labelled is not None and demonstrations:
+        classifier.demonstrations = Demonstrations.from_shots(labelled, seed=settled.seed)
     with training_progress(settled.steps, quiet or as_json) as (say, step):
-        say(f"{len(data):,} unlabelled {data.modality}s, {len(names)} classes, recipe {name}")
-        result = adapt_run(classifier, data, settled, out_dir, command=sys.argv, on_start=say, on_step=step)
+        more = f", {len(labelled.inputs):,} labelled shots" if labelled is not None else ""
+        say(f"{len(data):,} unlabelled {data.modality}s{more}, {len(names)} classes, recipe {name}")
+        result = adapt_run(
+            classifier, data, settled, out_dir, shots=labelled, command=sys.argv, on_start=say, on_step=step
+        )
     last = result.history[-1]
     facts = {
         "run": str(out_dir), "n": len(data), "skipped": len(data.skipped), "steps": last.step, "loss": last.loss,
@@ -147,7 +183,7 @@ def predict(
     inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of images, one image, or file of texts.")],
     out_file: Annotated[Path, typer.Option("--out", help="File to write, .csv or .jsonl.")] = Path("predictions.csv"),
     batch_size: Annotated[int, typer.Option(help="Samples encoded at once.")] = 64,
-    text_column: TextColumn = "text",
+    text_column: TextColumn = None,
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
@@ -162,7 +198,8 @@ def predict(
     write = writer_for(out_file)
     classifier = Classifier.load(check_run(run)).to(_device(device))
     is_text = classifier.backbone.modality == "text"
-    data = Texts.from_file(inputs, text_column) if is_text else classifier.unlabelled(inputs)
+    columns = _columns(text_column, classifier.columns)
+    data = Texts.from_file(inputs, columns) if is_text else classifier.unlabelled(inputs)
     with bar("predicting", len(data), quiet or as_json) as advance:
         predictions = classifier.score(data, batch_size, advance)
     out_file.parent.mkdir(parents=True, exist_ok=True)
@@ -180,8 +217,8 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     labelled: Annotated[Path, typer.Argument(help="Images in a sub-folder for each class, or a file with labels.")],
     batch_size: Annotated[int, typer.Option(help="Samples encoded at once.")] = 64,
-    text_column: TextColumn = "text",
-    label_column: Annotated[str, typer.Option(help="Column of the labels in text files.")] = "label",
+    text_column: TextColumn = None,
+    label_column: LabelColumn = "label",
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
@@ -194,7 +231,8 @@ def evaluate(
 
     calm_libraries()
     adapted = Classifier.load(check_run(run)).to(_device(device))
-    data = read_labelled(labelled, adapted.classes, adapted.backbone.modality, text_column, label_column)
+    columns = _columns(text_column, adapted.columns)
+    data = read_labelled(labelled, adapted.classes, adapted.backbone.modality, columns, label_column)
     zero_shot = Classifier.load_zero_shot(run).to(_device(device))
     result = compare(zero_shot, adapted, data, batch_size)
     if as_json:
@@ -230,6 +268,17 @@ def _one_of(option: str, value: str, choices: dict[str, str]) -> str:
     if value not in choices:
         raise InputError(f"unknown {option} {value!r}: choose one of {', '.join(choices)}")
     return choices[value]
+
+
+def _columns(given: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns that make a sample: as many as the template or the model reads."""
+    if given is None:
+        return usual
+    columns = tuple(given.split(","))
+    if len(columns) != len(usual):
+        expected = "one column" if len(usual) == 1 else "two columns, as question,answer"
+        raise InputError(f"--text-column {given!r} names {len(columns)} columns, expected {expected}")
+    return columns
 
 
 def _device(name: str) -> str:

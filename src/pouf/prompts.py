@@ -62,11 +62,11 @@ def read_classes(given: str) -> tuple[str, ...]:
 
 
 def read_templates(given: Sequence[str]) -> tuple[str, ...]:
-    """Templates from the command line: each a sentence with {}, or a file with one a line."""
+    """Templates from the command line: each a sentence, or a file with one a line."""
     templates: list[str] = []
     for value in given:
-        templates += _lines(value) if "{}" not in value and os.path.isfile(value) else [value]
-    return check_templates(templates)
+        templates += _lines(value) if os.path.isfile(value) else [value]
+    return tuple(templates)
 
 
 def fill(templates: Sequence[str], name: str) -> list[str]:

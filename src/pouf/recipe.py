@@ -26,11 +26,13 @@ else:
 
 @dataclass(frozen=True)
 class Objective:
-    """L = transport * L_transport - information * I(X; Y) + entropy * mean H(p)."""
+    """L = transport * L_transport - information * I(X; Y) + entropy * mean H(p) + labels * L_labels."""
 
     transport: float = 1.0
     information: float = 0.3  # the paper's lambda
     entropy: float = 0.0
+    labels: float = 0.0  # of labelled shots, where some are given; the target has none
+    label_loss: Literal["kl", "mse"] = "kl"  # kl is cross-entropy for hard labels
     cost: Literal["cosine", "exponential"] = "cosine"
 
 
@@ -131,6 +133,7 @@ NOT_NEGATIVE = (
     "objective.transport",
     "objective.information",
     "objective.entropy",
+    "objective.labels",
     "optimisation.momentum",
     "optimisation.weight_decay",
     "optimisation.clip",
@@ -149,7 +152,7 @@ def _check(recipe: Recipe) -> None:
         if not values[name][1] >= 0:
             raise InputError(f"{name} must not be negative, but is {values[name][1]}")
     weights = recipe.objective
-    if weights.transport == weights.information == weights.entropy == 0:
+    if weights.transport == weights.information == weights.entropy == weights.labels == 0:
         raise InputError("all terms of the objective weigh 0, so there is nothing to learn: give one a weight")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from pouf.adaptation import Adaptation, Step, adapt
 from pouf.classifier import CARD, Classifier
 from pouf.data.base import Unlabelled
+from pouf.data.shots import Shots
 from pouf.errors import Diverged, InputError
 from pouf.recipe import Recipe
 
@@ -25,10 +26,11 @@ PACKAGES = ("pouf", "torch", "transformers", "tokenizers", "safetensors", "numpy
 
 def adapt_run(
     classifier: Classifier,
-    data: Unlabelled,
+    data: Unlabelled | None,
     recipe: Recipe,
     folder: str | Path,
     *,
+    shots: Shots | None = None,
     command: Sequence[str] = (),
     on_start: Callable[[str], None] = print,
     on_step: Callable[[Step], None] | None = None,
@@ -37,6 +39,8 @@ def adapt_run(
 
     When training diverges or is interrupted, the weights of the last good step are saved before the error goes on.
     """
+    inputs = {"data": data, "shots": shots.inputs if shots is not None else None}
+    sources = {name: source for name, source in inputs.items() if source is not None}
     folder = check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
     manifest: dict[str, Any] = {
@@ -44,10 +48,7 @@ def adapt_run(
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": list(command),
         "model": classifier.model,
-        "data": {
-            "source": os.path.abspath(data.source) if os.path.exists(data.source) else data.source,
-            "n": len(data),
-        },
+        **{name: _facts(source) for name, source in sources.items()},
         "versions": versions(),
     }
     (folder / RECIPE).write_text(recipe.to_toml(), encoding="utf-8")
@@ -57,9 +58,13 @@ def adapt_run(
 
     def finish(status: str, **more: Any) -> None:
         classifier.save(folder)
-        lines = [json.dumps({"id": data.ids[i], "reason": why}) for i, why in sorted(data.skipped.items())]
+        lines = [
+            json.dumps({"id": source.ids[i], "reason": why})
+            for source in sources.values()
+            for i, why in sorted(source.skipped.items())
+        ]
         (folder / SKIPPED).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        manifest["data"]["skipped"] = len(data.skipped)
+        manifest.update({name: _facts(source) for name, source in sources.items()})
         seconds = round(time.perf_counter() - start, 2)
         write_json(folder / MANIFEST, manifest | {"status": status, "seconds": seconds} | more)
 
@@ -72,7 +77,7 @@ def adapt_run(
                 on_step(step)
 
         try:
-            adaptation = adapt(classifier, data, recipe, on_start=on_start, on_step=log)
+            adaptation = adapt(classifier, data, recipe, shots=shots, on_start=on_start, on_step=log)
         except Diverged as error:
             finish("diverged", error=str(error))
             raise
@@ -84,6 +89,11 @@ def adapt_run(
             raise
     finish("finished", trainable=adaptation.trainable, total=adaptation.total)
     return adaptation
+
+
+def _facts(data: Unlabelled) -> dict[str, Any]:
+    source = os.path.abspath(data.source) if os.path.exists(data.source) else data.source
+    return {"source": source, "n": len(data), "skipped": len(data.skipped)}
 
 
 def check_new(folder: str | Path) -> Path:

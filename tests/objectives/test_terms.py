@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pouf.objectives import conditional_transport, entropy, exponential_cost, mutual_information
-from pouf.objectives.terms import TERMS, Scores, total_loss
+from pouf.objectives.terms import TERMS, Scores, label_terms, total_loss, unlabelled_terms
 from pouf.recipe import Objective
 
 
@@ -15,22 +16,32 @@ def scores() -> Scores:
 
 def test_default_loss_is_transport_minus_a_third_of_the_information() -> None:
     s = scores()
-    loss = total_loss(s, Objective())
+    terms = unlabelled_terms(s, Objective())
     expected = conditional_transport(s.sim, 0.1).cost - 0.3 * mutual_information(s.logits)
-    assert loss.total.item() == pytest.approx(expected.item())
-    assert loss.terms.keys() == {"transport", "information"}
+    assert total_loss(terms, Objective()).item() == pytest.approx(expected.item())
+    assert terms.keys() == {"transport", "information"}
 
 
 def test_tent_is_the_entropy_alone() -> None:
-    loss = total_loss(scores(), Objective(transport=0, information=0, entropy=0.3))
-    assert loss.total.item() == pytest.approx(0.3 * entropy(scores().logits).item())
+    weights = Objective(transport=0, information=0, entropy=0.3)
+    loss = total_loss(unlabelled_terms(scores(), weights), weights)
+    assert loss.item() == pytest.approx(0.3 * entropy(scores().logits).item())
 
 
 def test_the_cost_is_taken_from_the_settings() -> None:
-    loss = total_loss(scores(), Objective(information=0, cost="exponential"))
-    assert loss.total.item() == pytest.approx(
-        conditional_transport(scores().sim, 0.1, cost=exponential_cost).cost.item()
-    )
+    weights = Objective(information=0, cost="exponential")
+    loss = total_loss(unlabelled_terms(scores(), weights), weights)
+    assert loss.item() == pytest.approx(conditional_transport(scores().sim, 0.1, cost=exponential_cost).cost.item())
+
+
+def test_labelled_shots_add_their_own_weighted_term() -> None:
+    weights = Objective(labels=0.5)
+    targets = torch.eye(3)[[0, 1, 2, 0, 1, 2, 0, 1]]
+    terms = unlabelled_terms(scores(), weights)
+    loss = total_loss(terms | label_terms(scores(), targets, weights), weights)
+    expected = total_loss(terms, weights) + 0.5 * F.cross_entropy(scores().logits, targets.argmax(1))
+    assert loss.item() == pytest.approx(expected.item())
+    assert label_terms(scores(), targets, Objective()) == {}
 
 
 def test_every_term_has_a_weight_in_the_recipe() -> None:

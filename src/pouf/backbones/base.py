@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pouf.backbones.text_side import TextSide
+from pouf.cloze import Cloze
 from pouf.data.base import Modality
 from pouf.errors import InputError
 from pouf.objectives.terms import Scores
+from pouf.prompts import fill
 
 Tensors = dict[str, Tensor]
 
@@ -46,6 +48,7 @@ class Backbone(nn.Module, ABC):
     logit_scale: Tensor
     image_size: int | None = None
     text_side: TextSide | None = None
+    cloze: Cloze | None = None  # the question that a masked language model is asked
 
     @abstractmethod
     def prepare(self, samples: Sequence[Any]) -> Tensors:
@@ -58,6 +61,12 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         """(m, d), differentiable."""
+
+    def prototypes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
+        """The mean over the templates of each class's prompts: (k, d), each of length 1."""
+        prompts = [prompt for name in classes for prompt in fill(templates, name)]
+        encoded = F.normalize(self.encode_prompts(prompts), dim=1)
+        return F.normalize(encoded.view(len(classes), len(templates), -1).mean(1), dim=1)
 
     def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
         """sim = cos(f, w), logits = sim / T: (n, d), (k, d) -> Scores."""

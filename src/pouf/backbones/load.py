@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,16 @@ import torch
 
 from pouf.backbones.base import Backbone
 from pouf.backbones.dual_encoder import DualEncoder
+from pouf.backbones.fresh_head import FreshHead
+from pouf.backbones.masked_lm import HEADS, MaskedLM
 from pouf.backbones.sentence_encoder import LAYOUT_FILES, SentenceEncoder, read_layout
+from pouf.cloze import Cloze
 from pouf.errors import InputError
 
 EMBEDDED = "pouf/tiny-clip"
+
+# Checkpoints are often stored in half precision; training is in fp32 unless asked for otherwise.
+PRECISION = torch.float32
 
 
 def embedded_folder() -> Path:
@@ -22,28 +30,31 @@ def embedded_folder() -> Path:
     return Path(str(resources.files("pouf") / "assets" / "tiny-clip"))
 
 
-def load_backbone(name_or_path: str | Path) -> Backbone:
-    """A model of transformers, by its name on the hub, by a local folder, or `pouf/tiny-clip` for the embedded one."""
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
+def load_backbone(name_or_path: str | Path, cloze: Cloze | None = None) -> Backbone:
+    """A model of transformers, by its name on the hub, by a local folder, or `pouf/tiny-clip` for the embedded one.
 
-    name = str(embedded_folder()) if str(name_or_path) == EMBEDDED else os.fspath(name_or_path)
-    if not os.path.isdir(name) and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise InputError(f"no model folder {name!r}: expected a folder with config.json and weights, or a hub name")
-    try:
+    With a cloze it is a masked language model; otherwise a dual encoder, or a sentence encoder for both sides.
+    """
+    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+    name = _local_or_hub(name_or_path)
+    with _clear_errors(name_or_path, "roberta-base" if cloze else "openai/clip-vit-base-patch16"):
         config = AutoConfig.from_pretrained(name)
+        if cloze is not None and config.model_type not in HEADS:
+            raise InputError(
+                f"model {name!r} is of type {config.model_type!r}, whose masked-LM head is not known: expected one of "
+                f"{', '.join(HEADS)}"
+            )
         if getattr(config, "is_encoder_decoder", False):
             raise _unsuitable(name, config)
-        # Checkpoints are often stored in half precision; training is in fp32 unless asked for otherwise.
-        model = AutoModel.from_pretrained(name, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"can't load model {str(name_or_path)!r}: {reason} Expected a local folder, a hub name such as "
-            f"openai/clip-vit-base-patch16, or {EMBEDDED}."
-        ) from error
+        if cloze is not None:
+            loaded = AutoModelForMaskedLM.from_pretrained(
+                name, config=config, dtype=PRECISION, output_loading_info=True
+            )
+            _check_trained_head(name, loaded[1])
+            return MaskedLM(loaded[0], tokenizer, cloze)
+        model = AutoModel.from_pretrained(name, config=config, dtype=PRECISION)
     if hasattr(model, "get_image_features") and hasattr(model, "get_text_features"):
         return DualEncoder(model, tokenizer, _image_processor(name))
     if tokenizer.pad_token is None or "pixel_values" in model.main_input_name:
@@ -52,6 +63,49 @@ def load_backbone(name_or_path: str | Path) -> Backbone:
     pooling, length = read_layout(layout)
     longest = min(length or 512, tokenizer.model_max_length, getattr(config, "max_position_embeddings", 512))
     return SentenceEncoder(model, tokenizer, pooling, longest, layout)
+
+
+def load_fresh_head(name_or_path: str | Path, classes: int, seed: int, max_length: int) -> FreshHead:
+    """A text encoder under a new classification head, whose weights come from the seed unless they were saved."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    name = _local_or_hub(name_or_path)
+    with _clear_errors(name_or_path, "roberta-base"), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=classes, dtype=PRECISION)
+        return FreshHead(model, AutoTokenizer.from_pretrained(name), max_length)
+
+
+def _local_or_hub(name_or_path: str | Path) -> str:
+    name = str(embedded_folder()) if str(name_or_path) == EMBEDDED else os.fspath(name_or_path)
+    if not os.path.isdir(name) and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise InputError(f"no model folder {name!r}: expected a folder with config.json and weights, or a hub name")
+    return name
+
+
+@contextmanager
+def _clear_errors(name_or_path: str | Path, example: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"can't load model {str(name_or_path)!r}: {reason} Expected a local folder, a hub name such as "
+            f"{example}, or {EMBEDDED}."
+        ) from error
+
+
+def _check_trained_head(name: str, info: Any) -> None:
+    """transformers fills what a checkpoint lacks with random numbers; a random head can't fill a gap."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise InputError(
+            f"model {name!r} has no trained masked-LM head ({len(missing)} weights are missing, such as "
+            f"{missing[0]}): choose a checkpoint that was saved with one, as roberta-base. A sentence encoder is used "
+            "without [MASK], with class names in {}."
+        )
 
 
 def _image_processor(name: str) -> Any:

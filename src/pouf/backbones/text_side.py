@@ -82,28 +82,29 @@ class TextSide:
                 return framed[:start], framed[start + len(bare) :]
         raise ValueError(f"the tokenizer changes a sentence when it frames it: {bare} became {framed}")
 
-    @contextmanager
-    def replaced_embeddings(self, positions: Tensor, vectors: Tensor) -> Iterator[None]:
-        """While open, the tokens at `positions` (m, p) of every sentence are read as `vectors` (m, p, h).
-
-        Works for any model, also those that take no `inputs_embeds`.
-        """
-
-        def put(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-            index = positions[..., None].expand(-1, -1, output.shape[-1])
-            return output.scatter(1, index, vectors.to(output.dtype))
-
-        handle = self.embedding.register_forward_hook(put)
-        try:
-            yield
-        finally:
-            handle.remove()
-
     def _tokenize(self, sentences: tuple[str, ...]) -> list[Chunk]:
         ids = [self.token_ids(sentence, special=True) for sentence in sentences]
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         chunks = [order[start : start + CHUNK] for start in range(0, len(order), CHUNK)]
         return [Chunk(torch.tensor(chunk), self.pad([ids[i] for i in chunk])) for chunk in chunks]
+
+
+@contextmanager
+def replaced_embeddings(embedding: nn.Embedding, positions: Tensor, vectors: Tensor) -> Iterator[None]:
+    """While open, the tokens at `positions` (m, p) of every sentence are read as `vectors` (m, p, h).
+
+    Works for any model, also those that take no `inputs_embeds`.
+    """
+
+    def put(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        index = positions[..., None].expand(-1, -1, output.shape[-1])
+        return output.scatter(1, index, vectors.to(output.dtype))
+
+    handle = embedding.register_forward_hook(put)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _to(tokens: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:

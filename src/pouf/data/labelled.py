@@ -1,4 +1,4 @@
-"""Data with labels, for evaluation only: nothing that trains without labels takes this type."""
+"""Data with labels, for evaluation and for labelled shots: nothing that trains without labels takes this type."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ NO_LABEL = -1
 
 
 def read_labelled(
-    path: str | Path, classes: Sequence[str], modality: Modality, text_column: str = "text", label_column: str = "label"
+    path: str | Path,
+    classes: Sequence[str],
+    modality: Modality,
+    text_columns: Sequence[str] = ("text",),
+    label_column: str = "label",
 ) -> Labelled:
-    """An image folder with one sub-folder a class, or a file with a text and a label column.
+    """An image folder with one sub-folder a class, or a file with a column of texts (two for pairs) and one of labels.
 
     Case, spaces and underscores do not matter in labels. The nearest folder above an image that bears a class's name
     is its label.
@@ -36,10 +40,10 @@ def read_labelled(
         found = [_folder_label(Path(path), identifier, known) for identifier in images.ids]
         _check_found(found, classes, str(path), "a sub-folder named after its class")
         return Labelled(images, [label for label in found if isinstance(label, int)])
-    rows = read_rows(path, text_column, label_column)
+    rows = read_rows(path, *text_columns, label_column)
     found = [_row_label(row.get(label_column), known) for row in rows]
     _check_found(found, classes, str(path), f"a class's name in column {label_column!r}")
-    texts = Texts([row.get(text_column, "") for row in rows], source=str(path))
+    texts = Texts.from_rows(rows, text_columns, str(path))
     return Labelled(texts, [label for label in found if isinstance(label, int)])
 
 

@@ -12,9 +12,11 @@ from typing import Any
 from pouf.data.base import Unlabelled, Unreadable
 from pouf.errors import InputError
 
+Row = dict[str, Any]
+
 
 class Texts(Unlabelled):
-    """Texts in memory. An empty one counts as unreadable."""
+    """Texts in memory, or pairs of texts as tuples. An empty one counts as unreadable."""
 
     modality = "text"
 
@@ -23,22 +25,30 @@ class Texts(Unlabelled):
         self.items = items
 
     @classmethod
-    def from_file(cls, file: str | Path, column: str = "text") -> Texts:
-        """The texts of a file; ids are row numbers from 0, header not counted. All other columns stay unread."""
-        rows = [row.get(column, BadRow(f"no {column!r} in this row")) for row in read_rows(file, column)]
+    def from_file(cls, file: str | Path, columns: str | Sequence[str] = "text") -> Texts:
+        """The texts of a file, or its pairs where two columns are named; ids are row numbers from 0, header not
+        counted. All other columns stay unread."""
+        columns = (columns,) if isinstance(columns, str) else tuple(columns)
+        rows = read_rows(file, *columns)
         if not rows:
             raise InputError(f"no texts in {str(file)!r}: the file has no rows")
-        return cls(rows, source=str(file))
+        return cls.from_rows(rows, columns, str(file))
 
-    def read(self, index: int) -> str:
+    @classmethod
+    def from_rows(cls, rows: Sequence[Row], columns: Sequence[str], source: str) -> Texts:
+        samples = [tuple(row.get(name, BadRow(f"no {name!r} in this row")) for name in columns) for row in rows]
+        return cls([sample[0] if len(columns) == 1 else sample for sample in samples], source=source)
+
+    def read(self, index: int) -> str | tuple[str, ...]:
         item = self.items[index]
-        if isinstance(item, BadRow):
-            raise Unreadable(item)
-        if not isinstance(item, str):
-            raise Unreadable(f"expected a text, not {type(item).__name__}")
-        if not item.strip():
-            raise Unreadable("the text is empty")
-        return item
+        for text in item if isinstance(item, tuple) else (item,):
+            if isinstance(text, BadRow):
+                raise Unreadable(text)
+            if not isinstance(text, str):
+                raise Unreadable(f"expected a text, not {type(text).__name__}")
+            if not text.strip():
+                raise Unreadable("the text is empty")
+        return item  # type: ignore[no-any-return]
 
     def reading_order(self) -> list[int]:
         return sorted(range(len(self)), key=lambda index: len(str(self.items[index])))
@@ -49,9 +59,6 @@ class Texts(Unlabelled):
 
 class BadRow(str):
     """Stands in the place of a row that can't be read, and says why."""
-
-
-Row = dict[str, Any]
 
 
 def read_rows(file: str | Path, *needed: str) -> list[Row]:

@@ -1,6 +1,7 @@
 """Losses as pure functions on tensors: no model, no data, no files."""
 
 from pouf.objectives.information import effective_classes, entropy, marginal_entropy, mutual_information
+from pouf.objectives.labels import divergence, squared_error
 from pouf.objectives.transport import COSTS, Transport, conditional_transport, cosine_cost, exponential_cost
 
 __all__ = [
@@ -8,9 +9,11 @@ __all__ = [
     "Transport",
     "conditional_transport",
     "cosine_cost",
+    "divergence",
     "effective_classes",
     "entropy",
     "exponential_cost",
     "marginal_entropy",
     "mutual_information",
+    "squared_error",
 ]

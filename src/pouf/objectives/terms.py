@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from pouf.objectives.information import entropy, mutual_information
+from pouf.objectives.labels import divergence, squared_error
 from pouf.objectives.transport import COSTS, conditional_transport
 from pouf.recipe import Objective
 
@@ -30,13 +32,25 @@ TERMS: dict[str, Callable[[Scores, Objective], Tensor]] = {
 }
 
 
-class Loss(NamedTuple):
-    total: Tensor  # scalar
-    terms: dict[str, Tensor]  # scalars before weighting; terms that weigh 0 are not computed
+# How far predictions are from what labelled shots say.
+LABEL_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": divergence, "mse": squared_error}
 
 
-def total_loss(scores: Scores, weights: Objective) -> Loss:
-    """sum_t weight_t * term_t over the terms of `TERMS`."""
-    used = {name: getattr(weights, name) for name in TERMS if getattr(weights, name) != 0}
-    terms = {name: TERMS[name](scores, weights) for name in used}
-    return Loss(sum((used[name] * term for name, term in terms.items()), start=scores.sim.new_zeros(())), terms)
+def needs_unlabelled(weights: Objective) -> bool:
+    """Whether any term looks at data without labels."""
+    return any(getattr(weights, name) != 0 for name in TERMS)
+
+
+def unlabelled_terms(scores: Scores, weights: Objective) -> dict[str, Tensor]:
+    """The terms that need no labels and weigh something, before weighting."""
+    return {name: term(scores, weights) for name, term in TERMS.items() if getattr(weights, name) != 0}
+
+
+def label_terms(scores: Scores, targets: Tensor, weights: Objective) -> dict[str, Tensor]:
+    """The term of labelled shots: targets (n, k), rows sum to 1."""
+    return {"labels": LABEL_LOSSES[weights.label_loss](scores.logits, targets)} if weights.labels != 0 else {}
+
+
+def total_loss(terms: dict[str, Tensor], weights: Objective) -> Tensor:
+    """sum_t weight_t * term_t, scalar."""
+    return torch.stack([getattr(weights, name) * term for name, term in terms.items()]).sum()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from pouf.backbones.masked_lm import MaskedLM
 from pouf.errors import InputError
 from pouf.recipe import Tuning
 from pouf.tuners.soft_prompt import SoftPrompt
@@ -37,8 +38,14 @@ def full(classifier: Classifier, tuning: Tuning) -> Tuner:
 
 
 def prompt(classifier: Classifier, tuning: Tuning) -> Tuner:
-    """Context vectors before the class names, and the temperature: 4 x 512 + 1 = 2,049 numbers for CLIP ViT-B/16."""
+    """Context vectors before the class names, and the temperature: 4 x 512 + 1 = 2,049 numbers for CLIP ViT-B/16.
+
+    For a masked language model, whose classes are fixed words, the vectors stand before the embedded input.
+    """
     backbone = classifier.backbone
+    if isinstance(backbone, MaskedLM):
+        vectors = {"backbone.input_prompt": backbone.add_input_prompt(tuning.context)}
+        return Tuner(vectors, touches_inputs=True, touches_prompts=False, keeps_base=True)
     if backbone.text_side is None:
         raise InputError(f"{type(backbone).__name__} has no text_side, which prompt tuning needs: tune 'full' instead")
     if classifier.soft_prompt is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pouf.backbones.text_side import TextSide
+from pouf.backbones.text_side import TextSide, replaced_embeddings
 from pouf.errors import InputError
 from pouf.prompts import spoken
 from pouf.recipe import Tuning
@@ -41,7 +41,7 @@ class SoftPrompt(nn.Module):
         device = self.vectors.device
         vectors = self.vectors.expand(len(self.positions), -1, -1)  # (k, p, h)
         tokens = {name: tensor.to(device) for name, tensor in self.tokens.items()}
-        with self.text_side.replaced_embeddings(self.positions.to(device), vectors):
+        with replaced_embeddings(self.text_side.embedding, self.positions.to(device), vectors):
             return self.text_side.encode_tokens(tokens)
 
     def _lay_out(self, name: str, words: list[int], position: str) -> tuple[list[int], list[int]]:

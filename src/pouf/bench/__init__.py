@@ -1,0 +1,1 @@
+"""The paper's experiments: its tasks as data, its protocol, its tables."""

@@ -1,0 +1,159 @@
+"""Language tasks from files: GLUE's and LM-BFF's archives, tables with a header, and folders of `datasets`."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from pouf.bench.language import Task
+from pouf.data.shots import Shots
+from pouf.data.texts import READERS, Texts, read_rows
+from pouf.errors import InputError
+from pouf.prompts import same_name
+
+Split = Literal["train", "test"]
+OwnRow = tuple[tuple[str, ...], Any]  # texts and label
+
+
+def read_task(task: Task, folder: str | Path, split: Split) -> Shots:
+    """The examples of a task with their labels, for shots and for evaluation.
+
+    Args:
+        folder: holds `<layout.folder>/train.tsv` and so on as GLUE does, `<layout.folder>/train.csv` as LM-BFF does,
+            `<task>/train.jsonl` (CSV, TSV, Parquet) with columns text, or text_a and text_b, and label, or `<task>/`
+            as `datasets` saves it to disk. Case does not matter in folder names, nor do hyphens.
+        split: "test" is GLUE's dev, whose labels are known.
+    """
+    folder = Path(folder)
+    found = _task_folder(task, folder)
+    if any((found / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return from_dataset(task, _load_from_disk(found, split))
+    stems = ("train",) if split == "train" else (task.layout.test, "test")
+    file = next((f for stem in stems for f in sorted(found.glob(f"{stem}.*")) if f.suffix in READERS), None)
+    if file is None:
+        raise InputError(f"no {' or '.join(stems)} file in {str(found)!r}: expected one in {', '.join(READERS)}")
+    rows = _own_table(task, file) if _has_own_header(task, file) else _archive_table(task, file)
+    return _examples(task, list(rows), str(file))
+
+
+def from_dataset(task: Task, dataset: Any, columns: Sequence[str] | None = None, label: str = "label") -> Shots:
+    """A `datasets.Dataset`, with the hub's usual column names unless others are given."""
+    there = list(dataset.column_names)
+    names = columns or next((names for names in _usual_columns(task) if set(names) <= set(there)), None)
+    if names is None or label not in there:
+        raise InputError(
+            f"task {task.name} needs columns for its text{'s' if task.pair else ''} and its label, but the dataset has "
+            f"{', '.join(there)}: name them with columns=… and label=…"
+        )
+    feature = dataset.features.get(label)
+    classes = getattr(feature, "names", None)
+    # The hub numbers the labels of some tasks in another order than GLUE's files: names are safer where we know them.
+    by_name = classes is not None and {same_name(name) for name in classes} <= {same_name(n) for n in task.labels}
+    rows = []
+    for row in dataset:
+        value = row[label]
+        if isinstance(value, int) and value < 0:
+            continue  # no gold label
+        rows.append((tuple(row[name] for name in names), classes[value] if by_name and classes else value))
+    return _examples(task, rows, f"dataset {task.name}")
+
+
+def _task_folder(task: Task, folder: Path) -> Path:
+    wanted = {_plain(name) for name in (task.name, task.layout.folder)}
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    for candidate in inside:
+        if candidate.is_dir() and _plain(candidate.name) in wanted:
+            return candidate
+    raise InputError(
+        f"no folder of task {task.name} in {str(folder)!r}: expected {task.layout.folder} or {task.name.lower()}"
+    )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _has_own_header(task: Task, file: Path) -> bool:
+    if file.suffix in (".jsonl", ".parquet"):
+        return True
+    with file.open(encoding="utf-8-sig") as lines:
+        header = lines.readline().strip().split("\t" if file.suffix == ".tsv" else ",")
+    return {*_own_columns(task), "label"} <= set(header)
+
+
+def _own_columns(task: Task) -> tuple[str, ...]:
+    return ("text_a", "text_b") if task.pair else ("text",)
+
+
+def _usual_columns(task: Task) -> list[tuple[str, ...]]:
+    """What the hub calls the texts of such a task."""
+    if not task.pair:
+        return [("text",), ("sentence",)]
+    named = tuple(name for name in task.layout.columns if isinstance(name, str))
+    return [("text_a", "text_b"), named, ("sentence1", "sentence2"), ("premise", "hypothesis")]
+
+
+def _own_table(task: Task, file: Path) -> Iterator[OwnRow]:
+    columns = _own_columns(task)
+    for row in read_rows(file, *columns, "label"):
+        yield tuple(row.get(name, "") for name in columns), row.get("label")
+
+
+def _archive_table(task: Task, file: Path) -> Iterator[OwnRow]:
+    """GLUE's files have no quoting: a quotation mark is a character like any other. LM-BFF's CSV files have."""
+    layout = task.layout
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        if file.suffix == ".tsv":
+            rows: Iterator[list[str]] = iter(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+        else:
+            rows = iter(csv.reader(lines))
+        places = [column for column in (*layout.columns, layout.label) if isinstance(column, int)]
+        if not places:
+            header = next(rows, [])
+            missing = [name for name in (*layout.columns, layout.label) if name not in header]
+            if missing:
+                raise InputError(f"{str(file)!r} has no column {missing[0]!r}, only: {', '.join(header)}")
+            places = [header.index(str(name)) for name in (*layout.columns, layout.label)]
+        for row in rows:
+            if len(row) > max(places):  # a cut line has no label
+                *texts, label = (row[place] for place in places)
+                yield tuple(texts), label
+
+
+def _examples(task: Task, rows: Sequence[OwnRow], source: str) -> Shots:
+    known = {same_name(name): k for k, name in enumerate(task.labels)} | {raw: k for k, raw in enumerate(task.raw)}
+    samples, targets = [], []
+    for texts, label in rows:
+        if task.scale is not None:
+            share = float(label) / task.scale
+            target = [1 - share, share]
+        elif (k := known.get(same_name(str(label)))) is not None:
+            target = [float(k == j) for j in range(len(task.labels))]
+        elif str(label) == "-":
+            continue  # SNLI's annotators did not agree
+        else:
+            raise InputError(f"{source}: label {label!r} is none of {', '.join((*task.labels, *task.raw))}")
+        samples.append(texts if task.pair else texts[0])
+        targets.append(target)
+    if not samples:
+        raise InputError(f"{source} has no example of task {task.name}")
+    return Shots(Texts(samples, source=source), torch.tensor(targets))
+
+
+def _load_from_disk(folder: Path, split: Split) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise InputError(f"{str(folder)!r} was saved by datasets: pip install datasets to read it") from None
+    loaded = datasets.load_from_disk(str(folder))
+    if not isinstance(loaded, datasets.DatasetDict):
+        return loaded
+    names = ("train",) if split == "train" else ("validation", "validation_matched", "dev", "test")
+    name = next((name for name in names if name in loaded), None)
+    if name is None:
+        raise InputError(f"{str(folder)!r} has no split {' or '.join(names)}, only: {', '.join(loaded)}")
+    return loaded[name]

@@ -1,0 +1,114 @@
+"""The paper's 15 language tasks (16 columns, as MNLI has two test sets), with the templates and words of LM-BFF."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SEEDS = (42, 21, 87, 13, 100)
+SHOTS = 16  # labelled training examples a class, and as many for development
+
+ONE_SENTENCE_SENTIMENT = "{text} It was [MASK]."
+INFERENCE = "{text_a:drop_last}? [MASK], {text_b:lower_first}"
+PARAPHRASE = "{text_a} [MASK], {text_b:lower_first}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a task lies in the archives of GLUE and LM-BFF.
+
+    Columns are names where the file has a header, else positions.
+    """
+
+    folder: str
+    columns: tuple[str, ...] | tuple[int, ...]
+    label: str | int
+    test: str = "dev"  # the file that has labels and is not for training: GLUE keeps those of its test to itself
+
+
+@dataclass(frozen=True)
+class Task:
+    """One column of the paper's table.
+
+    Args:
+        words: label → the word that stands for it, in the order of LM-BFF. The last one is the positive class.
+        raw: what the archives write for these labels, where it is not the label itself.
+        metrics: the first is the one in the table.
+        scale: for a regression between two words, the score of the second.
+        draws: demonstrations that a prediction of LM-BFF is averaged over.
+        transport, information: weights in the unsupervised setting, where they are not the usual 1 and .6.
+    """
+
+    name: str
+    template: str
+    words: dict[str, str]
+    layout: Layout
+    raw: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("accuracy",)
+    max_length: int = 128
+    scale: float | None = None
+    draws: int = 16
+    transport: float = 1.0
+    information: float = 0.6
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(self.words)
+
+    @property
+    def pair(self) -> bool:
+        return "{text}" not in self.template
+
+
+BAD_OR_GOOD = {"negative": "terrible", "positive": "great"}
+FIVE_STEPS = {
+    "very negative": "terrible",
+    "negative": "bad",
+    "neutral": "okay",
+    "positive": "good",
+    "very positive": "great",
+}
+THREE_WAYS = {"contradiction": "No", "entailment": "Yes", "neutral": "Maybe"}
+TWO_WAYS = {"not_entailment": "No", "entailment": "Yes"}
+SAME_OR_NOT = {"not_equivalent": "No", "equivalent": "Yes"}
+QUESTIONS = {
+    "description": "Description", "entity": "Entity", "abbreviation": "Expression", "human": "Human",
+    "location": "Location", "number": "Number",
+}  # fmt: skip
+BINARY = ("0", "1")
+PAIR = ("sentence1", "sentence2")
+RTE_TEMPLATE = INFERENCE.replace("drop_last", "drop_last,first=240")
+
+
+def _csv(folder: str) -> Layout:
+    """LM-BFF's own files: no header, label and text."""
+    return Layout(folder, (1,), 0, test="test")
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task("SST-2", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, Layout("SST-2", ("sentence",), "label"), BINARY),
+        Task("SST-5", ONE_SENTENCE_SENTIMENT, FIVE_STEPS, _csv("sst-5"), ("0", "1", "2", "3", "4")),
+        Task("MR", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("mr"), BINARY),
+        Task("CR", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("cr"), BINARY),
+        Task("MPQA", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("mpqa"), BINARY),
+        Task("Subj", "{text} This is [MASK].", {"subjective": "subjective", "objective": "objective"},
+             _csv("subj"), BINARY),
+        Task("TREC", "[MASK]: {text}", QUESTIONS, _csv("trec"), ("0", "1", "2", "3", "4", "5")),
+        Task("CoLA", "{text} This is [MASK].", {"not_grammatical": "incorrect", "grammatical": "correct"},
+             Layout("CoLA", (3,), 1), BINARY, metrics=("matthews", "accuracy")),
+        Task("MNLI", INFERENCE, THREE_WAYS, Layout("MNLI", PAIR, "gold_label", test="dev_matched"),
+             max_length=256, draws=4),
+        Task("MNLI-mm", INFERENCE, THREE_WAYS, Layout("MNLI", PAIR, "gold_label", test="dev_mismatched"),
+             max_length=256, draws=4),
+        Task("SNLI", INFERENCE, THREE_WAYS, Layout("SNLI", PAIR, "gold_label"), max_length=256, draws=4),
+        Task("QNLI", INFERENCE, TWO_WAYS, Layout("QNLI", ("question", "sentence"), "label")),
+        Task("RTE", RTE_TEMPLATE, TWO_WAYS, Layout("RTE", PAIR, "label"), max_length=256),
+        Task("MRPC", PARAPHRASE, SAME_OR_NOT, Layout("MRPC", ("#1 String", "#2 String"), "Quality"), BINARY,
+             metrics=("f1", "accuracy"), transport=1e-4, information=1e-2),
+        Task("QQP", PARAPHRASE, SAME_OR_NOT, Layout("QQP", ("question1", "question2"), "is_duplicate"), BINARY,
+             metrics=("f1", "accuracy"), draws=4, transport=1e-4, information=1e-2),
+        Task("STS-B", PARAPHRASE, {"0": "No", "1": "Yes"}, Layout("STS-B", PAIR, "score"),
+             metrics=("pearson", "spearman"), scale=5.0),
+    )
+}  # fmt: skip

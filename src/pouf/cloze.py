@@ -1,0 +1,161 @@
+"""Templates with a mask, and the words that stand for the classes: what a masked language model is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from pouf.errors import InputError
+
+MASK = "[MASK]"
+MAX_LENGTH = 256  # tokens of a filled template, unless told otherwise
+
+Sample = str | tuple[str, ...]  # one text, or a pair
+
+# Where the fields of a template stand in a sample.
+FIELDS = {"text": 0, "text_a": 0, "text_b": 1}
+
+# What a template can do to a text before it is filled in: LM-BFF turns a sentence into the start of a question by
+# dropping its full stop, and goes on in lower case after a comma.
+EDITS: dict[str, Callable[[str], str]] = {
+    "drop_last": lambda text: text[:-1],
+    "lower_first": lambda text: text[:1].lower() + text[1:],
+}
+
+
+class Slot(NamedTuple):
+    """`{text_a:drop_last,first=240}`: a field, the edits to its text, and the most tokens it may take."""
+
+    field: str
+    edits: tuple[str, ...]
+    limit: int | None
+
+
+class Piece(NamedTuple):
+    """A stretch of a filled template. Only the texts of a sample may be shortened."""
+
+    string: str
+    is_text: bool = False
+    limit: int | None = None
+
+
+class Example(NamedTuple):
+    """A sample with solved ones around it, each a sample and the position of its class."""
+
+    sample: Sample
+    before: tuple[tuple[Sample, int], ...] = ()
+    after: tuple[tuple[Sample, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Cloze:
+    """A question with a gap, and the words that answer it.
+
+    Args:
+        template: text with one `[MASK]` and `{text}`, or `{text_a}` and `{text_b}` for pairs. Spaces count. Edits
+            follow a colon: `{text_a:drop_last}? [MASK], {text_b:lower_first}`.
+        words: for each class one or several words, each a single token of the model.
+        max_length: most tokens of a filled template; longer texts are shortened, the template never.
+    """
+
+    template: str
+    words: tuple[tuple[str, ...], ...]
+    max_length: int = MAX_LENGTH
+
+    def __post_init__(self) -> None:
+        masks = self.template.count(MASK)
+        if masks != 1:
+            raise InputError(
+                f"template {self.template!r} has {masks} masks, expected one: write [MASK] where the word goes, "
+                "as in '{text} It was [MASK].'"
+            )
+        if not self.columns:
+            raise InputError(f"template {self.template!r} has no slot for the text: write {{text}} where it goes")
+        if "text" in self.columns and len(self.columns) > 1:
+            raise InputError(f"template {self.template!r} mixes {{text}} with {{text_a}} and {{text_b}}: use either")
+        if any(not words or not all(word.strip() for word in words) for words in self.words):
+            raise InputError("a class has no label word: give each class at least one, as 'terrible,great'")
+        used = [word for words in self.words for word in words]
+        doubles = sorted({word for word in used if used.count(word) > 1})
+        if doubles:
+            raise InputError(f"label words stand for two classes or twice for one: {', '.join(doubles)}")
+
+    @cached_property
+    def parts(self) -> tuple[str | Slot, ...]:
+        """Literal stretches, `[MASK]` among them on its own, and slots."""
+        found = re.split(r"(\{[^{}]*\}|\[MASK\])", self.template)
+        return tuple(_slot(part, self.template) if part.startswith("{") else part for part in found if part)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The fields that the template reads, in the order they have in a sample."""
+        used = {part.field for part in self.parts if isinstance(part, Slot)}
+        if "text_b" in used:
+            used.add("text_a")  # the first of a pair is always there, asked for or not
+        return tuple(field for field in FIELDS if field in used)
+
+    def fill(self, sample: Sample, mask: str) -> list[Piece]:
+        """The template around a sample, with `mask` in its gap."""
+        texts = (sample,) if isinstance(sample, str) else sample
+        pieces = []
+        for part in self.parts:
+            if isinstance(part, str):
+                pieces.append(Piece(mask if part == MASK else part))
+                continue
+            text = texts[FIELDS[part.field]].strip()
+            for edit in part.edits:
+                text = EDITS[edit](text)
+            pieces.append(Piece(text, is_text=True, limit=part.limit))
+        return pieces
+
+    def solve(self, sample: Sample, label: int) -> list[Piece]:
+        """The template around a sample, with the word of its class in its gap."""
+        word = self.words[label][0]
+        # The word's token is the one with a space before it, also where nothing else stands before it.
+        return self.fill(sample, f" {word}" if self.parts[0] == MASK else word)
+
+
+def _slot(part: str, template: str) -> Slot:
+    field, _, rest = part[1:-1].partition(":")
+    if field not in FIELDS:
+        hint = " or ".join(f"{{{name}}}" for name in FIELDS)
+        raise InputError(f"template {template!r} has an unknown slot {part!r}: write {hint}")
+    edits, limit = [], None
+    for word in filter(None, rest.split(",")):
+        if re.fullmatch(r"first=[1-9]\d*", word):
+            limit = int(word.removeprefix("first="))
+        elif word in EDITS:
+            edits.append(word)
+        else:
+            raise InputError(f"template {template!r} has an unknown edit {word!r}: use {', '.join(EDITS)} or first=N")
+    return Slot(field, tuple(edits), limit)
+
+
+def read_words(given: str) -> list[list[str]]:
+    """Label words from the command line: `terrible,great`, or `bad|terrible,good|great` where a class has several."""
+    return [entry.split("|") for entry in given.split(",")]
+
+
+def make_cloze(
+    classes: Sequence[str],
+    templates: Sequence[str] | None,
+    words: Sequence[str] | Sequence[Sequence[str]] | None,
+    max_length: int | None,
+) -> Cloze | None:
+    """The cloze that templates and words describe, or None where neither speaks of a mask."""
+    if words is None and not any(MASK in template for template in templates or ()):
+        return None
+    if templates is None or len(templates) != 1 or isinstance(templates, str):
+        raise InputError("label words need exactly one template with [MASK], as '{text} It was [MASK].'")
+    entries = list(classes if words is None else words)
+    if len(entries) != len(classes):
+        raise InputError(
+            f"{len(entries)} label words for {len(classes)} classes ({', '.join(classes)}): give one entry a class, in "
+            "the order of the classes; several words of one class are joined as good|great"
+        )
+    per_class = tuple((entry,) if isinstance(entry, str) else tuple(entry) for entry in entries)
+    stripped = tuple(tuple(word.strip() for word in group) for group in per_class)
+    return Cloze(templates[0], stripped, max_length or MAX_LENGTH)
