@@ -6,8 +6,8 @@ The model (a BERT with a masked-LM head, 22.7 M parameters) learned what "It was
 targets are `sentiment_domains/{tweets,amazon,nyt}.jsonl` (text, score from -4 to 4): 600 texts with |score| >= 1, their
 first 40 words. All methods are judged on those 600. POUF adapts on them without labels, as the paper does with images;
 LM-BFF learns from 16 other texts a class with labels, LM-BFF + POUF adds the unsupervised loss on those shots, and the
-mix adds it on the 600 unlabelled texts. Last step, three seeds, one recipe for all domains, no setting chosen on these
-labels.
+mix adds it on the 600 unlabelled texts. LM-BFF's demonstrations make everything several times longer: they are left out
+unless `--demonstrations` asks for them. Last step, three seeds, one recipe for all domains.
 
 The GLUE-like tasks (`<task>/{train,test}.jsonl`) run through the same functions: adapted on 600 training texts, judged
 on up to 600 test texts.
@@ -32,6 +32,7 @@ from pouf.bench.splits import few_shot, subset
 from pouf.cloze import Sample
 from pouf.data.shots import Shots
 from pouf.data.texts import read_rows
+from pouf.demonstrations import Demonstrations
 from pouf.metrics import METRICS
 from pouf.runs import versions
 
@@ -72,7 +73,6 @@ class Bench:
 
     def classifier(self) -> Classifier:
         words = list(self.task.words.values())
-        # The tokenizer is lower-cased and so are its words.
         return Classifier.from_pretrained(self.model, self.task.labels, [self.task.template], words=words,
                                           max_length=self.task.max_length)  # fmt: skip
 
@@ -92,8 +92,12 @@ class Bench:
             "calibrated": self.judge(calibrate(scores)),
         }
 
-    def train(self, recipe: Recipe, seed: int, unlabelled: bool, shots: Shots | None) -> float:
+    def train(
+        self, recipe: Recipe, seed: int, unlabelled: bool, shots: Shots | None, demonstrate: bool = False
+    ) -> float:
         classifier = self.classifier()
+        if shots is not None and demonstrate:
+            classifier.demonstrations = Demonstrations.from_shots(shots, samples=self.task.draws, seed=seed)
         data = Texts(self.unlabelled) if unlabelled else None
         adapt(classifier, data, recipe.with_settings(seed=seed), shots=shots, on_start=lambda message: None)
         return self.judge(classifier.score(self.labelled.inputs).log_probabilities)
@@ -108,16 +112,20 @@ def repeated(name: str, seeds: list[int], run: Callable[[int], float]) -> list[f
     return values
 
 
-def run_domain(name: str, model: Path, data: Path, seeds: list[int]) -> Result:
+def run_domain(name: str, model: Path, data: Path, seeds: list[int], demonstrate: bool) -> Result:
     everything = domain(data / "sentiment_domains" / f"{name}.jsonl")
     target = sample(everything, SIZE)
     bench = Bench(model, SENTIMENT, items(target), target)
-    result = bench.untrained()
     pouf, lm_bff, both = Recipe.load("masked"), Recipe.load("lm-bff"), Recipe.load("lm-bff-pouf")
     lm_bff, both = (recipe.with_settings(steps=FEW_SHOT_STEPS) for recipe in (lm_bff, both))
     mix = pouf.with_settings(**{"objective.labels": 1.0})
     shots = {seed: few_shot(everything, seed, held_out=set(items(target))).train for seed in seeds}
-    return result | {
+    if demonstrate:
+        return {
+            "lm_bff_demo": repeated("lm-bff", seeds, lambda s: bench.train(lm_bff, s, False, shots[s], True)),
+            "lm_bff_demo_pouf": repeated("lm-bff + pouf", seeds, lambda s: bench.train(both, s, False, shots[s], True)),
+        }
+    return bench.untrained() | {
         "pouf": repeated("pouf", seeds, lambda seed: bench.train(pouf, seed, True, None)),
         "lm_bff": repeated("lm-bff", seeds, lambda seed: bench.train(lm_bff, seed, False, shots[seed])),
         "lm_bff_pouf": repeated("lm-bff + pouf", seeds, lambda seed: bench.train(both, seed, False, shots[seed])),
@@ -125,7 +133,7 @@ def run_domain(name: str, model: Path, data: Path, seeds: list[int]) -> Result:
     }
 
 
-def run_task(name: str, model: Path, data: Path, seeds: list[int]) -> Result:
+def run_task(name: str, model: Path, data: Path, seeds: list[int], demonstrate: bool) -> Result:
     task = TASKS[name]
     train, test = (sample(read_task(task, data, split), SIZE) for split in ("train", "test"))
     bench = Bench(model, task, items(train), test)
@@ -139,7 +147,9 @@ def run_task(name: str, model: Path, data: Path, seeds: list[int]) -> Result:
 
 
 def table(results: dict[str, Result]) -> str:
-    columns = ("majority", "zero_shot", "calibrated", "pouf", "lm_bff", "lm_bff_pouf", "mix")
+    columns = (
+        "majority", "zero_shot", "calibrated", "pouf", "lm_bff", "lm_bff_pouf", "mix", "lm_bff_demo", "lm_bff_demo_pouf"
+    )  # fmt: skip
     lines = [f"| | metric | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for name, result in results.items():
         cells = [_cell(result.get(column)) for column in columns]
@@ -160,13 +170,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the language tasks")
     parser.add_argument("--names", nargs="+", default=[*DOMAINS, *GLUE_LIKE], choices=[*DOMAINS, *GLUE_LIKE])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--demonstrations", action="store_true", help="LM-BFF with its demonstrations instead")
     parser.add_argument("--out", type=Path, help="file for the results, JSON; what is in it stays and is added to")
     given = parser.parse_args()
     facts = json.loads(given.out.read_text()) if given.out and given.out.is_file() else {"results": {}}
     for name in given.names:
         print(name, flush=True)
         run = run_domain if name in DOMAINS else run_task
-        facts["results"][name] = run(name, given.model, given.data, given.seeds)
+        found = run(name, given.model, given.data, given.seeds, given.demonstrations)
+        facts["results"][name] = facts["results"].get(name, {}) | found
         facts |= {"recipe": Recipe.load("masked").to_toml().splitlines(), "seeds": given.seeds, "versions": versions()}
         if given.out is not None:
             given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

@@ -88,9 +88,9 @@ def main() -> None:
         ).last_hidden_state
         rows = torch.arange(BATCH)
         at = batch["mask_position"]
-        logits: Tensor = model.lm_head(hidden)[rows, at][:, backbone.label_ids]  # (batch, 128, vocabulary) first
-        features = backbone.head.transform(hidden)[rows, at]
-        return backbone.scores(features, backbone.prototypes((), ()))._replace(logits=logits)
+        transformed = backbone.head.transform(hidden)  # (batch, 128, width)
+        logits: Tensor = model.lm_head.decoder(transformed)[rows, at][:, backbone.label_ids]  # (…, vocabulary) first
+        return backbone.scores(transformed[rows, at], backbone.prototypes((), ()))._replace(logits=logits)
 
     ways = {"ours": step_of(backbone, ours), "usual": step_of(backbone, usual)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -165,7 +165,7 @@ def test_a_masked_language_model_goes_all_the_way(reviews: Path) -> None:
             "--shots", "labelled.csv", "--demonstrations", "--steps", 4, "--batch-size", 4, "--json", cwd=reviews,
         ).stdout
     )  # fmt: skip
-    assert (facts["n"], facts["skipped"], facts["steps"]) == (8, 1, 4)
+    assert (facts["n"], facts["skipped"], facts["steps"]) == (8 + 6, 1, 4)
     steps = [json.loads(line) for line in (reviews / "pouf-run" / "metrics.jsonl").read_text().splitlines()]
     assert steps[0]["terms"].keys() == {"transport", "information", "labels"}
     manifest = json.loads((reviews / "pouf-run" / "run.json").read_text())
@@ -187,7 +187,7 @@ def test_a_masked_language_model_goes_all_the_way(reviews: Path) -> None:
         (("--words", "great"), "1 label words for 2 classes"),
         (("--template", "{text} it was [MASK] [MASK]."), "2 masks, expected one"),
         (("--text-column", "review,other"), "names 2 columns, expected one column"),
-        (("--demonstrations",), "give --shots and --words too"),
+        (("--demonstrations",), "give --shots and a --template with [MASK]"),
         (("--shots", "nothing.csv"), "no text file 'nothing.csv'"),
     ],
 )

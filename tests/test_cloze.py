@@ -92,8 +92,35 @@ def test_words_from_the_command_line() -> None:
     assert read_words("bad|awful,good") == [["bad", "awful"], ["good"]]
 
 
+SENTIMENT, INFER = "{text} It was [MASK].", "{text_a:drop_last}? [MASK], {text_b:lower_first}"
+SAME = "{text_a} [MASK], {text_b:lower_first}"
+# Template, words in the order of the classes, first metric, length, weights of transport and information.
+PAPER = {
+    "SST-2": (SENTIMENT, "terrible great", "accuracy", 128, 1, 0.6),
+    "SST-5": (SENTIMENT, "terrible bad okay good great", "accuracy", 128, 1, 0.6),
+    "MR": (SENTIMENT, "terrible great", "accuracy", 128, 1, 0.6),
+    "CR": (SENTIMENT, "terrible great", "accuracy", 128, 1, 0.6),
+    "MPQA": (SENTIMENT, "terrible great", "accuracy", 128, 1, 0.6),
+    "Subj": ("{text} This is [MASK].", "subjective objective", "accuracy", 128, 1, 0.6),
+    "TREC": ("[MASK]: {text}", "Description Entity Expression Human Location Number", "accuracy", 128, 1, 0.6),
+    "CoLA": ("{text} This is [MASK].", "incorrect correct", "matthews", 128, 1, 0.6),
+    "MNLI": (INFER, "No Yes Maybe", "accuracy", 256, 1, 0.6),
+    "MNLI-mm": (INFER, "No Yes Maybe", "accuracy", 256, 1, 0.6),
+    "SNLI": (INFER, "No Yes Maybe", "accuracy", 256, 1, 0.6),
+    "QNLI": (INFER, "No Yes", "accuracy", 128, 1, 0.6),
+    "RTE": (INFER.replace("drop_last", "drop_last,first=240"), "No Yes", "accuracy", 256, 1, 0.6),
+    "MRPC": (SAME, "No Yes", "f1", 128, 1e-2, 1e-4),
+    "QQP": (SAME, "No Yes", "f1", 128, 1e-2, 1e-4),
+    "STS-B": (SAME, "No Yes", "pearson", 128, 1, 0.6),
+}
+
+
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_every_task_of_the_paper_is_a_sound_cloze(task) -> None:
+def test_every_task_is_as_the_paper_and_lm_bff_have_it(task) -> None:
     cloze = make_cloze(task.labels, [task.template], list(task.words.values()), task.max_length)
+    weights = (task.transport, task.information)
+    words = " ".join(word for (word,) in cloze.words)
+    assert (cloze.template, words, task.metrics[0], cloze.max_length, *weights) == PAPER[task.name]
+    assert task.draws == (4 if task.name in ("QQP", "MNLI", "MNLI-mm", "SNLI") else 16)
     sample = ("It rained.", "The road is wet.") if task.pair else "It rained."
     assert "<mask>" in "".join(piece.string for piece in cloze.fill(sample, "<mask>"))

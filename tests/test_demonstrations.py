@@ -82,6 +82,10 @@ def test_a_saved_classifier_keeps_its_demonstrations(base: Path, tmp_path: Path)
     again = Classifier.load(tmp_path)
     assert again.demonstrations == classifier.demonstrations
     assert torch.equal(again.predict_proba(OTHERS), classifier.predict_proba(OTHERS))
+    # What has seen labels is not zero-shot.
+    assert torch.equal(
+        Classifier.load_zero_shot(tmp_path).predict_proba(OTHERS), classifier_of(base).predict_proba(OTHERS)
+    )
 
 
 def test_training_draws_new_demonstrations_at_each_step(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +144,28 @@ def test_soft_targets_are_reached(base: Path) -> None:
     assert torch.allclose(classifier.predict_proba(BAD + GOOD), soft.targets, atol=0.1)
 
 
+def test_a_fresh_head_is_fitted_to_scores_by_squared_error(base: Path) -> None:
+    classifier = Classifier.with_fresh_head(base, CLASSES)
+    soft = Shots(Texts(BAD + GOOD), torch.tensor([[0.8, 0.2]] * 4 + [[0.4, 0.6]] * 4))
+    recipe = FEW.with_settings(steps=80, batch_size=8, **{"objective.label_loss": "mse"})
+    first, *_, last = adapt(classifier, None, recipe, shots=soft).history
+    p = classifier.predict_proba(BAD + GOOD)
+    assert (p - soft.targets).square().mean().item() < 0.01
+    assert last.terms["labels"] < 0.01 < first.terms["labels"]
+
+
+def test_a_fresh_heads_temperature_is_that_of_its_recipe(base: Path) -> None:
+    classifier = Classifier.with_fresh_head(base, CLASSES)
+    result = adapt(classifier, None, Recipe.load("lm-bff-pouf").with_settings(steps=1), shots=shots())
+    assert result.history[0].temperature == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("settings", [{"place": "beside"}, {"samples": 0}, {"count": 0}])
+def test_demonstrations_that_make_no_sense_are_refused(settings: dict) -> None:
+    with pytest.raises(InputError, match=r"unknown place|at least one"):
+        Demonstrations.from_shots(shots(), **settings)
+
+
 def test_a_fresh_head_learns_from_shots_and_is_saved_as_the_library_saves_it(base: Path, tmp_path: Path) -> None:
     classifier = Classifier.with_fresh_head(base, CLASSES, seed=1)
     same = Classifier.with_fresh_head(base, CLASSES, seed=1)
@@ -160,6 +186,7 @@ def test_a_fresh_head_learns_from_shots_and_is_saved_as_the_library_saves_it(bas
         (None, None, "masked", "nothing to learn from"),
         (Texts(OTHERS), None, "lm-bff", "there are no labelled shots"),
         (Texts(OTHERS), shots(), "masked", "need a weight"),
+        (Texts(OTHERS), shots(), "lm-bff", "looks at labelled shots alone"),
         (None, Shots(Texts(BAD), torch.eye(4)), "lm-bff", r"shape \(4, 4\), expected one row for each of the 4"),
     ],
 )

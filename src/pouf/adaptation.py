@@ -73,6 +73,10 @@ def adapt(
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
     check_modality(classifier.backbone, stream.modality)
     _check_shots(shots, recipe, classifier)
+    if data is not None and not needs_unlabelled(recipe.objective):
+        raise InputError(
+            "the recipe looks at labelled shots alone: leave the unlabelled data out, or weigh another term"
+        )
     if recipe.temperature:
         classifier.set_temperature(recipe.temperature)
     tuner = classifier.tune(recipe.tuning)
@@ -115,11 +119,10 @@ def _terms(
 ) -> Iterator[StepTerms]:
     """The terms of one step after another, without end. Where the stream is the shots, both share their batches."""
     weights = recipe.objective
-    alone = shots is not None and (shots.inputs is stream or not needs_unlabelled(weights))
-    score = _scorer(classifier, tuner, shots.inputs if shots is not None and alone else stream, recipe, generator)
-    score_shots = (
-        _scorer(classifier, tuner, shots.inputs, recipe, generator) if shots is not None and not alone else None
-    )
+    score = _scorer(classifier, tuner, stream, recipe, generator)
+    score_shots = None
+    if shots is not None and shots.inputs is not stream:
+        score_shots = _scorer(classifier, tuner, shots.inputs, recipe, generator)
     while True:
         prototypes = classifier.prototypes()
         scores, indices = score(prototypes)

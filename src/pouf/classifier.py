@@ -268,8 +268,8 @@ class Classifier(nn.Module):
         elif own_weights:
             backbone.load_weights(folder)
         classifier = cls(backbone, card["classes"], card["templates"], model=card["model"])
-        classifier.fresh_head = card["fresh_head"]
-        if card["demonstrations"] is not None:
+        classifier.fresh_head = card.get("fresh_head")
+        if adapted and card.get("demonstrations") is not None:  # they have labels: not part of zero-shot
             classifier.demonstrations = Demonstrations.from_json(card["demonstrations"])
         # A temperature that was set holds until training moves it; then it lies in the weights.
         if card["temperature"] is not None and not (own_weights and isinstance(backbone.logit_scale, nn.Parameter)):
@@ -298,11 +298,10 @@ def _lasting(name_or_path: str | Path) -> str:
 
 
 def _load_carded(name_or_path: str | Path, card: dict[str, Any]) -> Backbone:
-    if card["fresh_head"] is not None:
+    if card.get("fresh_head") is not None:
         return load_fresh_head(name_or_path, len(card["classes"]), card["fresh_head"], card["max_length"])
-    return load_backbone(
-        name_or_path, make_cloze(card["classes"], card["templates"], card["words"], card["max_length"])
-    )
+    cloze = make_cloze(card["classes"], card["templates"], card.get("words"), card.get("max_length"))
+    return load_backbone(name_or_path, cloze)
 
 
 def _fill(tuner: Tuner, tensors: dict[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ from pouf.errors import Diverged, InputError
 from pouf.terminal import bar, calm_libraries, fail, out, show_evaluation, tell_skipped, training_progress
 
 if TYPE_CHECKING:
-    from pouf.data.base import Unlabelled
+    from pouf.data.base import Modality, Unlabelled
 
 app = typer.Typer(
     name="pouf",
@@ -130,10 +130,10 @@ def adapt(
     from pouf.runs import adapt_run, check_new
 
     calm_libraries()
-    if (images is None) == (texts is None):
+    if images is not None and texts is not None:
         raise InputError("give either --images DIR or --texts FILE, and not both")
-    if demonstrations and (shots is None or not words):
-        raise InputError("--demonstrations are shots shown in a template: give --shots and --words too")
+    if images is None and texts is None and shots is None:
+        raise InputError("nothing to learn from: give --images DIR or --texts FILE")
     settings = {
         "tuning.name": tune, "steps": steps, "batch_size": batch_size, "optimisation.lr": lr, "seed": seed,
         "optimisation.name": optimizer, "objective.information": lambda_, "augment": augment,
@@ -142,11 +142,19 @@ def adapt(
     templates = read_templates(template) if template else None
     label_words = read_words(words) if words is not None else None
     cloze = make_cloze(names, templates, label_words, max_length)
-    name = recipe or ("images" if images is not None else "texts" if cloze is None else "masked")
+    if demonstrations and (shots is None or cloze is None):
+        raise InputError("--demonstrations are shots shown in a template: give --shots and a --template with [MASK]")
+    if max_length is not None and cloze is None:
+        raise InputError("--max-length is for a --template with [MASK]: other models have their own")
+    of_images = images is not None or (texts is None and shots is not None and shots.is_dir())
+    name = recipe or ("images" if of_images else "texts" if cloze is None else "masked")
     settled = Recipe.load(name).with_settings(**{key: value for key, value in settings.items() if value is not None})
     columns = _columns(text_column, cloze.columns if cloze is not None else ("text",))
-    data: Unlabelled = Images.from_folder(images) if images is not None else Texts.from_file(texts or "", columns)
-    labelled = read_shots(shots, names, data.modality, columns, label_column) if shots is not None else None
+    data: Unlabelled | None = None
+    if images is not None or texts is not None:
+        data = Images.from_folder(images) if images is not None else Texts.from_file(texts or "", columns)
+    modality: Modality = "image" if of_images else "text"
+    labelled = read_shots(shots, names, modality, columns, label_column) if shots is not None else None
     if labelled is not None and settled.objective.labels == 0:
         settled = settled.with_settings(**{"objective.labels": 1.0})
     check_new(out_dir)
@@ -155,26 +163,30 @@ def adapt(
     if labelled is not None and demonstrations:
         classifier.demonstrations = Demonstrations.from_shots(labelled, seed=settled.seed)
     with training_progress(settled.steps, quiet or as_json) as (say, step):
-        more = f", {len(labelled.inputs):,} labelled shots" if labelled is not None else ""
-        say(f"{len(data):,} unlabelled {data.modality}s{more}, {len(names)} classes, recipe {name}")
+        given = [f"{len(data):,} unlabelled {modality}s"] if data is not None else []
+        given += [f"{len(labelled.inputs):,} labelled shots"] if labelled is not None else []
+        say(f"{', '.join(given)}, {len(names)} classes, recipe {name}")
         result = adapt_run(
             classifier, data, settled, out_dir, shots=labelled, command=sys.argv, on_start=say, on_step=step
         )
+    inputs = [i for i in (data, labelled.inputs if labelled is not None else None) if i is not None]
     last = result.history[-1]
     facts = {
-        "run": str(out_dir), "n": len(data), "skipped": len(data.skipped), "steps": last.step, "loss": last.loss,
+        "run": str(out_dir), "n": sum(map(len, inputs)), "skipped": sum(len(each.skipped) for each in inputs),
+        "steps": last.step, "loss": last.loss,
         "effective_classes": last.effective_classes, "seconds": round(last.seconds, 1),
         "trainable": result.trainable, "total": result.total,
     }  # fmt: skip
     if as_json:
         typer.echo(json.dumps(facts))
     elif not quiet:
-        tell_skipped(data, out_dir / "skipped.jsonl")
+        for each in inputs:
+            tell_skipped(each, out_dir / "skipped.jsonl")
         out.print(
             f"{last.step:,} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
             f"{last.effective_classes:.1f} of {len(names)} classes in use. The run is in {out_dir}. Next:"
         )
-        out.print(f"  pouf predict {out_dir} {data.source}")
+        out.print(f"  pouf predict {out_dir} {inputs[0].source}")
 
 
 @app.command()

@@ -76,6 +76,10 @@ class Cloze:
             raise InputError(f"template {self.template!r} has no slot for the text: write {{text}} where it goes")
         if "text" in self.columns and len(self.columns) > 1:
             raise InputError(f"template {self.template!r} mixes {{text}} with {{text_a}} and {{text_b}}: use either")
+        if self.max_length < 1:
+            raise InputError(
+                f"a maximum length of {self.max_length} tokens leaves no room: give at least the template's"
+            )
         if any(not words or not all(word.strip() for word in words) for words in self.words):
             raise InputError("a class has no label word: give each class at least one, as 'terrible,great'")
         used = [word for words in self.words for word in words]
@@ -100,6 +104,11 @@ class Cloze:
     def fill(self, sample: Sample, mask: str) -> list[Piece]:
         """The template around a sample, with `mask` in its gap."""
         texts = (sample,) if isinstance(sample, str) else sample
+        if len(texts) != len(self.columns):
+            raise InputError(
+                f"a sample of {len(texts)} text{'s' * (len(texts) != 1)} for template {self.template!r}, which reads "
+                f"{' and '.join(self.columns)}"
+            )
         pieces = []
         for part in self.parts:
             if isinstance(part, str):
@@ -146,9 +155,10 @@ def make_cloze(
     max_length: int | None,
 ) -> Cloze | None:
     """The cloze that templates and words describe, or None where neither speaks of a mask."""
+    templates = [templates] if isinstance(templates, str) else templates
     if words is None and not any(MASK in template for template in templates or ()):
         return None
-    if templates is None or len(templates) != 1 or isinstance(templates, str):
+    if templates is None or len(templates) != 1:
         raise InputError("label words need exactly one template with [MASK], as '{text} It was [MASK].'")
     entries = list(classes if words is None else words)
     if len(entries) != len(classes):
@@ -158,4 +168,4 @@ def make_cloze(
         )
     per_class = tuple((entry,) if isinstance(entry, str) else tuple(entry) for entry in entries)
     stripped = tuple(tuple(word.strip() for word in group) for group in per_class)
-    return Cloze(templates[0], stripped, max_length or MAX_LENGTH)
+    return Cloze(templates[0], stripped, MAX_LENGTH if max_length is None else max_length)

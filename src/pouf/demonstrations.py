@@ -33,6 +33,12 @@ class Demonstrations:
     count: int = 32
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.place not in ("after", "before"):
+            raise InputError(f"unknown place {self.place!r} of demonstrations: choose after or before")
+        if self.samples < 1 or self.count < 1:
+            raise InputError("demonstrations need at least one sample and a count of at least one")
+
     @classmethod
     def from_shots(cls, shots: Shots, **settings: object) -> Demonstrations:
         """A soft label counts as its most likely class."""

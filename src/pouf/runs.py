@@ -59,8 +59,8 @@ def adapt_run(
     def finish(status: str, **more: Any) -> None:
         classifier.save(folder)
         lines = [
-            json.dumps({"id": source.ids[i], "reason": why})
-            for source in sources.values()
+            json.dumps({"of": name, "id": source.ids[i], "reason": why})
+            for name, source in sources.items()
             for i, why in sorted(source.skipped.items())
         ]
         (folder / SKIPPED).write_text("".join(line + "\n" for line in lines), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Masked language models of every architecture we know, against transformers' own."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from small_models import MASKED_LMS, masked_lm, sentence_encoder
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, FNetConfig, FNetForMaskedLM
 
 from pouf import Classifier, InputError, Recipe, Texts, adapt
-from pouf.backbones.masked_lm import HEADS
+from pouf.backbones.masked_lm import HEADS, check_head
 
 TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?"]
 TEMPLATE = "{text} it was [MASK]."
@@ -94,13 +95,14 @@ def test_prompt_tuning_leaves_the_language_model_as_it_was_bit_for_bit(tmp_path:
     assert torch.equal(Classifier.load_zero_shot(tmp_path / "run").predict_proba(TEXTS), untuned)
 
 
-def test_layer_norms_alone_can_be_tuned(tmp_path: Path) -> None:
-    classifier = classifier_of(masked_lm(tmp_path, "roberta"))
+@pytest.mark.parametrize("kind", MASKED_LMS)
+def test_layer_norms_alone_can_be_tuned(tmp_path: Path, kind: str) -> None:
+    classifier = classifier_of(masked_lm(tmp_path, kind))
     before = {name: p.detach().clone() for name, p in classifier.named_parameters()}
     adapt(classifier, Texts(TEXTS), RECIPE.with_settings(**{"tuning.name": "layernorm"}))
     changed = {name for name, p in classifier.named_parameters() if not torch.equal(p, before[name])}
     assert changed and all("norm" in name.lower() for name in changed)
-    assert any("lm_head" in name for name in changed), "the head has a layer norm too"
+    assert any("base_model" not in name and ".encoder." not in name and ".layers." not in name for name in changed)
 
 
 def test_the_head_sees_the_mask_and_the_label_words_alone(tmp_path: Path) -> None:
@@ -166,6 +168,56 @@ def test_a_checkpoint_without_a_trained_head_is_refused(tmp_path: Path) -> None:
     """transformers would fill the head with random numbers and only warn."""
     with pytest.raises(InputError, match="no trained masked-LM head"):
         classifier_of(sentence_encoder(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["deberta-new-head", "deberta-v3"])
+def test_debertas_own_checkpoints_have_the_newer_head_unsaid(tmp_path: Path, kind: str) -> None:
+    folder = masked_lm(tmp_path, kind)
+    expected = logits_of(classifier_of(folder), TEXTS)
+    config = json.loads((folder / "config.json").read_text())
+    del config["legacy"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits_of(classifier_of(folder), TEXTS), expected)
+
+
+def test_a_decoder_that_came_loose_is_refused(tmp_path: Path) -> None:
+    model = BertForMaskedLM.from_pretrained(masked_lm(tmp_path, "bert"))
+    check_head(model)
+    decoder = model.cls.predictions.decoder
+    decoder.weight = torch.nn.Parameter(decoder.weight.detach().clone())
+    with pytest.raises(InputError, match="not tied to its input embeddings"):
+        check_head(model)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_tokenizers_habit_of_padding_does_not_matter(tmp_path: Path, side: str) -> None:
+    classifier = classifier_of(masked_lm(tmp_path, "roberta"))
+    expected = logits_of(classifier, TEXTS)
+    classifier.backbone.tokenizer.padding_side = side
+    assert torch.allclose(logits_of(classifier, TEXTS), expected, atol=1e-6)
+
+
+def test_words_that_are_one_token_for_the_model_are_refused(tmp_path: Path) -> None:
+    folder = masked_lm(tmp_path, "bert")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(InputError, match="'Great' and 'great' are the same token"):
+        Classifier.from_pretrained(folder, CLASSES, [TEMPLATE], words=["Great", "great"])
+
+
+def test_a_single_text_for_a_template_of_pairs_is_refused(tmp_path: Path) -> None:
+    pairs = Classifier.from_pretrained(
+        masked_lm(tmp_path, "bert"), CLASSES, ["{text_a}? [MASK], {text_b}"], words=WORDS
+    )
+    with pytest.raises(InputError, match=r"a sample of 1 text for template .* reads text_a and text_b"):
+        pairs.predict(["one text"])
+    assert len(pairs.predict([("we loved it", "the film was good")])) == 1
+
+
+def test_nothing_to_predict_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no inputs in the list"):
+        classifier_of(masked_lm(tmp_path, "bert")).predict([])
 
 
 def test_half_precision_checkpoints_are_read_as_fp32(tmp_path: Path) -> None:

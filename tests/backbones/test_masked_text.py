@@ -98,6 +98,13 @@ def test_solved_examples_before_a_sample_are_left_out_where_they_do_not_fit() ->
     assert tokens == [*expected.split(), ".", "[SEP]"]
 
 
+def test_a_text_is_cut_to_its_own_limit_before_examples_are_left_out() -> None:
+    reader = masked_text("bert", "{text:first=2} it was [MASK].", max_length=24)
+    (tokens,) = tokens_of(reader, Example(LONG, before=(("bad food", 0), ("good food", 1))))
+    expected = "[CLS] bad food it was terrible . [SEP] good food it was great . [SEP] the film it was [MASK] . [SEP]"
+    assert tokens == expected.split()
+
+
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
 def test_a_word_of_several_tokens_is_refused_with_its_pieces_and_words_near_it(kind: str) -> None:
     with pytest.raises(InputError) as caught:

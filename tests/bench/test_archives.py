@@ -86,27 +86,65 @@ def test_folders_of_the_datasets_package_are_read(tmp_path: Path) -> None:
     rows = {"sentence1": ["A.", "C.", "E."], "sentence2": ["B.", "D.", "F."], "label": [0, 1, -1]}
     table = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict(train=table, validation=table.select([1])).save_to_disk(str(tmp_path / "rte"))
+    table.save_to_disk(str(tmp_path / "mrpc"))
     train, test = (read_task(TASKS["RTE"], tmp_path, split) for split in ("train", "test"))
     assert list(train.inputs.items) == [("A.", "B."), ("C.", "D.")] and train.targets.argmax(1).tolist() == [1, 0]
     assert list(test.inputs.items) == [("C.", "D.")]
+    with pytest.raises(InputError, match="one dataset without splits"):
+        read_task(TASKS["MRPC"], tmp_path, "test")
 
 
-def test_a_dataset_whose_class_names_are_others_goes_by_number(tmp_path: Path) -> None:
+def test_both_test_sets_of_mnli_are_found(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    features = datasets.Features(
-        sentence=datasets.Value("string"), label=datasets.ClassLabel(names=["unacceptable", "acceptable"])
-    )
-    table = datasets.Dataset.from_dict({"sentence": ["Them rode."], "label": [0]}, features=features)
+    parts = {
+        name: datasets.Dataset.from_dict({"premise": [name], "hypothesis": ["B."], "label": ["neutral"]})
+        for name in ("train", "validation_matched", "validation_mismatched")
+    }
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "mnli"))
+    for task, expected in (("MNLI", "validation_matched"), ("MNLI-mm", "validation_mismatched")):
+        assert read_task(TASKS[task], tmp_path, "test").inputs.items == [(expected, "B.")]
+
+
+def labelled_dataset(names: list[str], label: int, column: str = "label"):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"sentence": datasets.Value("string"), column: datasets.ClassLabel(names=names)})
+    return datasets.Dataset.from_dict({"sentence": ["Them rode."], column: [label]}, features=features)
+
+
+def test_the_hubs_names_of_classes_count_and_not_their_numbers() -> None:
+    table = labelled_dataset(["unacceptable", "acceptable"], 0)
     assert from_dataset(TASKS["CoLA"], table).targets.tolist() == [[1.0, 0.0]]
+    trec = labelled_dataset(["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"], 2, "coarse_label")
+    assert from_dataset(TASKS["TREC"], trec, label="coarse_label").targets.argmax(1).tolist() == [0]
+    with pytest.raises(InputError, match="label 'yes' is none of"):
+        from_dataset(TASKS["CoLA"], labelled_dataset(["yes", "no"], 0))
     with pytest.raises(InputError, match=r"has sentence, label: name them"):
         from_dataset(TASKS["RTE"], table)
+
+
+@pytest.mark.parametrize("score", ["", "much", "7.5"])
+def test_a_score_out_of_range_is_refused(tmp_path: Path, score: str) -> None:
+    put(tmp_path, "STS-B/dev.tsv", f"index\tsentence1\tsentence2\tscore\n0\tA.\tB.\t{score}\n")
+    with pytest.raises(InputError, match=f"score '{score}' is no number from 0 to 5"):
+        read_task(TASKS["STS-B"], tmp_path, "test")
+
+
+def test_hidden_scores_of_the_hub_are_left_out() -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"sentence1": ["A.", "C."], "sentence2": ["B.", "D."], "label": [-1.0, 5.0]})
+    assert from_dataset(TASKS["STS-B"], table).targets.tolist() == [[0.0, 1.0]]
+
+
+def test_empty_texts_are_left_out(tmp_path: Path) -> None:
+    put(tmp_path, "mr/test.csv", "1,fun\n0,\n0, \n")
+    assert read_task(TASKS["MR"], tmp_path, "test").inputs.items == ["fun"]
 
 
 @pytest.mark.parametrize(
     ("name", "contents", "message"),
     [
         ("elsewhere/test.csv", "", "no folder of task MR"),
-        ("mr/other.csv", "", "no test or test file"),
+        ("mr/other.csv", "", "no test file"),
         ("mr/test.csv", "7,dull\n", "label '7' is none of negative, positive, 0, 1"),
         ("mr/test.csv", "", "has no example"),
     ],

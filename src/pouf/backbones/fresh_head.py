@@ -49,7 +49,7 @@ class FreshHead(Backbone):
         return self.encode_prompts(classes)
 
     def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
-        return Scores(F.normalize(features, dim=1) @ prototypes.T, features @ prototypes.T, self.logit_scale.exp())
+        return Scores(F.normalize(features, dim=1) @ prototypes.T, features @ prototypes.T, 1 / self.logit_scale.exp())
 
     def save_pretrained(self, folder: Path) -> None:
         self.model.save_pretrained(folder)

@@ -35,7 +35,7 @@ def load_backbone(name_or_path: str | Path, cloze: Cloze | None = None) -> Backb
 
     With a cloze it is a masked language model; otherwise a dual encoder, or a sentence encoder for both sides.
     """
-    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     name = _local_or_hub(name_or_path)
     with _clear_errors(name_or_path, "roberta-base" if cloze else "openai/clip-vit-base-patch16"):
@@ -49,11 +49,7 @@ def load_backbone(name_or_path: str | Path, cloze: Cloze | None = None) -> Backb
             raise _unsuitable(name, config)
         tokenizer = AutoTokenizer.from_pretrained(name)
         if cloze is not None:
-            loaded = AutoModelForMaskedLM.from_pretrained(
-                name, config=config, dtype=PRECISION, output_loading_info=True
-            )
-            _check_trained_head(name, loaded[1])
-            return MaskedLM(loaded[0], tokenizer, cloze)
+            return MaskedLM(_masked_lm(name, config), tokenizer, cloze)
         model = AutoModel.from_pretrained(name, config=config, dtype=PRECISION)
     if hasattr(model, "get_image_features") and hasattr(model, "get_text_features"):
         return DualEncoder(model, tokenizer, _image_processor(name))
@@ -89,7 +85,7 @@ def _clear_errors(name_or_path: str | Path, example: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"can't load model {str(name_or_path)!r}: {reason} Expected a local folder, a hub name such as "
@@ -97,8 +93,20 @@ def _clear_errors(name_or_path: str | Path, example: str) -> Iterator[None]:
         ) from error
 
 
-def _check_trained_head(name: str, info: Any) -> None:
-    """transformers fills what a checkpoint lacks with random numbers; a random head can't fill a gap."""
+def _masked_lm(name: str, config: Any) -> Any:
+    """The model with its head, or an error: transformers fills what a checkpoint lacks with random numbers."""
+    from transformers import AutoModelForMaskedLM
+
+    def load() -> tuple[Any, Any]:
+        loaded: tuple[Any, Any] = AutoModelForMaskedLM.from_pretrained(
+            name, config=config, dtype=PRECISION, output_loading_info=True
+        )
+        return loaded
+
+    model, info = load()
+    if info["missing_keys"] and any("lm_predictions" in key for key in info["unexpected_keys"]):
+        config.legacy = False  # DeBERTa's own checkpoints hold the newer head, and their configs do not say so
+        model, info = load()
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(
@@ -106,6 +114,7 @@ def _check_trained_head(name: str, info: Any) -> None:
             f"{missing[0]}): choose a checkpoint that was saved with one, as roberta-base. A sentence encoder is used "
             "without [MASK], with class names in {}."
         )
+    return model
 
 
 def _image_processor(name: str) -> Any:

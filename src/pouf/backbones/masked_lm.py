@@ -53,7 +53,7 @@ def _albert(model: Any) -> Head:
 
 
 def _deberta(model: Any) -> Head:
-    if model.legacy:  # the head that most checkpoints on the hub have
+    if model.legacy:
         return _bert(model)
     head = model.lm_predictions.lm_head
     words = model.get_input_embeddings().weight

@@ -43,17 +43,27 @@ class MaskedText:
     def __call__(self, samples: Sequence[Sample | Example], room: int = 0) -> dict[str, Tensor]:
         """Token ids (n, length) padded to the longest, with `mask_position` (n,); `room` tokens are left free."""
         longest = self.max_length - room
-        pieces = [self._limited(self._pieces(self._fitting(sample, longest))) for sample in samples]
+        pieces = [self._pieces(self._fitting(sample, longest)) for sample in samples]
         ids = [encoding.ids for encoding in self._tokenize(pieces)]
         for i, tokens in enumerate(ids):
             if len(tokens) > longest:
                 ids[i] = self._shortened(pieces[i], longest)
-        batch = dict(self.tokenizer.pad({"input_ids": ids}, padding="longest", return_tensors="pt"))
+        # On the right, whatever the tokenizer's habit: the mask is counted from the left.
+        batch = dict(
+            self.tokenizer.pad({"input_ids": ids}, padding="longest", padding_side="right", return_tensors="pt")
+        )
         return batch | {MASK_POSITION: torch.tensor([row.index(self.tokenizer.mask_token_id) for row in ids])}
 
     def label_ids(self) -> list[list[int]]:
         """The token of each word of each class, or an error for a word that has several."""
-        return [[self.one_token(word) for word in words] for words in self.cloze.words]
+        ids = [[self.one_token(word) for word in words] for words in self.cloze.words]
+        spelled: dict[int, str] = {}
+        for words, tokens in zip(self.cloze.words, ids, strict=True):
+            for word, token in zip(words, tokens, strict=True):
+                if token in spelled:
+                    raise InputError(f"label words {spelled[token]!r} and {word!r} are the same token for this model")
+                spelled[token] = word
+        return ids
 
     def _pieces(self, sample: Sample | Example) -> list[Piece]:
         example = sample if isinstance(sample, Example) else Example(sample)
@@ -64,7 +74,7 @@ class MaskedText:
         pieces += self._inert(self.cloze.fill(example.sample, self.tokenizer.mask_token))
         for shown, label in example.after:
             pieces += [separator, *self._inert(self.cloze.solve(shown, label))]
-        return pieces
+        return self._limited(pieces)
 
     def _fitting(self, sample: Sample | Example, longest: int) -> Sample | Example:
         """As many of the examples before a sample as leave it whole; the farthest go first."""
@@ -170,7 +180,7 @@ def _spans(pieces: Sequence[Piece]) -> list[Span]:
 
 
 def _tokens_of(encoding: Any, pieces: Sequence[Piece]) -> list[list[int]]:
-    """For each text its tokens, by position. A token that begins in a text belongs to it."""
+    """For each text its tokens, by position. A token that has a character of a text belongs to it."""
     real = [
         (i, start, end)
         for i, ((start, end), special) in enumerate(zip(encoding.offsets, encoding.special_tokens_mask, strict=True))

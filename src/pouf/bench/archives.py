@@ -31,8 +31,8 @@ def read_task(task: Task, folder: str | Path, split: Split) -> Shots:
     folder = Path(folder)
     found = _task_folder(task, folder)
     if any((found / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        return from_dataset(task, _load_from_disk(found, split))
-    stems = ("train",) if split == "train" else (task.layout.test, "test")
+        return from_dataset(task, _load_from_disk(task, found, split))
+    stems = ("train",) if split == "train" else tuple(dict.fromkeys((task.layout.test, "test")))
     file = next((f for stem in stems for f in sorted(found.glob(f"{stem}.*")) if f.suffix in READERS), None)
     if file is None:
         raise InputError(f"no {' or '.join(stems)} file in {str(found)!r}: expected one in {', '.join(READERS)}")
@@ -49,25 +49,23 @@ def from_dataset(task: Task, dataset: Any, columns: Sequence[str] | None = None,
             f"task {task.name} needs columns for its text{'s' if task.pair else ''} and its label, but the dataset has "
             f"{', '.join(there)}: name them with columns=… and label=…"
         )
-    feature = dataset.features.get(label)
-    classes = getattr(feature, "names", None)
-    # The hub numbers the labels of some tasks in another order than GLUE's files: names are safer where we know them.
-    by_name = classes is not None and {same_name(name) for name in classes} <= {same_name(n) for n in task.labels}
+    # The hub numbers some labels in another order than GLUE's files do: where they have names, these count.
+    classes = getattr(dataset.features.get(label), "names", None)
     rows = []
     for row in dataset:
         value = row[label]
-        if isinstance(value, int) and value < 0:
+        if value is None or (isinstance(value, (int, float)) and value < 0):
             continue  # no gold label
-        rows.append((tuple(row[name] for name in names), classes[value] if by_name and classes else value))
+        rows.append((tuple(row[name] for name in names), classes[value] if classes is not None else value))
     return _examples(task, rows, f"dataset {task.name}")
 
 
 def _task_folder(task: Task, folder: Path) -> Path:
-    wanted = {_plain(name) for name in (task.name, task.layout.folder)}
     inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    for candidate in inside:
-        if candidate.is_dir() and _plain(candidate.name) in wanted:
-            return candidate
+    for wanted in (task.name, task.layout.folder):
+        for candidate in inside:
+            if candidate.is_dir() and _plain(candidate.name) == _plain(wanted):
+                return candidate
     raise InputError(
         f"no folder of task {task.name} in {str(folder)!r}: expected {task.layout.folder} or {task.name.lower()}"
     )
@@ -125,34 +123,45 @@ def _archive_table(task: Task, file: Path) -> Iterator[OwnRow]:
 
 
 def _examples(task: Task, rows: Sequence[OwnRow], source: str) -> Shots:
-    known = {same_name(name): k for k, name in enumerate(task.labels)} | {raw: k for k, raw in enumerate(task.raw)}
+    spellings = (task.labels, task.raw, task.also)
+    known = {same_name(name): k for names in spellings for k, name in enumerate(names)}
     samples, targets = [], []
     for texts, label in rows:
+        if str(label) == "-" or not all(isinstance(text, str) and text.strip() for text in texts):
+            continue  # SNLI's annotators did not agree, or there is nothing to read
         if task.scale is not None:
-            share = float(label) / task.scale
-            target = [1 - share, share]
+            targets.append(_between(label, task.scale, source))
         elif (k := known.get(same_name(str(label)))) is not None:
-            target = [float(k == j) for j in range(len(task.labels))]
-        elif str(label) == "-":
-            continue  # SNLI's annotators did not agree
+            targets.append([float(k == j) for j in range(len(task.labels))])
         else:
             raise InputError(f"{source}: label {label!r} is none of {', '.join((*task.labels, *task.raw))}")
         samples.append(texts if task.pair else texts[0])
-        targets.append(target)
     if not samples:
         raise InputError(f"{source} has no example of task {task.name}")
     return Shots(Texts(samples, source=source), torch.tensor(targets))
 
 
-def _load_from_disk(folder: Path, split: Split) -> Any:
+def _between(score: Any, scale: float, source: str) -> list[float]:
+    """A score from 0 to `scale` as a soft target between two words."""
+    try:
+        share = float(score) / scale
+    except (TypeError, ValueError):
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise InputError(f"{source}: score {score!r} is no number from 0 to {scale:g}")
+    return [1 - share, share]
+
+
+def _load_from_disk(task: Task, folder: Path, split: Split) -> Any:
     try:
         import datasets
     except ImportError:
         raise InputError(f"{str(folder)!r} was saved by datasets: pip install datasets to read it") from None
     loaded = datasets.load_from_disk(str(folder))
     if not isinstance(loaded, datasets.DatasetDict):
-        return loaded
-    names = ("train",) if split == "train" else ("validation", "validation_matched", "dev", "test")
+        raise InputError(f"{str(folder)!r} is one dataset without splits: save a DatasetDict with train and validation")
+    own = task.layout.test.replace("dev", "validation")  # MNLI has two
+    names = ("train",) if split == "train" else tuple(dict.fromkeys((own, "validation", "dev", "test")))
     name = next((name for name in names if name in loaded), None)
     if name is None:
         raise InputError(f"{str(folder)!r} has no split {' or '.join(names)}, only: {', '.join(loaded)}")

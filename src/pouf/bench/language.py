@@ -32,6 +32,7 @@ class Task:
     Args:
         words: label → the word that stands for it, in the order of LM-BFF. The last one is the positive class.
         raw: what the archives write for these labels, where it is not the label itself.
+        also: what the hub calls them, where that is neither.
         metrics: the first is the one in the table.
         scale: for a regression between two words, the score of the second.
         draws: demonstrations that a prediction of LM-BFF is averaged over.
@@ -43,6 +44,7 @@ class Task:
     words: dict[str, str]
     layout: Layout
     raw: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("accuracy",)
     max_length: int = 128
     scale: float | None = None
@@ -75,6 +77,7 @@ QUESTIONS = {
     "location": "Location", "number": "Number",
 }  # fmt: skip
 BINARY = ("0", "1")
+SHORT = ("neg", "pos")
 PAIR = ("sentence1", "sentence2")
 RTE_TEMPLATE = INFERENCE.replace("drop_last", "drop_last,first=240")
 
@@ -87,16 +90,17 @@ def _csv(folder: str) -> Layout:
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task("SST-2", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, Layout("SST-2", ("sentence",), "label"), BINARY),
+        Task("SST-2", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, Layout("SST-2", ("sentence",), "label"), BINARY, SHORT),
         Task("SST-5", ONE_SENTENCE_SENTIMENT, FIVE_STEPS, _csv("sst-5"), ("0", "1", "2", "3", "4")),
-        Task("MR", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("mr"), BINARY),
-        Task("CR", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("cr"), BINARY),
-        Task("MPQA", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("mpqa"), BINARY),
+        Task("MR", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("mr"), BINARY, SHORT),
+        Task("CR", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("cr"), BINARY, SHORT),
+        Task("MPQA", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("mpqa"), BINARY, SHORT),
         Task("Subj", "{text} This is [MASK].", {"subjective": "subjective", "objective": "objective"},
              _csv("subj"), BINARY),
-        Task("TREC", "[MASK]: {text}", QUESTIONS, _csv("trec"), ("0", "1", "2", "3", "4", "5")),
+        Task("TREC", "[MASK]: {text}", QUESTIONS, _csv("trec"), ("0", "1", "2", "3", "4", "5"),
+             ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")),
         Task("CoLA", "{text} This is [MASK].", {"not_grammatical": "incorrect", "grammatical": "correct"},
-             Layout("CoLA", (3,), 1), BINARY, metrics=("matthews", "accuracy")),
+             Layout("CoLA", (3,), 1), BINARY, ("unacceptable", "acceptable"), metrics=("matthews", "accuracy")),
         Task("MNLI", INFERENCE, THREE_WAYS, Layout("MNLI", PAIR, "gold_label", test="dev_matched"),
              max_length=256, draws=4),
         Task("MNLI-mm", INFERENCE, THREE_WAYS, Layout("MNLI", PAIR, "gold_label", test="dev_mismatched"),
@@ -105,9 +109,10 @@ TASKS: dict[str, Task] = {
         Task("QNLI", INFERENCE, TWO_WAYS, Layout("QNLI", ("question", "sentence"), "label")),
         Task("RTE", RTE_TEMPLATE, TWO_WAYS, Layout("RTE", PAIR, "label"), max_length=256),
         Task("MRPC", PARAPHRASE, SAME_OR_NOT, Layout("MRPC", ("#1 String", "#2 String"), "Quality"), BINARY,
-             metrics=("f1", "accuracy"), transport=1e-4, information=1e-2),
+             metrics=("f1", "accuracy"), transport=1e-2, information=1e-4),
         Task("QQP", PARAPHRASE, SAME_OR_NOT, Layout("QQP", ("question1", "question2"), "is_duplicate"), BINARY,
-             metrics=("f1", "accuracy"), draws=4, transport=1e-4, information=1e-2),
+             ("not_duplicate", "duplicate"),
+             metrics=("f1", "accuracy"), draws=4, transport=1e-2, information=1e-4),
         Task("STS-B", PARAPHRASE, {"0": "No", "1": "Yes"}, Layout("STS-B", PAIR, "score"),
              metrics=("pearson", "spearman"), scale=5.0),
     )

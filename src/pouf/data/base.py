@@ -77,7 +77,9 @@ class Unlabelled(ABC):
             yield from self._batches([usable[i] for i in permutation], size, read or self.read, keep_rest=False)
 
     def check_readable(self) -> None:
-        """An error if every sample has turned out to be unreadable."""
+        """An error if there is nothing, or if every sample has turned out to be unreadable."""
+        if not len(self):
+            raise InputError(f"no inputs in {self.source}: there must be at least one")
         if len(self.skipped) == len(self):
             example = min(self.skipped)
             raise InputError(

@@ -41,6 +41,8 @@ def read_labelled(
         _check_found(found, classes, str(path), "a sub-folder named after its class")
         return Labelled(images, [label for label in found if isinstance(label, int)])
     rows = read_rows(path, *text_columns, label_column)
+    if not rows:
+        raise InputError(f"no labelled texts in {str(path)!r}: the file has no rows")
     found = [_row_label(row.get(label_column), known) for row in rows]
     _check_found(found, classes, str(path), f"a class's name in column {label_column!r}")
     texts = Texts.from_rows(rows, text_columns, str(path))
