@@ -3,14 +3,14 @@
     python benchmarks/masked_lm.py --model DIR --data DIR/text --out results.json
 
 The model (a BERT with a masked-LM head, 22.7 M parameters) learned what "It was [MASK]." asks from film reviews. The
-targets are `sentiment_domains/{tweets,amazon,nyt}.jsonl` (text, score from -4 to 4): 600 texts with |score| >= 1, their
-first 40 words. All methods are judged on those 600. POUF adapts on them without labels, as the paper does with images;
+targets are `sentiment_domains/{tweets,amazon,nyt}.jsonl` (text, score from -4 to 4): 1,200 texts with |score| >= 1, their
+first 40 words. All methods are judged on those 1,200. POUF adapts on them without labels, as the paper does with images;
 LM-BFF learns from 16 other texts a class with labels, LM-BFF + POUF adds the unsupervised loss on those shots, and the
-mix adds it on the 600 unlabelled texts. LM-BFF's demonstrations make everything several times longer: they are left out
+mix adds it on the 1,200 unlabelled texts. LM-BFF's demonstrations make everything several times longer: they are left out
 unless `--demonstrations` asks for them. Last step, three seeds, one recipe for all domains.
 
-The GLUE-like tasks (`<task>/{train,test}.jsonl`) run through the same functions: adapted on 600 training texts, judged
-on up to 600 test texts.
+The GLUE-like tasks (`<task>/{train,test}.jsonl`) run through the same functions: adapted on 1,200 training texts, judged
+on up to 1,200 test texts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DOMAINS = ("tweets", "amazon", "nyt")
 GLUE_LIKE = ("SST-2", "SST-5", "MR", "Subj", "TREC", "CoLA", "RTE", "MRPC")
 NEAR_SOURCE = ("SST-2", "MR", "SST-5")  # film reviews, as the model's own training texts: no targets
 SEEDS = (0, 1, 2)
-SIZE = 600
+SIZE = 1200
 FEW_SHOT_STEPS = 100
 SENTIMENT = TASKS["SST-2"]
 

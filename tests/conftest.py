@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["POUF_CACHE"] = tempfile.mkdtemp(prefix="pouf-cache-")
 
 from pathlib import Path
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pouf.backbones.base import check_modality
 from pouf.classifier import Classifier
-from pouf.data.augment import AUGMENTATIONS
 from pouf.data.base import Unlabelled
+from pouf.data.cache import FeatureCache
 from pouf.data.shots import Shots
-from pouf.demonstrations import Demonstrated
+from pouf.distributed import World, join
 from pouf.errors import Diverged, InputError
+from pouf.features import FeatureBatch, checkpointing, feature_batches, precision
 from pouf.objectives import effective_classes
 from pouf.objectives.terms import Scores, label_terms, needs_unlabelled, total_loss, unlabelled_terms
-from pouf.recipe import Optimisation, Recipe
+from pouf.optimisation import learning_rate, make_optimizer
+from pouf.recipe import Recipe
 from pouf.tuners import Tuner, describe
 
 
@@ -48,6 +51,7 @@ def adapt(
     recipe: Recipe | None = None,
     *,
     shots: Shots | None = None,
+    cache: FeatureCache | None = None,
     on_start: Callable[[str], None] = print,
     on_step: Callable[[Step], None] | None = None,
 ) -> Adaptation:
@@ -61,6 +65,7 @@ def adapt(
             None with shots: the shots themselves, their labels left out.
         recipe: all settings; the paper's by default.
         shots: a few examples with labels, for the term `labels` of the recipe. The data stay without.
+        cache: where features that training can't change are kept and found again.
         on_start: is told "trainable a of b (c %)"; printed by default.
         on_step: is told of each step.
 
@@ -82,9 +87,17 @@ def adapt(
     tuner = classifier.tune(recipe.tuning)
     total = sum(parameter.numel() for parameter in classifier.parameters())
     on_start(describe(tuner.trainable, total))
+    # Without dropout: its noise falls on features and prototypes unlike, and the plan between them follows the noise.
+    classifier.eval()
+    world = join(classifier.backbone.device)
     generator = torch.Generator().manual_seed(recipe.seed)
-    terms = _terms(classifier, tuner, stream, shots, recipe, generator)
-    history = _train(classifier, tuner, terms, recipe, on_step)
+    batches = feature_batches(classifier, tuner, stream, recipe, generator, world, cache)
+    shot_batches = None
+    if shots is not None and shots.inputs is not stream:
+        shot_batches = feature_batches(classifier, tuner, shots.inputs, recipe, generator, world, cache)
+    terms = _terms(classifier, batches, shots, shot_batches, recipe)
+    with checkpointing(classifier) if recipe.compute.checkpointing else nullcontext():
+        history = _train(tuner, terms, recipe, world, on_step)
     return Adaptation(classifier, history, tuner.trainable, total)
 
 
@@ -103,55 +116,43 @@ def _check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) ->
 
 
 class StepTerms(NamedTuple):
-    """What a step sums up, and the scores it came from."""
+    """What a step sums up, the scores it came from, and what remains to be done once it is differentiated."""
 
     terms: dict[str, Tensor]  # scalars, before weighting
     scores: Scores
+    push_back: list[Callable[[], None]]
 
 
 def _terms(
     classifier: Classifier,
-    tuner: Tuner,
-    stream: Unlabelled,
+    batches: Iterator[FeatureBatch],
     shots: Shots | None,
+    shot_batches: Iterator[FeatureBatch] | None,
     recipe: Recipe,
-    generator: torch.Generator,
 ) -> Iterator[StepTerms]:
-    """The terms of one step after another, without end. Where the stream is the shots, both share their batches."""
+    """The terms of one step after another, without end. Shots without batches of their own share the others."""
     weights = recipe.objective
-    score = _scorer(classifier, tuner, stream, recipe, generator)
-    score_shots = None
-    if shots is not None and shots.inputs is not stream:
-        score_shots = _scorer(classifier, tuner, shots.inputs, recipe, generator)
-    while True:
-        prototypes = classifier.prototypes()
-        scores, indices = score(prototypes)
+    for batch in batches:
+        with precision(recipe, classifier.backbone.device):
+            prototypes = classifier.prototypes().float()
+        scores = classifier.backbone.scores(batch.features, prototypes)
         terms = unlabelled_terms(scores, weights)
+        push_back = [batch.push_back]
         if shots is not None:
-            shot_scores, shot_indices = (scores, indices) if score_shots is None else score_shots(prototypes)
-            terms |= label_terms(shot_scores, shots.targets[shot_indices].to(shot_scores.logits.device), weights)
-        yield StepTerms(terms, scores)
-
-
-def _scorer(
-    classifier: Classifier, tuner: Tuner, data: Unlabelled, recipe: Recipe, generator: torch.Generator
-) -> Callable[[Tensor], tuple[Scores, list[int]]]:
-    """Scores of the next random batch against prototypes, and which samples these were."""
-    source = _feature_source(classifier, tuner, data, recipe, generator)
-    batches = data.random_batches(recipe.batch_size, generator, source.read)
-
-    def score(prototypes: Tensor) -> tuple[Scores, list[int]]:
-        batch = next(batches)
-        return classifier.backbone.scores(source.features(batch.samples), prototypes), batch.indices
-
-    return score
+            shot_scores, indices = scores, batch.indices
+            if shot_batches is not None:
+                labelled = next(shot_batches)
+                push_back.append(labelled.push_back)
+                shot_scores, indices = classifier.backbone.scores(labelled.features, prototypes), labelled.indices
+            terms |= label_terms(shot_scores, shots.targets[indices].to(shot_scores.logits.device), weights)
+        yield StepTerms(terms, scores, push_back)
 
 
 def _train(
-    classifier: Classifier,
     tuner: Tuner,
     terms: Iterator[StepTerms],
     recipe: Recipe,
+    world: World,
     on_step: Callable[[Step], None] | None,
 ) -> list[Step]:
     parameters = list(tuner.parameters.values())
@@ -159,8 +160,6 @@ def _train(
     last_good = [parameter.detach().clone() for parameter in parameters]
     history: list[Step] = []
     start = time.perf_counter()
-    # Without dropout: its noise falls on features and prototypes unlike, and the plan between them follows the noise.
-    classifier.eval()
     try:
         for step in range(1, recipe.steps + 1):
             lr = learning_rate(recipe.optimisation, step - 1, recipe.steps)
@@ -174,6 +173,9 @@ def _train(
             _copy(parameters, last_good)
             optimizer.zero_grad()
             loss.backward()
+            for push_back in current.push_back:
+                push_back()
+            world.average_gradients(parameters)
             norm = torch.nn.utils.clip_grad_norm_(parameters, recipe.optimisation.clip or math.inf)
             if not norm.isfinite():
                 raise Diverged(step, "the gradient", recipe.optimisation.lr)
@@ -203,64 +205,3 @@ def _train(
 def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
     for to, value in zip(target, source, strict=True):
         to.copy_(value)
-
-
-class FeatureSource(NamedTuple):
-    read: Callable[[int], Any]  # one sample of the data
-    features: Callable[[list[Any]], Tensor]  # several samples -> (n, d)
-
-
-def _feature_source(
-    classifier: Classifier, tuner: Tuner, data: Unlabelled, recipe: Recipe, generator: torch.Generator
-) -> FeatureSource:
-    """How samples become features: looked up where training can't change them, else computed anew."""
-    backbone = classifier.backbone
-    augment = AUGMENTATIONS[recipe.augment] if data.modality == "image" else None
-    size = backbone.image_size
-    if augment is not None and size is None:
-        raise InputError(f"{type(backbone).__name__} has no image_size to crop to: set it, or use augment = 'none'")
-    if augment is None and not tuner.touches_inputs:
-        encoded = classifier.encode(data)
-        row = {index: i for i, index in enumerate(encoded.indices)}
-        table = encoded.features.to(backbone.device)
-        return FeatureSource(row.__getitem__, lambda rows: table[rows])
-
-    def compute(samples: list[Any]) -> Tensor:
-        if augment is not None and size is not None:
-            samples = [augment(sample, size, generator) for sample in samples]
-        tensors = {name: tensor.to(backbone.device) for name, tensor in backbone.prepare(samples).items()}
-        with torch.set_grad_enabled(tuner.touches_inputs):
-            return backbone.encode_inputs(tensors)
-
-    if classifier.demonstrations is not None:
-        data = Demonstrated(data, classifier.demonstrations, generator)
-    return FeatureSource(data.read, compute)
-
-
-def make_optimizer(parameters: list[torch.nn.Parameter], settings: Optimisation) -> torch.optim.Optimizer:
-    return OPTIMIZERS[settings.name](parameters, settings)
-
-
-OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter], Optimisation], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, s: torch.optim.SGD(
-        parameters,
-        lr=s.lr,
-        momentum=s.momentum,
-        nesterov=s.nesterov and s.momentum > 0,
-        weight_decay=s.weight_decay,
-    ),
-    "adamw": lambda parameters, s: torch.optim.AdamW(parameters, lr=s.lr, weight_decay=s.weight_decay),
-}
-
-
-def learning_rate(settings: Optimisation, step: int, steps: int) -> float:
-    """The rate of update number `step`, from 0."""
-    return settings.lr * SCHEDULES[settings.schedule](settings, step, steps)
-
-
-SCHEDULES: dict[str, Callable[[Optimisation, int, int], float]] = {
-    "paper": lambda s, step, steps: (1 + s.gamma * step) ** -s.alpha,
-    "linear": lambda s, step, steps: 1 - step / steps,
-    "cosine": lambda s, step, steps: 0.5 * (1 + math.cos(math.pi * step / steps)),
-    "constant": lambda s, step, steps: 1.0,
-}

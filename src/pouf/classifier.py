@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,9 @@ from pouf.backbones import EMBEDDED, Backbone, load_backbone, load_fresh_head
 from pouf.backbones.base import check_modality
 from pouf.cloze import MAX_LENGTH, make_cloze
 from pouf.data.base import Unlabelled
+from pouf.data.cache import FeatureCache
 from pouf.data.images import Images
+from pouf.data.reading import Reader, read_batches
 from pouf.data.texts import Texts
 from pouf.demonstrations import Demonstrations
 from pouf.errors import InputError
@@ -36,6 +39,13 @@ Inputs = Unlabelled | str | Path | Sequence[Any]
 class Encoded(NamedTuple):
     indices: list[int]  # positions of the samples that could be read, ascending
     features: Tensor  # (len(indices), d), on the CPU, as the backbone gives them
+
+
+class Change(NamedTuple):
+    """What is done to samples before they are encoded, and what to call it: features are kept under this name too."""
+
+    name: str
+    apply: Callable[[Any, int], Any]  # a sample and its seed
 
 
 class Predictions(NamedTuple):
@@ -162,39 +172,93 @@ class Classifier(nn.Module):
         return [self.classes[i] for i in self.predict_proba(inputs, batch_size).argmax(1).tolist()]
 
     @torch.no_grad()
-    def encode(self, data: Unlabelled, batch_size: int = 64, on_batch: Callable[[int], None] | None = None) -> Encoded:
+    def encode(
+        self,
+        data: Unlabelled,
+        batch_size: int = 64,
+        on_batch: Callable[[int], None] | None = None,
+        *,
+        workers: int = 0,
+        cache: FeatureCache | None = None,
+        change: Change | None = None,
+        only: Sequence[int] | None = None,
+    ) -> Encoded:
         """Features of all that can be read; what can't is listed in `data.skipped`. `on_batch` gets batch sizes.
 
         With demonstrations they are means over several draws of these: the logits are linear in them.
+
+        Args:
+            workers: processes that read and decode ahead.
+            cache: where features are kept and found again; those of texts with demonstrations are not.
+            change: seen by the model instead of the samples as they are.
+            only: positions of the samples to encode; all by default.
         """
         check_modality(self.backbone, data.modality)
         self.eval()
-        if self.demonstrations is None:
-            return self._encode(data, batch_size, on_batch)
-        views = [self._encode(view, batch_size, None) for view in self.demonstrations.views(data)]
+        places = [place for place in (range(len(data)) if only is None else only) if place not in data.skipped]
+        if self.demonstrations is not None:
+            views = [Change("", self.demonstrations.view(i)) for i in range(self.demonstrations.samples)]
+            # The bar advances once for each sample: during the last view.
+            told = [None] * (len(views) - 1) + [on_batch]
+            encoded = [
+                self._encode(data, places, batch_size, view, tell, workers)
+                for view, tell in zip(views, told, strict=True)
+            ]
+            return Encoded(encoded[0].indices, torch.stack([each.features for each in encoded]).mean(0))
+        if cache is None:
+            return self._encode(data, places, batch_size, change, on_batch, workers)
+        digests = {place: data.digest(place) for place in places}
+        if not all(digests.values()):  # a sample without a fingerprint can't be found again
+            return self._encode(data, places, batch_size, change, on_batch, workers)
+        name = self.backbone.fingerprint() + (f" {change.name}" if change is not None else "")
+        kept = cache.open(blake2b(name.encode(), digest_size=16).hexdigest())
+        missing = [place for place, digest in digests.items() if digest not in kept]
         if on_batch is not None:
-            on_batch(len(views[0].indices))
-        return Encoded(views[0].indices, torch.stack([view.features for view in views]).mean(0))
+            on_batch(len(places) - len(missing))
+        if missing:
+            fresh = self._encode(data, missing, batch_size, change, on_batch, workers)
+            rows = {digests[place]: row for row, place in enumerate(fresh.indices)}  # the same content twice, kept once
+            kept.put(list(rows), fresh.features[list(rows.values())])
+        found = [place for place, digest in digests.items() if digest in kept]
+        return Encoded(found, kept.get([digests[place] for place in found]))
 
-    def _encode(self, data: Unlabelled, batch_size: int, on_batch: Callable[[int], None] | None) -> Encoded:
+    def _encode(
+        self,
+        data: Unlabelled,
+        places: Sequence[int],
+        batch_size: int,
+        change: Change | None,
+        on_batch: Callable[[int], None] | None,
+        workers: int,
+    ) -> Encoded:
         indices: list[int] = []
         features: list[Tensor] = []
-        for batch in data.batches(batch_size):
-            tensors = {name: t.to(self.backbone.device) for name, t in self.backbone.prepare(batch.samples).items()}
-            features.append(self.backbone.encode_inputs(tensors).float().cpu())
-            indices += batch.indices
+        reader = Reader(data, self.backbone.prepare, change.apply if change is not None else None)
+        for read in read_batches(reader, data.batches(batch_size, places, change is not None), workers):
+            if read.indices:
+                tensors = {name: tensor.to(self.backbone.device) for name, tensor in read.tensors.items()}
+                features.append(self.backbone.encode_inputs(tensors).float().cpu())
+                indices += read.indices
             if on_batch is not None:
-                on_batch(len(batch.indices))
-        data.check_readable()
+                on_batch(len(read.indices))
+        if not features:
+            data.check_readable()
+            return Encoded([], torch.zeros(0, self.prototypes().shape[1]))  # this share had nothing readable
         order = sorted(range(len(indices)), key=indices.__getitem__)
         return Encoded([indices[i] for i in order], torch.cat(features)[order])
 
     @torch.no_grad()
     def score(
-        self, data: Unlabelled, batch_size: int = 64, on_batch: Callable[[int], None] | None = None
+        self,
+        data: Unlabelled,
+        batch_size: int = 64,
+        on_batch: Callable[[int], None] | None = None,
+        *,
+        workers: int = 0,
+        cache: FeatureCache | None = None,
     ) -> Predictions:
-        """Log-probabilities of all that can be read; prototypes are computed once."""
-        encoded = self.encode(data, batch_size, on_batch)
+        """Log-probabilities of all that can be read; prototypes are computed once. Arguments as in `encode`."""
+        encoded = self.encode(data, batch_size, on_batch, workers=workers, cache=cache)
         logits = self.backbone.scores(encoded.features.to(self.backbone.device), self.prototypes()).logits
         return Predictions(encoded.indices, logits.float().log_softmax(1).cpu())
 

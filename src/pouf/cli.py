@@ -6,6 +6,7 @@ Results go to standard output, everything else to standard error. Heavy imports 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -17,6 +18,7 @@ from pouf.terminal import bar, calm_libraries, fail, out, show_evaluation, tell_
 
 if TYPE_CHECKING:
     from pouf.data.base import Modality, Unlabelled
+    from pouf.data.cache import FeatureCache
 
 app = typer.Typer(
     name="pouf",
@@ -32,6 +34,12 @@ TextColumn = Annotated[
     str | None,
     typer.Option(help="Column of the texts in CSV, JSONL and Parquet files; a,b for pairs.", show_default="text"),
 ]
+Workers = Annotated[int | None, typer.Option(help="Processes that read and decode ahead.", show_default="0")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Folder where features are kept and found again.", show_default="$POUF_CACHE or ~/.cache/pouf"),
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features and look for none.")]
 LabelColumn = Annotated[str, typer.Option(help="Column of the labels in text files.")]
 
 
@@ -111,6 +119,20 @@ def adapt(
     lambda_: Annotated[float | None, typer.Option("--lambda", help="Weight of the mutual information.")] = None,
     augment: Annotated[str | None, typer.Option(help="crop-flip or none, for images.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    chunk: Annotated[
+        int | None, typer.Option(help="Samples encoded at once: any batch size in the memory of a chunk.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
+    compile_: Annotated[bool | None, typer.Option("--compile", help="Compile the encoder with torch.compile.")] = None,
+    checkpointing: Annotated[
+        bool | None, typer.Option("--checkpointing", help="Less memory, more time: recompute activations.")
+    ] = None,
+    views: Annotated[
+        int | None, typer.Option(help="Crops of each image to compute once, where its encoder is not trained.")
+    ] = None,
+    workers: Workers = None,
+    cache: Cache = None,
+    no_cache: NoCache = False,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("pouf-run"),
     text_column: TextColumn = None,
     label_column: LabelColumn = "label",
@@ -136,7 +158,9 @@ def adapt(
         raise InputError("nothing to learn from: give --images DIR or --texts FILE")
     settings = {
         "tuning.name": tune, "steps": steps, "batch_size": batch_size, "optimisation.lr": lr, "seed": seed,
-        "optimisation.name": optimizer, "objective.information": lambda_, "augment": augment,
+        "optimisation.name": optimizer, "objective.information": lambda_, "augment": augment, "views": views,
+        "compute.chunk": chunk, "compute.precision": precision, "compute.compile": compile_,
+        "compute.checkpointing": checkpointing, "compute.workers": workers,
     }  # fmt: skip
     names = read_classes(classes)
     templates = read_templates(template) if template else None
@@ -157,18 +181,21 @@ def adapt(
     labelled = read_shots(shots, names, modality, columns, label_column) if shots is not None else None
     if labelled is not None and settled.objective.labels == 0:
         settled = settled.with_settings(**{"objective.labels": 1.0})
-    check_new(out_dir)
+    if os.environ.get("RANK", "0") == "0":
+        check_new(out_dir)
     classifier = Classifier.from_pretrained(model, names, templates, words=label_words, max_length=max_length)
     classifier.to(_device(device))
     if labelled is not None and demonstrations:
         classifier.demonstrations = Demonstrations.from_shots(labelled, seed=settled.seed)
-    with training_progress(settled.steps, quiet or as_json) as (say, step):
+    speaks = os.environ.get("RANK", "0") == "0"  # of several processes the first
+    with training_progress(settled.steps, quiet or as_json or not speaks) as (say, step):
         given = [f"{len(data):,} unlabelled {modality}s"] if data is not None else []
         given += [f"{len(labelled.inputs):,} labelled shots"] if labelled is not None else []
         say(f"{', '.join(given)}, {len(names)} classes, recipe {name}")
         result = adapt_run(
-            classifier, data, settled, out_dir, shots=labelled, command=sys.argv, on_start=say, on_step=step
-        )
+            classifier, data, settled, out_dir, shots=labelled, cache=_cache(cache, no_cache), command=sys.argv,
+            on_start=say, on_step=step,
+        )  # fmt: skip
     inputs = [i for i in (data, labelled.inputs if labelled is not None else None) if i is not None]
     last = result.history[-1]
     facts = {
@@ -177,9 +204,9 @@ def adapt(
         "effective_classes": last.effective_classes, "seconds": round(last.seconds, 1),
         "trainable": result.trainable, "total": result.total,
     }  # fmt: skip
-    if as_json:
+    if as_json and speaks:
         typer.echo(json.dumps(facts))
-    elif not quiet:
+    elif not quiet and speaks:
         for each in inputs:
             tell_skipped(each, out_dir / "skipped.jsonl")
         out.print(
@@ -195,6 +222,9 @@ def predict(
     inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of images, one image, or file of texts.")],
     out_file: Annotated[Path, typer.Option("--out", help="File to write, .csv or .jsonl.")] = Path("predictions.csv"),
     batch_size: Annotated[int, typer.Option(help="Samples encoded at once.")] = 64,
+    workers: Workers = None,
+    cache: Cache = None,
+    no_cache: NoCache = False,
     text_column: TextColumn = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -213,7 +243,8 @@ def predict(
     columns = _columns(text_column, classifier.columns)
     data = Texts.from_file(inputs, columns) if is_text else classifier.unlabelled(inputs)
     with bar("predicting", len(data), quiet or as_json) as advance:
-        predictions = classifier.score(data, batch_size, advance)
+        kept = _cache(cache, no_cache)
+        predictions = classifier.score(data, batch_size, advance, workers=workers or 0, cache=kept)
     out_file.parent.mkdir(parents=True, exist_ok=True)
     write(out_file, prediction_rows(classifier, data, predictions))
     facts = {"n": len(predictions.indices), "skipped": len(data.skipped), "predictions": str(out_file)}
@@ -229,6 +260,9 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     labelled: Annotated[Path, typer.Argument(help="Images in a sub-folder for each class, or a file with labels.")],
     batch_size: Annotated[int, typer.Option(help="Samples encoded at once.")] = 64,
+    workers: Workers = None,
+    cache: Cache = None,
+    no_cache: NoCache = False,
     text_column: TextColumn = None,
     label_column: LabelColumn = "label",
     device: Device = "auto",
@@ -246,7 +280,7 @@ def evaluate(
     columns = _columns(text_column, adapted.columns)
     data = read_labelled(labelled, adapted.classes, adapted.backbone.modality, columns, label_column)
     zero_shot = Classifier.load_zero_shot(run).to(_device(device))
-    result = compare(zero_shot, adapted, data, batch_size)
+    result = compare(zero_shot, adapted, data, batch_size, workers=workers or 0, cache=_cache(cache, no_cache))
     if as_json:
         typer.echo(json.dumps(result.to_json()))
     elif not quiet:
@@ -293,9 +327,17 @@ def _columns(given: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
     return columns
 
 
+def _cache(folder: Path | None, without: bool) -> FeatureCache | None:
+    from pouf.data.cache import FeatureCache
+
+    return None if without else FeatureCache(folder)
+
+
 def _device(name: str) -> str:
     import torch
 
+    if name == "auto" and torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+        return f"cuda:{os.environ['LOCAL_RANK']}"
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

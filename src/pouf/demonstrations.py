@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from pouf.cloze import Example, Sample
-from pouf.data.base import Unlabelled, Unreadable
+from pouf.data.base import Unreadable
 from pouf.data.shots import Shots
 from pouf.errors import InputError
 
@@ -65,9 +63,13 @@ class Demonstrations:
         of_class = [[shot for shot in others if shot[1] == label] for label in sorted({k for _, k in self.shots})]
         return Example(sample, after=tuple(draw.choice(shots) for shots in of_class if shots))
 
-    def views(self, data: Unlabelled) -> list[Demonstrated]:
-        """The same data once for each draw of a prediction."""
-        return [Demonstrated(data, self, f"{self.seed} {i}") for i in range(self.samples)]
+    def at_random(self, sample: Sample, seed: int) -> Example:
+        """For training: other shots for each seed."""
+        return self.show(sample, random.Random(seed))
+
+    def view(self, number: int) -> Callable[[Sample, int], Example]:
+        """For prediction: always the same shots for the same text, others in each of the `samples` views."""
+        return lambda sample, seed: self.show(sample, random.Random(f"{self.seed} {number} {sample}"))
 
     def to_json(self) -> dict[str, object]:
         return {**self.__dict__, "shots": [[sample, label] for sample, label in self.shots]}
@@ -77,34 +79,3 @@ class Demonstrations:
         shots: list[tuple[str | list[str], int]] = facts["shots"]  # type: ignore[assignment]
         solved = tuple((text if isinstance(text, str) else tuple(text), label) for text, label in shots)
         return cls(**{**facts, "shots": solved})  # type: ignore[arg-type]
-
-
-class Demonstrated(Unlabelled):
-    """Data whose every sample comes with shots around it.
-
-    Args:
-        seed: with one, a sample always has the same shots around it; with a generator, new ones at each reading.
-    """
-
-    modality = "text"
-
-    def __init__(self, data: Unlabelled, demonstrations: Demonstrations, seed: str | torch.Generator) -> None:
-        super().__init__(data.ids, data.source)
-        self.skipped = data.skipped  # shared: what can't be read is the same
-        self.data = data
-        self.demonstrations = demonstrations
-        self.seed = seed
-
-    def read(self, index: int) -> Example:
-        sample = self.data.read(index)
-        if isinstance(self.seed, str):
-            draw = random.Random(f"{self.seed} {sample}")
-        else:
-            draw = random.Random(int(torch.randint(2**31, (1,), generator=self.seed)))
-        return self.demonstrations.show(sample, draw)
-
-    def content_order(self) -> list[int]:
-        return self.data.content_order()
-
-    def reading_order(self) -> Sequence[int]:
-        return self.data.reading_order()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pouf.calibration import calibrate
 from pouf.classifier import Classifier
+from pouf.data.cache import FeatureCache
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError
 
@@ -37,10 +38,18 @@ class Evaluation(NamedTuple):
         return self._asdict() | {"per_class": {name: recall._asdict() for name, recall in self.per_class.items()}}
 
 
-def evaluate(zero_shot: Classifier, adapted: Classifier, labelled: Labelled, batch_size: int = 64) -> Evaluation:
+def evaluate(
+    zero_shot: Classifier,
+    adapted: Classifier,
+    labelled: Labelled,
+    batch_size: int = 64,
+    *,
+    workers: int = 0,
+    cache: FeatureCache | None = None,
+) -> Evaluation:
     """Compare a classifier before and after adaptation, and the label-free calibration of the one before."""
-    before = zero_shot.score(labelled.inputs, batch_size)
-    after = adapted.score(labelled.inputs, batch_size)
+    before = zero_shot.score(labelled.inputs, batch_size, workers=workers, cache=cache)
+    after = adapted.score(labelled.inputs, batch_size, workers=workers, cache=cache)
     labels = torch.tensor([labelled.labels[index] for index in before.indices])
     if len(labels) == 0 or before.indices != after.indices:
         raise InputError(f"{labelled.inputs.source}: no labelled input could be read twice; is the folder changing?")

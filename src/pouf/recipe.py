@@ -62,6 +62,17 @@ class Optimisation:
 
 
 @dataclass(frozen=True)
+class Compute:
+    """How it is computed. Nothing here changes what is learned, but for rounding."""
+
+    chunk: int = 0  # samples encoded at once, in two passes; 0 encodes a batch whole
+    precision: Literal["fp32", "bf16"] = "fp32"  # of the encoders; losses are in fp32
+    compile: bool = False  # the encoder of inputs, by torch.compile
+    checkpointing: bool = False  # forget activations, compute them again: less memory, more time
+    workers: int = 0  # processes that read and decode ahead
+
+
+@dataclass(frozen=True)
 class Recipe:
     """All settings of one adaptation."""
 
@@ -69,10 +80,12 @@ class Recipe:
     batch_size: int = 96
     seed: int = 0
     augment: Literal["crop-flip", "none"] = "crop-flip"  # images only: texts are never augmented
+    views: int = 0  # images whose encoder is not trained: this many crops of each, computed once; 0 crops at each step
     temperature: float = 0.0  # 0 keeps the model's own
     objective: Objective = field(default_factory=Objective)
     tuning: Tuning = field(default_factory=Tuning)
     optimisation: Optimisation = field(default_factory=Optimisation)
+    compute: Compute = field(default_factory=Compute)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -129,6 +142,9 @@ def _named() -> dict[str, str]:
 POSITIVE = ("steps", "batch_size", "optimisation.lr")
 NOT_NEGATIVE = (
     "seed",
+    "views",
+    "compute.chunk",
+    "compute.workers",
     "temperature",
     "objective.transport",
     "objective.information",

@@ -16,12 +16,24 @@ from typing import Any
 from pouf.adaptation import Adaptation, Step, adapt
 from pouf.classifier import CARD, Classifier
 from pouf.data.base import Unlabelled
+from pouf.data.cache import FeatureCache
 from pouf.data.shots import Shots
+from pouf.distributed import join
 from pouf.errors import Diverged, InputError
 from pouf.recipe import Recipe
 
 RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
-PACKAGES = ("pouf", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pillow", "scikit-learn")
+PACKAGES = (
+    "pouf",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pillow",
+    "scikit-learn",
+    "accelerate",
+)
 
 
 def adapt_run(
@@ -31,6 +43,7 @@ def adapt_run(
     folder: str | Path,
     *,
     shots: Shots | None = None,
+    cache: FeatureCache | None = None,
     command: Sequence[str] = (),
     on_start: Callable[[str], None] = print,
     on_step: Callable[[Step], None] | None = None,
@@ -38,7 +51,10 @@ def adapt_run(
     """`adapt`, with everything about it written to a new folder as it happens.
 
     When training diverges or is interrupted, the weights of the last good step are saved before the error goes on.
+    Of several processes the first one writes, and the others only take part.
     """
+    if not join(classifier.backbone.device).is_first:
+        return adapt(classifier, data, recipe, shots=shots, cache=cache, on_start=lambda message: None)
     inputs = {"data": data, "shots": shots.inputs if shots is not None else None}
     sources = {name: source for name, source in inputs.items() if source is not None}
     folder = check_new(folder)
@@ -77,7 +93,7 @@ def adapt_run(
                 on_step(step)
 
         try:
-            adaptation = adapt(classifier, data, recipe, shots=shots, on_start=on_start, on_step=log)
+            adaptation = adapt(classifier, data, recipe, shots=shots, cache=cache, on_start=on_start, on_step=log)
         except Diverged as error:
             finish("diverged", error=str(error))
             raise

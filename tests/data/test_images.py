@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pouf import Classifier, Images, InputError
+from pouf import Classifier, Images, InputError, Recipe, adapt
 from pouf.data.augment import crop_flip
 from pouf.data.base import Unreadable
+from pouf.data.reading import Reader, read_batches
 
 
 def photo(size: tuple[int, int] = (40, 30)) -> Image.Image:
@@ -122,11 +123,40 @@ def test_files_that_cannot_be_read_are_skipped_counted_and_listed(tmp_path: Path
     assert all(data.skipped.values()), "each has a reason"
 
 
-def test_random_batches_stay_full_when_files_are_broken(tmp_path: Path) -> None:
+def test_broken_files_are_met_once_and_then_left_out(tmp_path: Path, tiny: Classifier) -> None:
     data = Images.from_folder(broken_folder(tmp_path))
-    batches = data.random_batches(2, torch.Generator().manual_seed(0))
-    drawn = [next(batches).indices for _ in range(10)]
-    assert all(len(batch) == 2 and not set(batch) & data.skipped.keys() for batch in drawn)
+    batches = read_batches(
+        Reader(data, tiny.backbone.prepare), data.random_batches(2, torch.Generator().manual_seed(0))
+    )
+    read = [next(batches) for _ in range(20)]
+    failed = [index for batch in read for index in batch.failed]
+    assert len(failed) == len(set(failed)) == len(data.skipped) == 4
+    assert all(len(batch.indices) == 2 for batch in read[-10:])
+    assert {index for batch in read for index in batch.indices} == set(range(8)) - set(failed)
+
+
+def test_worker_processes_read_the_same_in_the_same_order(tmp_path: Path, tiny: Classifier) -> None:
+    data = Images.from_folder(broken_folder(tmp_path))
+    alone = tiny.encode(data, 2)
+    again = Images.from_folder(tmp_path)
+    together = tiny.encode(again, 2, workers=2)
+    assert together.indices == alone.indices and torch.equal(together.features, alone.features)
+    assert again.skipped == data.skipped
+
+
+def test_the_order_by_content_reads_only_what_is_asked_for(tmp_path: Path) -> None:
+    """A million files must be in order as soon as they are listed."""
+    for i in range(30):
+        (tmp_path / f"{i}.png").write_bytes(bytes([i]) * (10 + i // 3))  # three of each size
+    data = Images.from_folder(tmp_path)
+    read = []
+    original = data.digest
+    data.digest = lambda index: read.append(index) or original(index)
+    order = data.content_order()
+    assert read == []
+    order[4]
+    assert len(read) == 3
+    assert sorted(order) == list(range(30)) and len(read) == 30
 
 
 def test_nothing_readable_is_an_error_with_an_example(tmp_path: Path, tiny: Classifier) -> None:
@@ -134,8 +164,7 @@ def test_nothing_readable_is_an_error_with_an_example(tmp_path: Path, tiny: Clas
     with pytest.raises(InputError, match=r"none of the 1 inputs in .* can be read; the first, a.png: "):
         tiny.encode(Images.from_folder(tmp_path))
     with pytest.raises(InputError, match="none of the 1 inputs"):
-        batches = Images.from_folder(tmp_path).random_batches(2, torch.Generator())
-        next(batches)
+        adapt(tiny, Images.from_folder(tmp_path), Recipe.load("demo"))
 
 
 def test_the_python_interface_raises_rather_than_dropping_rows(tmp_path: Path, tiny: Classifier) -> None:

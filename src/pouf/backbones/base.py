@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class Backbone(nn.Module, ABC):
             def encode_prompts(self, prompts):              # list of m sentences → (m, d)
 
     Vectors need no normalisation. Anything registered as a parameter is trained by `full`, LayerNorms by `layernorm`.
-    For `prompt`, also set `text_side`; for cropped views of images, also set `image_size`.
+    For `prompt`, also set `text_side`; for cropped views of images, also set `image_size`; if features depend on
+    settings that are no weights, also tell them in `preprocessing`.
     """
 
     modality: Modality
@@ -73,6 +75,23 @@ class Backbone(nn.Module, ABC):
         sim = F.normalize(features, dim=1) @ F.normalize(prototypes, dim=1).T
         scale = self.logit_scale.squeeze().exp()
         return Scores(sim, sim * scale, 1 / scale)
+
+    def preprocessing(self) -> str:
+        """Everything beside the weights that features depend on, as text: it is part of their fingerprint."""
+        return ""
+
+    def input_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that features depend on; all of them, unless a model knows better."""
+        yield from self.state_dict().items()
+
+    def fingerprint(self) -> str:
+        """What features of this model are kept under: the same exactly where they would be the same."""
+        digest = blake2b(f"{type(self).__qualname__} {self.preprocessing()}".encode(), digest_size=16)
+        for name, tensor in self.input_weights():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            bytes_of: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            digest.update(bytes_of)
+        return digest.hexdigest()
 
     @property
     def device(self) -> torch.device:

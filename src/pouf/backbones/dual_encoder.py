@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,15 @@ class DualEncoder(Backbone):
     def logit_scale(self) -> Tensor:  # type: ignore[override]
         scale: Tensor = self.model.logit_scale if hasattr(self.model, "logit_scale") else self.fixed_scale
         return scale
+
+    def preprocessing(self) -> str:
+        return str(self.image_processor.to_json_string())
+
+    def input_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Without the text side and the temperature, which prompt tuning changes."""
+        for name, tensor in super().input_weights():
+            if not any(part.startswith(("text_", "logit_")) for part in name.split(".")):
+                yield name, tensor
 
     def prepare(self, samples: Sequence[Image.Image]) -> Tensors:
         return dict(self.image_processor(images=list(samples), return_tensors="pt"))

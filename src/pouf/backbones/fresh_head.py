@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pouf.backbones.base import Backbone, Tensors
+from pouf.backbones.text_side import tokenizer_facts
 from pouf.cloze import Sample
 from pouf.objectives.terms import Scores
 
@@ -29,6 +30,9 @@ class FreshHead(Backbone):
         self.tokenizer = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length)
         self.register_buffer("logit_scale", torch.tensor(0.0), persistent=False)
+
+    def preprocessing(self) -> str:
+        return f"{self.max_length} {tokenizer_facts(self.tokenizer)}"
 
     def prepare(self, samples: Sequence[Sample]) -> Tensors:
         pairs = [(sample,) if isinstance(sample, str) else sample for sample in samples]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pouf.backbones.base import Backbone, Tensors
 from pouf.backbones.masked_text import MASK_POSITION, MaskedText
-from pouf.backbones.text_side import replaced_embeddings
+from pouf.backbones.text_side import replaced_embeddings, tokenizer_facts
 from pouf.cloze import Cloze, Example, Sample
 from pouf.errors import InputError
 from pouf.objectives.terms import Scores
@@ -129,6 +129,9 @@ class MaskedLM(Backbone):
                 raise InputError("the context of prompt tuning is empty: give the words to start from")
             self.input_prompt = nn.Parameter(self.embedding.weight.detach()[ids].clone())
         return self.input_prompt
+
+    def preprocessing(self) -> str:
+        return f"{self.texts.cloze.template} {self.texts.max_length} {tokenizer_facts(self.tokenizer)}"
 
     def prepare(self, samples: Sequence[Sample | Example]) -> Tensors:
         return self.texts(samples, room=0 if self.input_prompt is None else len(self.input_prompt))

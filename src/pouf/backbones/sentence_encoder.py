@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pouf.backbones.base import Backbone, Tensors
-from pouf.backbones.text_side import TextSide
+from pouf.backbones.text_side import TextSide, tokenizer_facts
 from pouf.errors import InputError
 
 LAYOUT_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
@@ -52,6 +52,10 @@ class SentenceEncoder(Backbone):
         self.extras = extras
         self.register_buffer("logit_scale", torch.tensor(math.log(1 / TEMPERATURE)), persistent=False)
         self.text_side = TextSide(tokenizer, self.encode_inputs, model.get_input_embeddings(), max_length)  # type: ignore[operator]
+
+    def preprocessing(self) -> str:
+        assert self.text_side is not None
+        return f"{self.pool.__name__} {self.text_side.max_length} {tokenizer_facts(self.tokenizer)}"
 
     def prepare(self, samples: Sequence[str]) -> Tensors:
         assert self.text_side is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -87,6 +88,13 @@ class TextSide:
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         chunks = [order[start : start + CHUNK] for start in range(0, len(order), CHUNK)]
         return [Chunk(torch.tensor(chunk), self.pad([ids[i] for i in chunk])) for chunk in chunks]
+
+
+def tokenizer_facts(tokenizer: Any) -> str:
+    """Everything that decides the tokens of a text, as text."""
+    facts = json.loads(tokenizer.backend_tokenizer.to_str())
+    # What the last call happened to set.
+    return json.dumps({name: value for name, value in facts.items() if name not in ("truncation", "padding")})
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,9 +17,11 @@ class Unreadable(Exception):
     """One sample can't be read; its message says why. Never fatal: the sample is skipped and listed."""
 
 
-class Batch(NamedTuple):
-    indices: list[int]  # positions in the data
-    samples: list[Any]  # what was read there
+class Draw(NamedTuple):
+    """One sample of a batch to come: what is random about it follows from the seed alone, whoever reads it."""
+
+    place: int  # position in the data
+    seed: int
 
 
 class Unlabelled(ABC):
@@ -46,35 +48,53 @@ class Unlabelled(ABC):
         """The sample, or `Unreadable`."""
 
     @abstractmethod
-    def content_order(self) -> list[int]:
+    def content_order(self) -> Sequence[int]:
         """All positions in an order that only the samples' contents decide.
 
         Folder names, file names and the order of rows can tell the classes; none of them may steer the training.
         """
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """Every readable sample once, those that cost alike together."""
-        return self._batches(self.reading_order(), size, self.read, keep_rest=True)
+    def digest(self, index: int) -> bytes:
+        """A fingerprint of the sample's content (16 bytes), by which its features are found again; empty if unknown."""
+        return b""
 
     def reading_order(self) -> Sequence[int]:
         """The order of `batches`. Texts come by length, so that little of a batch is padding."""
         return range(len(self))
 
-    def random_batches(
-        self, size: int, generator: torch.Generator, read: Callable[[int], Any] | None = None
-    ) -> Iterator[Batch]:
+    def batches(self, size: int, only: Sequence[int] | None = None, seeded: bool = False) -> Iterator[list[Draw]]:
+        """Every sample once, those that cost alike together.
+
+        Args:
+            only: positions of some samples; by default all that are not known to be unreadable.
+            seeded: the draws have seeds, which follow from the samples' contents.
+        """
+        wanted = set(range(len(self)) if only is None else only) - self.skipped.keys()
+        order = [place for place in self.reading_order() if place in wanted]
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            yield [Draw(place, int.from_bytes(self.digest(place)[:7], "big") if seeded else 0) for place in batch]
+
+    def random_batches(self, size: int, generator: torch.Generator) -> Iterator[list[Draw]]:
         """Batches without end. Each epoch is a new permutation; no batch holds a sample twice.
 
         What is left of an epoch after its last full batch waits for the next one. Data smaller than `size` come
-        whole in every batch. `read` takes the place of the data's own, for samples that are known in another form.
+        whole in every batch. Samples that have turned out to be unreadable are left out from then on.
         """
         order = self.content_order()
+        # Seeds come from a stream of their own, so that the order of samples is the same whether they are used or not.
+        seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
         while True:
-            usable = [index for index in order if index not in self.skipped]
             self.check_readable()
-            size = min(size, len(usable))
-            permutation = torch.randperm(len(usable), generator=generator).tolist()
-            yield from self._batches([usable[i] for i in permutation], size, read or self.read, keep_rest=False)
+            size = min(size, len(self) - len(self.skipped))
+            batch: list[Draw] = []
+            for position in torch.randperm(len(order), generator=generator).tolist():
+                if (index := order[position]) in self.skipped:
+                    continue
+                batch.append(Draw(index, int(torch.randint(2**62, (), generator=seeds))))
+                if len(batch) == size:
+                    yield batch
+                    batch = []
 
     def check_readable(self) -> None:
         """An error if there is nothing, or if every sample has turned out to be unreadable."""
@@ -86,21 +106,3 @@ class Unlabelled(ABC):
                 f"none of the {len(self)} inputs in {self.source} can be read; "
                 f"the first, {self.ids[example]}: {self.skipped[example]}"
             )
-
-    def _batches(
-        self, indices: Sequence[int], size: int, read: Callable[[int], Any], keep_rest: bool
-    ) -> Iterator[Batch]:
-        batch = Batch([], [])
-        for index in indices:
-            try:
-                sample = read(index)
-            except Unreadable as error:
-                self.skipped[index] = str(error)
-                continue
-            batch.indices.append(index)
-            batch.samples.append(sample)
-            if len(batch.indices) == size:
-                yield batch
-                batch = Batch([], [])
-        if batch.indices and keep_rest:
-            yield batch

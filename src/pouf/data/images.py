@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -63,15 +63,8 @@ class Images(Unlabelled):
         except Exception as error:
             raise Unreadable(str(error) or type(error).__name__) from error
 
-    def content_order(self) -> list[int]:
-        sizes = [self._size(item) for item in self.items]
-        shared = Counter(sizes)
-        # Only files of equal size need to be read to be put in order.
-        keys = [
-            (size, self._digest(item) if shared[size] > 1 else b"")
-            for size, item in zip(sizes, self.items, strict=True)
-        ]
-        return sorted(range(len(keys)), key=keys.__getitem__)
+    def content_order(self) -> OrderByContent:
+        return OrderByContent([self._size(item) for item in self.items], self.digest)
 
     @staticmethod
     def _size(item: str | Path | Image.Image) -> int:
@@ -82,13 +75,43 @@ class Images(Unlabelled):
         except OSError:
             return -1  # reading it will say why
 
-    @staticmethod
-    def _digest(item: str | Path | Image.Image) -> bytes:
+    def digest(self, index: int) -> bytes:
+        item = self.items[index]
         try:
-            content = item.tobytes() if isinstance(item, Image.Image) else Path(item).read_bytes()
+            content = Path(item).read_bytes() if not isinstance(item, Image.Image) else _pixels(item)
         except OSError:
             return b""
         return blake2b(content, digest_size=16).digest()
+
+
+def _pixels(image: Image.Image) -> bytes:
+    return f"{image.mode} {image.size} ".encode() + image.tobytes()
+
+
+class OrderByContent(Sequence[int]):
+    """Positions by size, and among equal sizes by content, which is read only when a place among them is asked for.
+
+    So a million files are in order as soon as they are listed.
+    """
+
+    def __init__(self, sizes: Sequence[int], digest: Callable[[int], bytes]) -> None:
+        self._sizes = np.asarray(sizes, dtype=np.int64)
+        self._order = np.argsort(self._sizes, kind="stable")
+        self._sorted_sizes = self._sizes[self._order]
+        self._digest = digest
+        self._settled = np.zeros(len(self._order), dtype=bool)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, place: Any) -> Any:
+        if not self._settled[place]:
+            size = self._sorted_sizes[place]
+            first, last = np.searchsorted(self._sorted_sizes, size), np.searchsorted(self._sorted_sizes, size, "right")
+            if last - first > 1:
+                self._order[first:last] = sorted(self._order[first:last].tolist(), key=self._digest)
+            self._settled[first:last] = True
+        return int(self._order[place])
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ class Texts(Unlabelled):
 
     def content_order(self) -> list[int]:
         return sorted(range(len(self)), key=lambda index: str(self.items[index]))
+
+    def digest(self, index: int) -> bytes:
+        return blake2b(repr(self.items[index]).encode(), digest_size=16).digest()
 
 
 class BadRow(str):

@@ -1,0 +1,66 @@
+"""Samples → tensors, in this process or in several beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pouf.data.base import Draw, Unlabelled, Unreadable
+
+
+class Read(NamedTuple):
+    """What came of a batch of draws."""
+
+    indices: list[int]  # of the samples that could be read
+    tensors: dict[str, Tensor]  # first dimension len(indices); empty where there is nothing
+    failed: dict[int, str]  # index -> why
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads samples, changes them and makes tensors of them.
+
+    Args:
+        prepare: samples -> tensors, each with the samples as first dimension.
+        change: a sample and its seed -> the sample as it is to be seen: a random crop, or shots around it.
+    """
+
+    data: Unlabelled
+    prepare: Callable[[Sequence[Any]], dict[str, Tensor]]
+    change: Callable[[Any, int], Any] | None = None
+
+    def __getitem__(self, draws: list[Draw]) -> Read:
+        indices, samples, failed = [], [], {}
+        for index, seed in draws:
+            try:
+                sample = self.data.read(index)
+            except Unreadable as error:
+                failed[index] = str(error)
+                continue
+            indices.append(index)
+            samples.append(sample if self.change is None else self.change(sample, seed))
+        return Read(indices, self.prepare(samples) if samples else {}, failed)
+
+
+def read_batches(reader: Reader, batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[Read]:
+    """Batches in their order. `workers` processes read ahead; what can't be read is noted in the data's `skipped`.
+
+    The result does not depend on the number of workers: everything random about a sample comes with its draw.
+    """
+    # A batch is one item to the loader: its own batching stays off.
+    source: Iterable[Read] = (
+        DataLoader(reader, batch_size=None, sampler=batches, num_workers=workers, collate_fn=_as_is)  # type: ignore[arg-type]
+        if workers
+        else map(reader.__getitem__, batches)
+    )
+    for read in source:
+        reader.data.skipped.update(read.failed)
+        yield read
+
+
+def _as_is(read: Read) -> Read:
+    return read

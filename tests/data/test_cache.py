@@ -1,0 +1,167 @@
+"""Features that are kept: found again by model, preprocessing and content, and by nothing else."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_models import clip, masked_lm, sentence_encoder
+
+from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
+from pouf.data.augment import crop_flip
+from pouf.data.cache import FeatureCache
+from pouf.demo import DIGITS
+from pouf.features import Crop
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> FeatureCache:
+    return FeatureCache(tmp_path / "cache")
+
+
+def encoded_samples(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples went through the model, call by call."""
+    counts: list[int] = []
+    original = classifier.backbone.encode_inputs
+
+    def counting(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        counts.append(len(next(iter(batch.values()))))
+        return original(batch)
+
+    monkeypatch.setattr(classifier.backbone, "encode_inputs", counting)
+    return counts
+
+
+def test_nothing_is_encoded_twice(
+    cache: FeatureCache, tiny: Classifier, few_digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tiny.encode(Images.from_folder(few_digits))
+    first = tiny.encode(Images.from_folder(few_digits), cache=cache)
+    counts = encoded_samples(tiny, monkeypatch)
+    again = tiny.encode(Images.from_folder(few_digits), cache=cache)
+    assert counts == []
+    assert plain.indices == first.indices == again.indices
+    assert torch.equal(plain.features, first.features) and torch.equal(plain.features, again.features)
+
+
+def test_what_is_new_is_encoded_and_nothing_else(
+    cache: FeatureCache, tiny: Classifier, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names and folders play no part: a moved file is found again, a changed one is not."""
+    tiny.encode(Images.from_folder(few_digits), cache=cache)
+    paths = sorted(few_digits.rglob("*.png"))[:5]
+    for i, path in enumerate(paths):
+        (tmp_path / f"moved{9 - i}.png").write_bytes(path.read_bytes())
+    new = np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8)
+    Image.fromarray(new).save(tmp_path / "new.png")
+    (tmp_path / "broken.png").write_bytes(b"no")
+    data = Images.from_folder(tmp_path)
+    expected = tiny.encode(Images.from_folder(tmp_path))
+    counts = encoded_samples(tiny, monkeypatch)
+    found = tiny.encode(data, cache=cache)
+    assert counts == [1] and list(data.skipped) == [0]
+    # In a batch of its own a picture can come out with other rounding.
+    assert found.indices == expected.indices and torch.allclose(found.features, expected.features, atol=1e-5)
+
+
+def test_features_are_mapped_from_their_file_and_not_copied(cache: FeatureCache) -> None:
+    digests = [bytes([i]) * 16 for i in range(5)]
+    cache.open("model").put(digests, torch.rand(5, 3))
+    kept = cache.open("model")
+    assert isinstance(kept.shards[0], np.memmap)
+    assert np.shares_memory(kept.get(digests).numpy(), kept.shards[0])
+    some = kept.get([digests[3], digests[1]])
+    assert torch.equal(some, kept.get(digests)[[3, 1]])
+    some.zero_()
+    kept.get(digests).zero_()
+    assert cache.open("model").get(digests).abs().sum() > 0, "the file is never changed"
+
+
+def test_prompt_tuning_and_its_prediction_share_features(
+    cache: FeatureCache, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text side and the temperature have no part in the features of images."""
+    recipe = Recipe.load("demo-prompt").with_settings(steps=3)
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    adapt(classifier, Images.from_folder(few_digits), recipe, cache=cache)
+    classifier.save(tmp_path / "run")
+    again = Classifier.load(tmp_path / "run")
+    counts = encoded_samples(again, monkeypatch)
+    cached = again.score(Images.from_folder(few_digits), cache=cache)
+    assert counts == []
+    assert torch.equal(cached.log_probabilities, again.score(Images.from_folder(few_digits)).log_probabilities)
+
+
+def test_other_weights_are_another_model(cache: FeatureCache, tiny: Classifier, few_digits: Path) -> None:
+    before = tiny.encode(Images.from_folder(few_digits), cache=cache).features
+    with torch.no_grad():
+        tiny.backbone.model.visual_projection.weight[0, 0] += 1e-3
+    after = tiny.encode(Images.from_folder(few_digits), cache=cache).features
+    assert not torch.equal(before, after)
+    assert torch.equal(after, tiny.encode(Images.from_folder(few_digits)).features)
+
+
+def test_fingerprints_tell_preprocessing_pooling_and_template_apart(tmp_path: Path) -> None:
+    folder = clip(tmp_path / "clip")
+    one = Classifier.from_pretrained(folder, ["cat", "dog"]).backbone
+    other = Classifier.from_pretrained(folder, ["cat", "dog"]).backbone
+    assert one.fingerprint() == other.fingerprint()
+    other.image_processor.image_mean = [0.1, 0.1, 0.1]
+    assert one.fingerprint() != other.fingerprint()
+    mean, first = (
+        Classifier.from_pretrained(sentence_encoder(tmp_path / pooling, "bert", pooling), ["cat", "dog"]).backbone
+        for pooling in ("mean_tokens", "cls_token")
+    )
+    assert mean.fingerprint() != first.fingerprint()
+    lm = masked_lm(tmp_path / "lm", "bert")
+    was, seems = (
+        Classifier.from_pretrained(lm, ["bad", "good"], [f"{{text}} it {verb} [MASK]."]).backbone
+        for verb in ("was", "is")
+    )
+    assert was.fingerprint() != seems.fingerprint()
+
+
+def test_texts_are_kept_by_their_words(cache: FeatureCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), ["good", "bad"])
+    classifier.encode(Texts(["a cat", "a dog", "a cat"]), cache=cache)
+    counts = encoded_samples(classifier, monkeypatch)
+    found = classifier.encode(Texts(["the sea", "a dog", "a cat"]), cache=cache)
+    assert counts == [1] and found.indices == [0, 1, 2]
+
+
+def test_views_are_kept_apart_and_chosen_by_the_draw(
+    cache: FeatureCache, tiny: Classifier, few_digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe.load("demo-prompt").with_settings(steps=6, batch_size=50, augment="crop-flip", views=3)
+    counts = encoded_samples(tiny, monkeypatch)
+    first = adapt(tiny, Images.from_folder(few_digits), recipe, cache=cache)
+    assert sum(counts) == 3 * 150, "three crops of each image, and none later"
+    counts.clear()
+    again = adapt(Classifier.from_pretrained(EMBEDDED, DIGITS), Images.from_folder(few_digits), recipe, cache=cache)
+    assert counts == [] and [s.loss for s in first.history] == [s.loss for s in again.history]
+    plain = adapt(
+        Classifier.from_pretrained(EMBEDDED, DIGITS),
+        Images.from_folder(few_digits),
+        recipe.with_settings(augment="none"),
+    )
+    assert plain.history[0].loss != first.history[0].loss
+
+
+def test_a_crop_depends_on_its_seed_alone(pictures) -> None:
+    crop = Crop(crop_flip, 16)
+    assert crop(pictures[0], 5) == crop(pictures[0], 5) != crop(pictures[0], 6)
+
+
+def test_a_shard_without_its_digests_does_not_count(cache: FeatureCache) -> None:
+    """As an interruption would leave it."""
+    kept = cache.open("model")
+    kept.put([b"0" * 16], torch.ones(1, 4))
+    next((cache.folder / "model").glob("*.digests.npy")).unlink()
+    assert b"0" * 16 not in cache.open("model")
+
+
+def test_a_folder_that_can_not_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "features").write_text("a file in the way")
+    with pytest.raises(ValueError, match="can't write to the cache"):
+        FeatureCache(tmp_path).open("model").put([b"0" * 16], torch.ones(1, 4))

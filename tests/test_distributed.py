@@ -1,0 +1,68 @@
+"""Two real processes take the steps of one."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from distributed_cases import CASES, weights
+from PIL import Image
+from safetensors.torch import load_file
+from small_models import masked_lm, sentence_encoder
+
+from pouf.distributed import World
+
+HERE = Path(__file__).parent
+
+
+def torchrun(folder: Path, processes: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [*launch, str(HERE / "distributed_cases.py"), str(folder)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=400, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases by two processes. One picture can't be read: whoever meets it, all must know."""
+    folder = tmp_path_factory.mktemp("distributed")
+    noise = np.random.default_rng(0)
+    (folder / "images").mkdir()
+    for i in range(17):
+        pixels = noise.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{i}.png")
+    (folder / "images" / "3.png").write_bytes(b"no picture")
+    sentence_encoder(folder / "encoder")
+    masked_lm(folder / "lm", "roberta")
+    result = torchrun(folder)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_take_the_same_steps_as_one(ran: Path, name: str) -> None:
+    together, alone = load_file(ran / f"{name}.safetensors"), weights(CASES[name](ran))
+    assert together.keys() == alone.keys()
+    for parameter, value in alone.items():
+        assert torch.allclose(together[parameter], value, atol=1e-5), parameter
+
+
+def test_one_process_that_fails_ends_all_with_its_error(ran: Path) -> None:
+    start = time.perf_counter()
+    result = torchrun(ran, FAILS_ON_RANK="1")
+    assert result.returncode != 0
+    assert "this process fails on purpose" in result.stderr
+    assert time.perf_counter() - start < 120
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8])
+def test_shares_are_the_whole_in_its_order(n: int) -> None:
+    items = list(range(n))
+    shares = [World(rank, 3).share(items) for rank in range(3)]
+    assert [item for share in shares for item in share] == items
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1

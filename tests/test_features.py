@@ -1,0 +1,138 @@
+"""Batches in chunks, in bf16, compiled, checkpointed: the same step."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from small_models import masked_lm, sentence_encoder
+
+from pouf import EMBEDDED, Backbone, Classifier, Images, InputError, Recipe, Texts, adapt
+from pouf.demo import DIGITS
+
+TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?", "a sea", "the air"]
+
+
+def images() -> Classifier:
+    return Classifier.from_pretrained(EMBEDDED, DIGITS)
+
+
+def texts(folder: Path) -> Classifier:
+    return Classifier.from_pretrained(sentence_encoder(folder), ["good", "bad"], ["it is {}"])
+
+
+def cloze(folder: Path) -> Classifier:
+    return Classifier.from_pretrained(masked_lm(folder, "bert"), ["bad", "good"], ["{text} it was [MASK]."])
+
+
+def recipe(tune: str = "full", **settings: object) -> Recipe:
+    """Three plain steps: what differs in the gradient shows in the weights."""
+    return Recipe(steps=3, batch_size=12, augment="none", temperature=0.1).with_settings(
+        **{"tuning.name": tune, "optimisation.lr": 1e-2, "optimisation.weight_decay": 0.0, **settings}
+    )
+
+
+def weights_after(classifier: Classifier, data, settings: Recipe) -> dict[str, torch.Tensor]:
+    adapt(classifier, data, settings, on_start=lambda message: None)
+    return {name: p.detach().clone() for name, p in classifier.named_parameters()}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], atol: float = 1e-5) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.allclose(one[name], other[name], atol=atol), name
+
+
+@pytest.mark.parametrize("tune", ["full", "layernorm"])
+@pytest.mark.parametrize("chunk", [1, 5, 12])
+def test_chunks_give_the_gradient_of_the_whole_batch(pictures: list[Image.Image], tune: str, chunk: int) -> None:
+    whole = weights_after(images(), Images(pictures), recipe(tune))
+    chunked = weights_after(images(), Images(pictures), recipe(tune, **{"compute.chunk": chunk}))
+    assert_same(whole, chunked)
+    start = dict(images().named_parameters())
+    assert any(not torch.allclose(whole[name], start[name], atol=1e-4) for name in whole), "the steps moved something"
+
+
+@pytest.mark.parametrize("build", [texts, cloze])
+def test_chunks_of_texts_too_where_one_model_makes_features_and_prototypes(tmp_path: Path, build) -> None:
+    whole = weights_after(build(tmp_path / "a"), Texts(TEXTS), recipe())
+    chunked = weights_after(build(tmp_path / "b"), Texts(TEXTS), recipe(**{"compute.chunk": 4}))
+    assert_same(whole, chunked)
+
+
+def test_only_a_chunk_is_in_the_graph_at_a_time(pictures: list[Image.Image], monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = images()
+    seen: list[tuple[int, bool]] = []
+    original = classifier.backbone.encode_inputs
+
+    def watched(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        seen.append((len(batch["pixel_values"]), torch.is_grad_enabled()))
+        return original(batch)
+
+    monkeypatch.setattr(classifier.backbone, "encode_inputs", watched)
+    adapt(classifier, Images(pictures), recipe(steps=1, **{"compute.chunk": 4}))
+    assert seen == [(4, False)] * 3 + [(4, True)] * 3
+
+
+@pytest.mark.parametrize("tune", ["full", "prompt", "layernorm"])
+def test_forgetting_activations_changes_nothing(pictures: list[Image.Image], tune: str) -> None:
+    plain = weights_after(images(), Images(pictures), recipe(tune))
+    classifier = images()
+    calls = []
+    layer = classifier.backbone.model.text_model.encoder.layers[0].self_attn
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    again = weights_after(classifier, Images(pictures), recipe(tune, **{"compute.checkpointing": True}))
+    assert_same(plain, again)
+    assert len(calls) == 2 * 3, "computed twice at each step: that is the price"
+    assert not any(module.training for module in classifier.modules())
+
+
+def test_a_model_that_can_not_forget_says_so(pictures: list[Image.Image]) -> None:
+    class Bare(Backbone):
+        modality = "image"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.logit_scale = torch.nn.Parameter(torch.tensor(1.0))
+            self.table = torch.nn.Parameter(torch.eye(3))
+
+        def prepare(self, samples):
+            return {"x": torch.rand(len(samples), 3)}
+
+        def encode_inputs(self, batch):
+            return batch["x"] @ self.table
+
+        def encode_prompts(self, prompts):
+            return self.table[: len(prompts)]
+
+    with pytest.raises(InputError, match=r"Bare can't forget activations"):
+        adapt(Classifier(Bare(), ["a", "b"]), Images(pictures), recipe(**{"compute.checkpointing": True}))
+
+
+def test_bf16_is_near_and_its_losses_and_weights_are_fp32(pictures: list[Image.Image]) -> None:
+    plain, half = images(), images()
+    one = adapt(plain, Images(pictures), recipe())
+    other = adapt(half, Images(pictures), recipe(**{"compute.precision": "bf16"}))
+    assert {p.dtype for p in half.parameters()} == {torch.float32}
+    assert other.history[0].loss != one.history[0].loss, "something was rounded"
+    assert other.history[-1].loss == pytest.approx(one.history[-1].loss, abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_encoder_takes_the_same_steps(pictures: list[Image.Image]) -> None:
+    plain = weights_after(images(), Images(pictures), recipe())
+    assert_same(plain, weights_after(images(), Images(pictures), recipe(**{"compute.compile": True})), atol=1e-4)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+def test_workers_change_nothing(pictures: list[Image.Image], augment: str) -> None:
+    alone = weights_after(images(), Images(pictures), recipe(augment=augment))
+    together = weights_after(images(), Images(pictures), recipe(augment=augment, **{"compute.workers": 2}))
+    assert_same(alone, together, atol=0)
+
+
+def test_a_large_batch_in_small_chunks(few_digits: Path) -> None:
+    settings = recipe(steps=1, batch_size=4096, **{"compute.chunk": 32})
+    assert len(adapt(images(), Images.from_folder(few_digits), settings).history) == 1
