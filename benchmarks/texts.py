@@ -103,16 +103,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file for the results, JSON")
     given = parser.parse_args()
     recipe, model = Recipe.load(given.recipe), model_folder(given.model)
-    results = {task: run_task(task, given.data, model, recipe, tuple(given.seeds)) for task in given.tasks}
+    results: dict[str, dict] = {}
+    for task in given.tasks:
+        results[task] = run_task(task, given.data, model, recipe, tuple(given.seeds))
+        if given.out is not None:  # after each task, so that an interruption loses little
+            settings = {"recipe": recipe.to_toml().splitlines(), "seeds": given.seeds, "versions": versions()}
+            given.out.write_text(json.dumps(settings | {"tasks": results}, indent=1) + "\n", encoding="utf-8")
     print(table(results))
-    if given.out is not None:
-        facts = {
-            "recipe": recipe.to_toml().splitlines(),
-            "seeds": given.seeds,
-            "versions": versions(),
-            "tasks": results,
-        }
-        given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -20,6 +22,7 @@ from pouf import EMBEDDED, Classifier
 from pouf.demo import DIGITS, write_digits
 
 torch.set_num_threads(1)
+atexit.register(shutil.rmtree, os.environ["POUF_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

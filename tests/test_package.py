@@ -17,18 +17,23 @@ def test_the_public_names_are_these() -> None:
         "Adaptation",
         "Backbone",
         "Classifier",
+        "Demonstrations",
         "Diverged",
         "EMBEDDED",
+        "FeatureCache",
         "Images",
         "InputError",
         "Recipe",
+        "Shots",
         "Step",
+        "Stream",
         "Texts",
         "adapt",
         "adapt_run",
         "calibrate",
         "evaluate",
         "read_labelled",
+        "read_shots",
     ]
 
 

@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from pouf.backbones import Backbone as Backbone
     from pouf.calibration import calibrate as calibrate
     from pouf.classifier import Classifier as Classifier
+    from pouf.data.cache import FeatureCache as FeatureCache
     from pouf.data.images import Images as Images
     from pouf.data.labelled import read_labelled as read_labelled
+    from pouf.data.shots import Shots as Shots
+    from pouf.data.shots import read_shots as read_shots
+    from pouf.data.stream import Stream as Stream
     from pouf.data.texts import Texts as Texts
+    from pouf.demonstrations import Demonstrations as Demonstrations
     from pouf.errors import Diverged as Diverged
     from pouf.errors import InputError as InputError
     from pouf.evaluation import evaluate as evaluate
@@ -29,18 +34,23 @@ _HOME = {
     "Adaptation": "adaptation",
     "Backbone": "backbones",
     "Classifier": "classifier",
+    "Demonstrations": "demonstrations",
     "Diverged": "errors",
     "EMBEDDED": "backbones",
+    "FeatureCache": "data.cache",
     "Images": "data.images",
     "InputError": "errors",
     "Recipe": "recipe",
+    "Shots": "data.shots",
     "Step": "adaptation",
+    "Stream": "data.stream",
     "Texts": "data.texts",
     "adapt": "adaptation",
     "adapt_run": "runs",
     "calibrate": "calibration",
     "evaluate": "evaluation",
     "read_labelled": "data.labelled",
+    "read_shots": "data.shots",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

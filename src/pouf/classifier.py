@@ -194,6 +194,8 @@ class Classifier(nn.Module):
             only: positions of the samples to encode; all by default.
         """
         check_modality(self.backbone, data.modality)
+        if data.streamed:
+            raise InputError(f"{data.source} has no known end: take some of it with take(n)")
         self.eval()
         places = [place for place in (range(len(data)) if only is None else only) if place not in data.skipped]
         if self.demonstrations is not None:

@@ -48,7 +48,7 @@ def feature_batches(
 ) -> Iterator[FeatureBatch]:
     """Random batches without end."""
     crop = _crop(classifier, data, recipe)
-    frozen = not tuner.touches_inputs and classifier.demonstrations is None
+    frozen = not tuner.touches_inputs and classifier.demonstrations is None and not data.streamed
     if frozen and (crop is None or recipe.views > 0):
         views = [None] if crop is None else [crop.view(recipe.seed, number) for number in range(recipe.views)]
         tables = [encode_together(classifier, data, recipe, world, cache, view) for view in views]

@@ -34,6 +34,7 @@ class Unlabelled(ABC):
     """
 
     modality: Modality
+    streamed = False  # without a known number of samples, and without a way back to one
 
     def __init__(self, ids: Sequence[str], source: str) -> None:
         self.ids = ids

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 import warnings
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -18,22 +20,41 @@ from pouf.errors import InputError
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
+class TarMember(NamedTuple):
+    """A file inside a tar archive, by where its bytes lie."""
+
+    archive: Path
+    offset: int
+    size: int
+
+    def read_bytes(self) -> bytes:
+        with self.archive.open("rb") as stream:
+            stream.seek(self.offset)
+            return stream.read(self.size)
+
+
+Item = str | Path | TarMember | Image.Image
+
+
 class Images(Unlabelled):
-    """Images by path, or already open."""
+    """Images by path, inside tar archives, or already open."""
 
     modality = "image"
 
-    def __init__(
-        self, items: Sequence[str | Path | Image.Image], ids: Sequence[str] | None = None, source: str = "the list"
-    ) -> None:
-        names = [str(i) if isinstance(item, Image.Image) else os.fspath(item) for i, item in enumerate(items)]
+    def __init__(self, items: Sequence[Item], ids: Sequence[str] | None = None, source: str = "the list") -> None:
+        names = [os.fspath(item) if isinstance(item, (str, Path)) else str(i) for i, item in enumerate(items)]
         super().__init__(names if ids is None else ids, source)
         self.items = items
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Images:
-        """All images below a folder, at any depth, in the order of their paths. What lies where plays no part."""
+        """All images below a folder, at any depth, in the order of their paths. What lies where plays no part.
+
+        A tar archive counts as a folder; a folder that holds archives and no images, as all of them together.
+        """
         folder = Path(folder)
+        if folder.is_file() and folder.suffix == ".tar":
+            return cls.from_archives([folder], str(folder))
         if folder.is_file() and folder.suffix.lower() in EXTENSIONS:
             return cls([folder], [folder.name], str(folder))
         if not folder.is_dir():
@@ -43,12 +64,33 @@ class Images(Unlabelled):
             # Hidden files and folders (.DS_Store, .thumbnails) are the system's, not the user's.
             folders[:] = [name for name in folders if not name.startswith(".")]
             paths += [Path(root, n) for n in names if n.lower().endswith(EXTENSIONS) and not n.startswith(".")]
+        if not paths and (archives := sorted(folder.rglob("*.tar"))):
+            return cls.from_archives(archives, str(folder))
         if not paths:
             raise InputError(
                 f"no images in {str(folder)!r}: expected {', '.join(EXTENSIONS)} files in it or its sub-folders"
             )
         paths.sort()
         return cls(paths, [path.relative_to(folder).as_posix() for path in paths], str(folder))
+
+    @classmethod
+    def from_archives(cls, archives: Sequence[str | Path], source: str | None = None) -> Images:
+        """The images in tar archives, as WebDataset writes them. Only headers are read, and nothing is unpacked."""
+        members: list[TarMember] = []
+        ids: list[str] = []
+        for archive in map(Path, archives):
+            try:
+                with tarfile.open(archive, "r:") as listing:
+                    for entry in listing:
+                        if entry.isfile() and entry.name.lower().endswith(EXTENSIONS):
+                            members.append(TarMember(archive, entry.offset_data, entry.size))
+                            ids.append(f"{archive.name}/{entry.name}")
+            except (OSError, tarfile.TarError) as error:
+                raise InputError(f"{str(archive)!r} is no tar archive that can be read ({error}): unpack it") from None
+        source = source if source is not None else ", ".join(map(str, archives))
+        if not members:
+            raise InputError(f"no images in {source}: expected {', '.join(EXTENSIONS)} files in the archives")
+        return cls(members, ids, source)
 
     def read(self, index: int) -> Image.Image:
         item = self.items[index]
@@ -57,7 +99,7 @@ class Images(Unlabelled):
                 warnings.simplefilter("ignore")  # Pillow warns of damaged metadata; the pixels are what counts
                 if isinstance(item, Image.Image):
                     return to_rgb(item)
-                with Image.open(item) as image:
+                with Image.open(io.BytesIO(item.read_bytes()) if isinstance(item, TarMember) else item) as image:
                     return to_rgb(image)
         # A damaged file can raise nearly anything from a decoder: SyntaxError, struct.error, zlib.error, …
         except Exception as error:
@@ -67,9 +109,11 @@ class Images(Unlabelled):
         return OrderByContent([self._size(item) for item in self.items], self.digest)
 
     @staticmethod
-    def _size(item: str | Path | Image.Image) -> int:
+    def _size(item: Item) -> int:
         if isinstance(item, Image.Image):
             return item.width * item.height
+        if isinstance(item, TarMember):
+            return item.size
         try:
             return os.stat(item).st_size
         except OSError:
@@ -78,10 +122,14 @@ class Images(Unlabelled):
     def digest(self, index: int) -> bytes:
         item = self.items[index]
         try:
-            content = Path(item).read_bytes() if not isinstance(item, Image.Image) else _pixels(item)
+            content = _pixels(item) if isinstance(item, Image.Image) else _file(item).read_bytes()
         except OSError:
             return b""
         return blake2b(content, digest_size=16).digest()
+
+
+def _file(item: str | Path | TarMember) -> Path | TarMember:
+    return item if isinstance(item, TarMember) else Path(item)
 
 
 def _pixels(image: Image.Image) -> bytes:

@@ -51,10 +51,10 @@ def read_batches(reader: Reader, batches: Iterable[list[Draw]], workers: int = 0
 
     The result does not depend on the number of workers: everything random about a sample comes with its draw.
     """
-    # A batch is one item to the loader: its own batching stays off.
+    # A batch is one item to the loader: its own batching stays off. What a stream holds is in this process only.
     source: Iterable[Read] = (
         DataLoader(reader, batch_size=None, sampler=batches, num_workers=workers, collate_fn=_as_is)  # type: ignore[arg-type]
-        if workers
+        if workers and not reader.data.streamed
         else map(reader.__getitem__, batches)
     )
     for read in source:

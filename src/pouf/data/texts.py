@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pouf.data.base import Unlabelled, Unreadable
 from pouf.errors import InputError
 
 Row = dict[str, Any]
+IN_MEMORY = 64 * 2**20  # JSONL files above this size are read line by line
 
 
 class Texts(Unlabelled):
@@ -30,6 +34,9 @@ class Texts(Unlabelled):
         """The texts of a file, or its pairs where two columns are named; ids are row numbers from 0, header not
         counted. All other columns stay unread."""
         columns = (columns,) if isinstance(columns, str) else tuple(columns)
+        file = Path(file)
+        if file.suffix.lower() == ".jsonl" and file.is_file() and file.stat().st_size > IN_MEMORY:
+            return LargeTexts(file, columns)
         rows = read_rows(file, *columns)
         if not rows:
             raise InputError(f"no texts in {str(file)!r}: the file has no rows")
@@ -41,24 +48,105 @@ class Texts(Unlabelled):
         return cls([sample[0] if len(columns) == 1 else sample for sample in samples], source=source)
 
     def read(self, index: int) -> str | tuple[str, ...]:
-        item = self.items[index]
-        for text in item if isinstance(item, tuple) else (item,):
-            if isinstance(text, BadRow):
-                raise Unreadable(text)
-            if not isinstance(text, str):
-                raise Unreadable(f"expected a text, not {type(text).__name__}")
-            if not text.strip():
-                raise Unreadable("the text is empty")
-        return item  # type: ignore[no-any-return]
+        return _checked(self.items[index])
 
     def reading_order(self) -> list[int]:
         return sorted(range(len(self)), key=lambda index: len(str(self.items[index])))
 
-    def content_order(self) -> list[int]:
+    def content_order(self) -> Sequence[int]:
         return sorted(range(len(self)), key=lambda index: str(self.items[index]))
 
     def digest(self, index: int) -> bytes:
-        return blake2b(repr(self.items[index]).encode(), digest_size=16).digest()
+        return _digest(self.items[index])
+
+
+def _checked(item: Any) -> str | tuple[str, ...]:
+    """A sample that can be read, or `Unreadable`."""
+    for text in item if isinstance(item, tuple) else (item,):
+        if isinstance(text, BadRow):
+            raise Unreadable(text)
+        if not isinstance(text, str):
+            raise Unreadable(f"expected a text, not {type(text).__name__}")
+        if not text.strip():
+            raise Unreadable("the text is empty")
+    return item  # type: ignore[no-any-return]
+
+
+def _digest(item: Any) -> bytes:
+    return blake2b(repr(item).encode(), digest_size=16).digest()
+
+
+class LargeTexts(Texts):
+    """The texts of a JSONL file that need not fit into memory: read by their places in the file when needed.
+
+    One pass over the file notes where its lines begin, how long they are and a fingerprint of their texts: 24 bytes a
+    line. The order of training follows the fingerprints, so that no other column can steer it.
+    """
+
+    def __init__(self, file: str | Path, columns: Sequence[str]) -> None:
+        self.file, self.columns = Path(file), tuple(columns)
+        places = array("q")
+        marks = array("Q")
+        at, known = 0, False
+        with self.file.open("rb") as lines:
+            for line in lines:
+                if line.strip():
+                    sample = self._parse(line)
+                    known = known or not isinstance(sample, BadRow)
+                    places.append(at)
+                    marks.append(int.from_bytes(blake2b(repr(sample).encode(), digest_size=8).digest(), "big"))
+                at += len(line)
+        if not known:
+            raise InputError(
+                f"{str(file)!r} has no row with {' and '.join(map(repr, columns))}. Name the right column."
+            )
+        self.places, self.marks = np.frombuffer(places, np.int64), np.frombuffer(marks, np.uint64)
+        self.lengths = np.diff(self.places, append=at)
+        super().__init__(range(len(self.places)), RowNumbers(len(self.places)), str(file))
+
+    def read(self, index: int) -> str | tuple[str, ...]:
+        with self.file.open("rb") as stream:
+            stream.seek(int(self.places[index]))
+            return _checked(self._parse(stream.readline()))
+
+    def reading_order(self) -> list[int]:
+        return np.argsort(self.lengths, kind="stable").tolist()  # type: ignore[no-any-return]
+
+    def content_order(self) -> Sequence[int]:
+        # Python's own numbers are made one by one, as they are asked for.
+        return np.argsort(self.marks, kind="stable")  # type: ignore[return-value]
+
+    def digest(self, index: int) -> bytes:
+        with self.file.open("rb") as stream:
+            stream.seek(int(self.places[index]))
+            return _digest(self._parse(stream.readline()))
+
+    def _parse(self, line: bytes) -> Any:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            return BadRow(f"not valid JSON: {error}")
+        row = row if isinstance(row, dict) else {self.columns[0]: row}
+        missing = [name for name in self.columns if name not in row]
+        if missing:
+            return BadRow(f"no {missing[0]!r} in this row")
+        values = tuple(row[name] for name in self.columns)
+        return values[0] if len(values) == 1 else values
+
+
+class RowNumbers(Sequence[str]):
+    """The ids of rows, without a list of them."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self.n:
+            raise IndexError(index)
+        return str(index)
 
 
 class BadRow(str):

@@ -1,0 +1,108 @@
+"""Samples without a known number, met in the order they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+
+from pouf.data.base import Draw, Modality, Unlabelled, Unreadable
+from pouf.data.images import Images
+from pouf.data.texts import Texts
+from pouf.errors import InputError
+
+
+class Stream(Unlabelled):
+    """For training on what is too large to list: a stream of `datasets`, a database, a queue.
+
+    Samples wait in a buffer, from which batches are drawn at random; at the end the stream is opened anew. There is no
+    way back, so what must see everything first (prediction, features that are computed once) needs `take(n)`.
+
+    Args:
+        open: gives the samples from the first on, each time it is called.
+        modality: "image" for Pillow images, "text" for strings or pairs of them.
+        buffer: how many samples wait at a time: the larger, the more random the batches.
+    """
+
+    streamed = True
+
+    def __init__(
+        self, open: Callable[[], Iterable[Any]], modality: Modality, source: str = "the stream", buffer: int = 4096
+    ) -> None:
+        super().__init__(_Counted(), source)
+        self.open = open
+        self.modality = modality
+        self.buffer = buffer
+        self.waiting: dict[int, Any] = {}
+
+    @classmethod
+    def from_dataset(cls, dataset: Any, column: str, modality: Modality, buffer: int = 4096) -> Stream:
+        """A column of a `datasets.IterableDataset`; no other is looked at."""
+        names = dataset.column_names
+        if names is not None and column not in names:
+            raise InputError(f"the dataset has no column {column!r}, only: {', '.join(names)}")
+        return cls(lambda: (row[column] for row in dataset), modality, "the dataset", buffer)
+
+    def take(self, n: int) -> Images | Texts:
+        """The first n samples, in memory."""
+        samples = [sample for sample, _ in zip(self.open(), range(n), strict=False)]
+        return Images(samples, source=self.source) if self.modality == "image" else Texts(samples, source=self.source)
+
+    def read(self, index: int) -> Any:
+        sample = self.waiting[index]
+        one: Images | Texts = Images([sample]) if isinstance(sample, Image.Image) else Texts([sample])
+        if one.modality != self.modality:
+            raise Unreadable(f"expected {'an image' if self.modality == 'image' else 'a text'}, not {type(sample)}")
+        return one.read(0)
+
+    def random_batches(self, size: int, generator: torch.Generator) -> Iterator[list[Draw]]:
+        """Drawn from the buffer, which is refilled as long as the stream goes on; then it starts anew."""
+        seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
+        pool: list[int] = []
+        batch: list[Draw] = []
+        for place, sample in enumerate(self._passes()):
+            self.ids.met = place + 1  # type: ignore[attr-defined]
+            self.waiting[place] = sample
+            pool.append(place)
+            if len(pool) < max(self.buffer, size):
+                continue
+            chosen = int(torch.randint(len(pool), (), generator=generator))
+            pool[chosen], pool[-1] = pool[-1], pool[chosen]
+            batch.append(Draw(pool.pop(), int(torch.randint(2**62, (), generator=seeds))))
+            if len(batch) == size:
+                yield batch
+                for draw in batch:
+                    del self.waiting[draw.place]
+                batch = []
+
+    def content_order(self) -> Sequence[int]:
+        raise InputError(f"{self.source} has no end, so its samples can't be put in order: use take(n)")
+
+    def reading_order(self) -> Sequence[int]:
+        return self.content_order()
+
+    def check_readable(self) -> None:
+        """Nothing can be said before the end."""
+
+    def _passes(self) -> Iterator[Any]:
+        while True:
+            empty = True
+            for sample in self.open():
+                empty = False
+                yield sample
+            if empty:
+                raise InputError(f"{self.source} is empty: there must be at least one sample")
+
+
+class _Counted(Sequence[str]):
+    """Ids are numbers in the order of arrival; there are as many as have been met."""
+
+    met = 0
+
+    def __len__(self) -> int:
+        return self.met
+
+    def __getitem__(self, index: Any) -> Any:
+        return str(index)
