@@ -1,5 +1,6 @@
 """Two real processes take the steps of one."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_models import masked_lm, sentence_encoder
 
+from pouf import EMBEDDED
+from pouf.demo import DIGITS
 from pouf.distributed import World
 
 HERE = Path(__file__).parent
@@ -58,6 +61,21 @@ def test_one_process_that_fails_ends_all_with_its_error(ran: Path) -> None:
     assert result.returncode != 0
     assert "this process fails on purpose" in result.stderr
     assert time.perf_counter() - start < 120
+
+
+def test_the_command_line_writes_and_speaks_once(ran: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pouf"]
+    command = [
+        *launch, "adapt", "--model", EMBEDDED, "--images", str(ran / "images"), "--classes", ",".join(DIGITS), "--json",
+        "--recipe", "demo", "--steps", "2", "--batch-size", "8", "--chunk", "3", "--device", "cpu", "--out", "run",
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    assert result.returncode == 0, result.stderr[-3000:]
+    facts = json.loads(result.stdout)
+    assert (facts["n"], facts["steps"]) == (17, 2)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8])
