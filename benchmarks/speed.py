@@ -129,7 +129,8 @@ def prompt(steps: int) -> dict[str, float]:
     ours = our_steps(31, 96, max(steps, 5), **{"tuning.name": "prompt"})
     backbone = vit()
     # The gradient of a soft prompt runs through the whole text tower down to the token embeddings.
-    step = step_as_written(backbone, 31, 96, [backbone.model.get_input_embeddings().weight, backbone.model.logit_scale])
+    tokens = backbone.model.text_model.get_input_embeddings().weight
+    step = step_as_written(backbone, 31, 96, [tokens, backbone.model.logit_scale])
     return ratio(ours, [seconds_of(step) for _ in range(steps)])
 
 
