@@ -4,8 +4,8 @@
     python benchmarks/speed.py --only prompt help                           # some of it
 
 CLIP ViT-B/16 with random weights (no download: speed does not depend on them) and pictures of noise. "As written" pads
-every prompt to 77 tokens and runs the image tower at each step, trained or not. Ratios are of medians of steps that
-were taken in turn.
+every prompt to 77 tokens and runs the image tower at each step, trained or not. Ratios are of medians: first our steps,
+without the first one, then those as written. (Sequences padded to 128 are in `masked_lm_speed.py`.)
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
     "views": lambda folder: images(folder, "prompt", augment="crop-flip", views=2),
     "chunks": lambda folder: images(folder, "full", **{"compute.chunk": 2}),
     "batch of one": lambda folder: images(folder, "full", batch_size=1),
+    "batch of one, prompt": lambda folder: cloze(folder, "prompt", batch_size=1),
 }
 
 

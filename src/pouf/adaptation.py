@@ -94,7 +94,9 @@ def adapt(
     batches = feature_batches(classifier, tuner, stream, recipe, generator, world, cache)
     shot_batches = None
     if shots is not None and shots.inputs is not stream:
-        shot_batches = feature_batches(classifier, tuner, shots.inputs, recipe, generator, world, cache)
+        # A stream of its own, so that what is read ahead of the one does not change the other.
+        own = torch.Generator().manual_seed(recipe.seed)
+        shot_batches = feature_batches(classifier, tuner, shots.inputs, recipe, own, world, cache)
     terms = _terms(classifier, batches, shots, shot_batches, recipe)
     with checkpointing(classifier) if recipe.compute.checkpointing else nullcontext():
         history = _train(tuner, terms, recipe, world, on_step)

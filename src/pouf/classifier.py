@@ -209,20 +209,27 @@ class Classifier(nn.Module):
             return Encoded(encoded[0].indices, torch.stack([each.features for each in encoded]).mean(0))
         if cache is None:
             return self._encode(data, places, batch_size, change, on_batch, workers)
-        digests = {place: data.digest(place) for place in places}
-        if not all(digests.values()):  # a sample without a fingerprint can't be found again
-            return self._encode(data, places, batch_size, change, on_batch, workers)
         name = self.backbone.fingerprint() + (f" {change.name}" if change is not None else "")
         kept = cache.open(blake2b(name.encode(), digest_size=16).hexdigest())
-        missing = [place for place, digest in digests.items() if digest not in kept]
+        digests = {place: data.digest(place) for place in places}
+        known = {place for place, digest in digests.items() if digest in kept}
         if on_batch is not None:
-            on_batch(len(places) - len(missing))
-        if missing:
-            fresh = self._encode(data, missing, batch_size, change, on_batch, workers)
-            rows = {digests[place]: row for row, place in enumerate(fresh.indices)}  # the same content twice, kept once
+            on_batch(len(known))
+        missing = [place for place in places if place not in known]
+        fresh = self._encode(data, missing, batch_size, change, on_batch, workers) if missing or not known else None
+        found = sorted(known)
+        if fresh is None:
+            return Encoded(found, kept.get([digests[place] for place in found]))
+        # The same content twice is kept once, and what has no fingerprint not at all.
+        rows = {digests[place]: row for row, place in enumerate(fresh.indices) if digests[place]}
+        if rows:
             kept.put(list(rows), fresh.features[list(rows.values())])
-        found = [place for place, digest in digests.items() if digest in kept]
-        return Encoded(found, kept.get([digests[place] for place in found]))
+        if not found:
+            return fresh
+        both = torch.cat([fresh.features, kept.get([digests[place] for place in found])])
+        indices = [*fresh.indices, *found]
+        order = sorted(range(len(indices)), key=indices.__getitem__)
+        return Encoded([indices[i] for i in order], both[order])
 
     def _encode(
         self,

@@ -237,6 +237,7 @@ def predict(
     from pouf.runs import check_run
 
     calm_libraries()
+    _alone("predict")
     write = writer_for(out_file)
     classifier = Classifier.load(check_run(run)).to(_device(device))
     is_text = classifier.backbone.modality == "text"
@@ -276,6 +277,7 @@ def evaluate(
     from pouf.runs import check_run
 
     calm_libraries()
+    _alone("evaluate")
     adapted = Classifier.load(check_run(run)).to(_device(device))
     columns = _columns(text_column, adapted.columns)
     data = read_labelled(labelled, adapted.classes, adapted.backbone.modality, columns, label_column)
@@ -327,6 +329,13 @@ def _columns(given: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
     return columns
 
 
+def _alone(command: str) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            f"pouf {command} runs in one process: give each process a part of the data as a run of its own"
+        )
+
+
 def _cache(folder: Path | None, without: bool) -> FeatureCache | None:
     from pouf.data.cache import FeatureCache
 
@@ -336,7 +345,7 @@ def _cache(folder: Path | None, without: bool) -> FeatureCache | None:
 def _device(name: str) -> str:
     import torch
 
-    if name == "auto" and torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+    if name in ("auto", "cuda") and torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
         return f"cuda:{os.environ['LOCAL_RANK']}"
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -86,7 +87,8 @@ def join(device: torch.device) -> World:
         return World()
     from accelerate import PartialState
 
-    state = PartialState(cpu=device.type == "cpu")
+    # One process may find its features in the cache while another computes for hours.
+    state = PartialState(cpu=device.type == "cpu", timeout=timedelta(days=1))
     if state.num_processes != started:
         raise InputError(
             f"{started} processes were started, but {state.num_processes} found each other: on CPU say so to the "

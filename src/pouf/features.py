@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -47,6 +48,10 @@ def feature_batches(
     cache: FeatureCache | None,
 ) -> Iterator[FeatureBatch]:
     """Random batches without end."""
+    if len(set(sizes := world.gather_objects(len(data)))) > 1:
+        raise InputError(
+            f"the processes see {', '.join(map(str, sizes))} inputs in {data.source}: give all the same data"
+        )
     crop = _crop(classifier, data, recipe)
     frozen = not tuner.touches_inputs and classifier.demonstrations is None and not data.streamed
     if frozen and (crop is None or recipe.views > 0):
@@ -68,7 +73,20 @@ class Crop:
 
     def view(self, seed: int, number: int) -> Change:
         """One of several views that are computed once for all steps."""
-        return Change(f"{self.augment.__name__} {self.size} {seed} {number}", self)
+        return Change(f"{self.augment.__name__} {self.size} {seed} {number}", View(self, seed, number))
+
+
+@dataclass(frozen=True)
+class View:
+    """Always the same crop of an image; another for each number and each seed of the run."""
+
+    crop: Crop
+    seed: int
+    number: int
+
+    def __call__(self, image: Image.Image, seed: int) -> Image.Image:
+        mixed = blake2b(f"{self.seed} {self.number} {seed}".encode(), digest_size=7).digest()
+        return self.crop(image, int.from_bytes(mixed, "big"))
 
 
 def _crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop | None:
@@ -142,13 +160,12 @@ def _computed(
         if not indices:
             data.check_readable()
             continue
-        tensors = {name: tensor.to(backbone.device) for name, tensor in read.tensors.items()}
-        chunks = _chunks(tensors, len(read.indices), recipe.compute.chunk)
+        chunks = _chunks(read.tensors, len(read.indices), recipe.compute.chunk)
         with torch.set_grad_enabled(tuner.touches_inputs):
             features, push_back = encode.in_chunks(chunks) if len(chunks) > 1 else encode.whole(chunks)
         width = max(world.gather_objects(0 if features is None else features.shape[1]))
         if features is None:  # nothing to read here, but the others wait
-            features = torch.zeros(0, width, device=backbone.device)
+            features = torch.zeros(0, width, device=backbone.device, requires_grad=tuner.touches_inputs)
         yield FeatureBatch(world.gather(features), indices, push_back)
 
 
@@ -162,6 +179,7 @@ class Encoder:
         self.encode_inputs = torch.compile(encode) if recipe.compute.compile else encode
 
     def __call__(self, tensors: Tensors) -> Tensor:
+        tensors = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         with precision(self.recipe, self.device):
             return self.encode_inputs(tensors).float()
 
@@ -185,7 +203,9 @@ class Encoder:
                 return
             sizes = [len(next(iter(chunk.values()))) for chunk in chunks]
             for chunk, gradient in zip(chunks, features.grad.split(sizes), strict=True):
-                self(chunk).backward(gradient)
+                again = self(chunk)
+                if again.requires_grad:  # not where nothing on this side is trained
+                    again.backward(gradient)
 
         return features, push_back
 

@@ -100,8 +100,11 @@ def adapt_run(
         except KeyboardInterrupt:
             finish("interrupted")
             raise
-        except InputError:
-            shutil.rmtree(folder)  # nothing was learned, and the next try may use the same name
+        except InputError as error:
+            if metrics.tell():
+                finish("failed", error=str(error))
+            else:
+                shutil.rmtree(folder)  # nothing was learned, and the next try may use the same name
             raise
     finish("finished", trainable=adaptation.trainable, total=adaptation.total)
     return adaptation

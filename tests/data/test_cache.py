@@ -69,8 +69,9 @@ def test_features_are_mapped_from_their_file_and_not_copied(cache: FeatureCache)
     digests = [bytes([i]) * 16 for i in range(5)]
     cache.open("model").put(digests, torch.rand(5, 3))
     kept = cache.open("model")
-    assert isinstance(kept.shards[0], np.memmap)
-    assert np.shares_memory(kept.get(digests).numpy(), kept.shards[0])
+    mapped = kept.shard(0)
+    kept.shard = lambda number: mapped
+    assert isinstance(mapped, np.memmap) and np.shares_memory(kept.get(digests).numpy(), mapped)
     some = kept.get([digests[3], digests[1]])
     assert torch.equal(some, kept.get(digests)[[3, 1]])
     some.zero_()
@@ -115,6 +116,9 @@ def test_fingerprints_tell_preprocessing_pooling_and_template_apart(tmp_path: Pa
     )
     assert mean.fingerprint() != first.fingerprint()
     lm = masked_lm(tmp_path / "lm", "bert")
+    other = Classifier.from_pretrained(folder, ["cat", "dog"]).backbone
+    other.model.config.vision_config.hidden_act = "gelu"
+    assert one.fingerprint() != other.fingerprint(), "the same weights can compute something else"
     was, seems = (
         Classifier.from_pretrained(lm, ["bad", "good"], [f"{{text}} it {verb} [MASK]."]).backbone
         for verb in ("was", "is")
@@ -134,6 +138,13 @@ def test_views_are_kept_apart_and_chosen_by_the_draw(
     cache: FeatureCache, tiny: Classifier, few_digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = Recipe.load("demo-prompt").with_settings(steps=6, batch_size=50, augment="crop-flip", views=3)
+    crop = Crop(crop_flip, 32)
+    tables = [
+        tiny.encode(Images.from_folder(few_digits), change=crop.view(seed, number)).features
+        for seed, number in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert not any(torch.equal(one, other) for one, other in ((tables[0], tables[1]), (tables[0], tables[2])))
+    assert torch.equal(tables[0], tiny.encode(Images.from_folder(few_digits), change=crop.view(0, 0)).features)
     counts = encoded_samples(tiny, monkeypatch)
     first = adapt(tiny, Images.from_folder(few_digits), recipe, cache=cache)
     assert sum(counts) == 3 * 150, "three crops of each image, and none later"
@@ -151,6 +162,20 @@ def test_views_are_kept_apart_and_chosen_by_the_draw(
 def test_a_crop_depends_on_its_seed_alone(pictures) -> None:
     crop = Crop(crop_flip, 16)
     assert crop(pictures[0], 5) == crop(pictures[0], 5) != crop(pictures[0], 6)
+
+
+def test_a_file_without_a_fingerprint_does_not_keep_the_others_from_the_cache(
+    cache: FeatureCache, tiny: Classifier, tmp_path: Path, pictures: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i, picture in enumerate(pictures[:3]):
+        picture.save(tmp_path / f"{i}.png")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "broken.png").write_bytes(b"no")
+    tiny.encode(Images.from_folder(tmp_path), cache=cache)
+    counts = encoded_samples(tiny, monkeypatch)
+    again = tiny.encode(Images.from_folder(tmp_path), cache=cache)
+    assert counts == [] and len(again.indices) == 3
+    assert len(list(cache.folder.rglob("*.digests.npy"))) == 1, "nothing new, so nothing written"
 
 
 def test_a_shard_without_its_digests_does_not_count(cache: FeatureCache) -> None:

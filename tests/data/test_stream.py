@@ -11,7 +11,7 @@ from PIL import Image
 from small_models import sentence_encoder
 
 import pouf.data.texts as texts_module
-from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Stream, Texts, adapt
+from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Stream, Texts, adapt, adapt_run
 from pouf.data.texts import LargeTexts
 from pouf.demo import DIGITS
 
@@ -144,6 +144,22 @@ def test_columns_of_the_datasets_package_are_data_as_they_are(tmp_path: Path) ->
     assert classifier.predict(dataset["text"]) == classifier.predict(["a cat", "a dog", "the sea"])
     with pytest.raises(InputError, match="no column 'review', only: text, label"):
         Stream.from_dataset(dataset.to_iterable_dataset(), "review", "text")
+
+
+def test_a_stream_that_is_never_readable_ends() -> None:
+    stream = Stream(lambda: ["a.jpg", "b.jpg"], "image", buffer=10)
+    with pytest.raises(InputError, match=r"none of the first .* samples of the stream can be read: expected an image"):
+        adapt(Classifier.from_pretrained(EMBEDDED, DIGITS), stream, RECIPE)
+
+
+def test_a_stream_that_can_be_opened_once_loses_nothing(tmp_path: Path, pictures: list[Image.Image]) -> None:
+    once = iter(pictures)
+    stream = Stream(lambda: once, "image", buffer=2)
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    with pytest.raises(InputError, match="must give the samples anew each time"):
+        adapt_run(classifier, stream, RECIPE.with_settings(batch_size=2, steps=50), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+    Classifier.load(tmp_path / "run")
 
 
 def test_an_empty_stream_is_an_error_and_a_wrong_sample_is_skipped() -> None:

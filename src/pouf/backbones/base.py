@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,9 @@ from pouf.objectives.terms import Scores
 from pouf.prompts import fill
 
 Tensors = dict[str, Tensor]
+
+# Of a config of transformers: where it came from, not what it computes.
+UNIMPORTANT = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 
 
 class Backbone(nn.Module, ABC):
@@ -86,7 +90,11 @@ class Backbone(nn.Module, ABC):
 
     def fingerprint(self) -> str:
         """What features of this model are kept under: the same exactly where they would be the same."""
-        digest = blake2b(f"{type(self).__qualname__} {self.preprocessing()}".encode(), digest_size=16)
+        config = getattr(getattr(self, "model", None), "config", None)
+        # Two models can have the same weights and differ in an activation or a number of heads.
+        facts = {} if config is None else {k: v for k, v in config.to_dict().items() if k not in UNIMPORTANT}
+        named = f"{type(self).__qualname__} {self.preprocessing()} {json.dumps(facts, sort_keys=True, default=str)}"
+        digest = blake2b(named.encode(), digest_size=16)
         for name, tensor in self.input_weights():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             bytes_of: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

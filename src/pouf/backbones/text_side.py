@@ -92,6 +92,8 @@ class TextSide:
 
 def tokenizer_facts(tokenizer: Any) -> str:
     """Everything that decides the tokens of a text, as text."""
+    if not tokenizer.is_fast:  # one written in Python: its class, its words and its settings
+        return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {tokenizer.init_kwargs}"
     facts = json.loads(tokenizer.backend_tokenizer.to_str())
     # What the last call happened to set.
     return json.dumps({name: value for name, value in facts.items() if name not in ("truncation", "padding")})

@@ -40,14 +40,19 @@ class FeatureCache:
         self.folder = Path(folder if folder is not None else usual).expanduser() / "features"
 
     def open(self, model: str) -> CachedFeatures:
-        """The features of one model, under its fingerprint."""
-        return CachedFeatures(self.folder / model)
+        """The features of one model, under its fingerprint. An error now if they could not be kept later."""
+        folder = self.folder / model
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"can't write to the cache {str(folder)!r}: {error}. Choose another, or none") from error
+        return CachedFeatures(folder)
 
 
 class CachedFeatures:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.shards: list[NDArray[np.float32]] = []
+        self.files: list[Path] = []  # of features, in the order of their shards' numbers
         self.places: dict[bytes, Place] = {}
         for file in sorted(folder.glob(f"*{DIGESTS}")):
             self._add(file)
@@ -58,7 +63,7 @@ class CachedFeatures:
     def get(self, digests: Sequence[bytes]) -> Tensor:
         """(n, d). Where they are one whole shard in its order, the file itself, memory-mapped; else a copy."""
         places = [self.places[digest] for digest in digests]
-        shard = self.shards[places[0].shard]
+        shard = self.shard(places[0].shard)
         if len(places) == len(shard) and all(place == Place(places[0].shard, i) for i, place in enumerate(places)):
             return torch.from_numpy(shard)
         rows = np.empty((len(places), shard.shape[1]), np.float32)
@@ -66,13 +71,17 @@ class CachedFeatures:
         for i, place in enumerate(places):
             by_shard.setdefault(place.shard, []).append(i)
         for number, wanted in by_shard.items():
-            rows[wanted] = self.shards[number][[places[i].row for i in wanted]]
+            rows[wanted] = self.shard(number)[[places[i].row for i in wanted]]
         return torch.from_numpy(rows)
+
+    def shard(self, number: int) -> NDArray[np.float32]:
+        """(n, d), memory-mapped. Copy on write: torch wants memory that it may change, and the file must not change."""
+        features: NDArray[np.float32] = np.load(self.files[number], mmap_mode="c", allow_pickle=False)
+        return features
 
     def put(self, digests: Sequence[bytes], features: Tensor) -> None:
         """Add (n, d) features of samples that are not there yet."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             stem = uuid.uuid4().hex
             _write(self.folder / f"{stem}{FEATURES}", features.float().cpu().numpy())
             # The digests come last: a shard counts from when they are there.
@@ -86,9 +95,8 @@ class CachedFeatures:
     def _add(self, file: Path) -> None:
         stem = file.name.removesuffix(DIGESTS)
         digests = np.load(file, allow_pickle=False)
-        # Copy on write: torch wants memory that it may change, and nobody must change the file.
-        self.shards.append(np.load(self.folder / f"{stem}{FEATURES}", mmap_mode="c", allow_pickle=False))
-        number = len(self.shards) - 1
+        self.files.append(self.folder / f"{stem}{FEATURES}")
+        number = len(self.files) - 1
         for row, digest in enumerate(digests):
             self.places.setdefault(digest.tobytes(), Place(number, row))
 

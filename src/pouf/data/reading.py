@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pouf.data.base import Draw, Unlabelled, Unreadable
+from pouf.errors import InputError
 
 
 class Read(NamedTuple):
@@ -49,14 +51,22 @@ class Reader:
 def read_batches(reader: Reader, batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[Read]:
     """Batches in their order. `workers` processes read ahead; what can't be read is noted in the data's `skipped`.
 
-    The result does not depend on the number of workers: everything random about a sample comes with its draw.
+    The result does not depend on the number of workers: everything random about a sample comes with its draw. Only a
+    sample that can't be read is drawn again as long as nobody has come to know it.
     """
     # A batch is one item to the loader: its own batching stays off. What a stream holds is in this process only.
-    source: Iterable[Read] = (
-        DataLoader(reader, batch_size=None, sampler=batches, num_workers=workers, collate_fn=_as_is)  # type: ignore[arg-type]
-        if workers and not reader.data.streamed
-        else map(reader.__getitem__, batches)
-    )
+    source: Iterable[Read] = map(reader.__getitem__, batches)
+    if workers and not reader.data.streamed:
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise InputError("worker processes need an operating system that can fork them: use 0 workers here")
+        source = DataLoader(
+            reader,  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=batches,
+            num_workers=workers,
+            collate_fn=_as_is,  # type: ignore[arg-type]
+            multiprocessing_context="fork",
+        )
     for read in source:
         reader.data.skipped.update(read.failed)
         yield read

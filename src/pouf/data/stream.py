@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class Stream(Unlabelled):
         self.modality = modality
         self.buffer = buffer
         self.waiting: dict[int, Any] = {}
+        self.any_read = False
 
     @classmethod
     def from_dataset(cls, dataset: Any, column: str, modality: Modality, buffer: int = 4096) -> Stream:
@@ -47,7 +49,7 @@ class Stream(Unlabelled):
 
     def take(self, n: int) -> Images | Texts:
         """The first n samples, in memory."""
-        samples = [sample for sample, _ in zip(self.open(), range(n), strict=False)]
+        samples = list(islice(self.open(), n))
         return Images(samples, source=self.source) if self.modality == "image" else Texts(samples, source=self.source)
 
     def read(self, index: int) -> Any:
@@ -55,7 +57,9 @@ class Stream(Unlabelled):
         one: Images | Texts = Images([sample]) if isinstance(sample, Image.Image) else Texts([sample])
         if one.modality != self.modality:
             raise Unreadable(f"expected {'an image' if self.modality == 'image' else 'a text'}, not {type(sample)}")
-        return one.read(0)
+        read = one.read(0)
+        self.any_read = True
+        return read
 
     def random_batches(self, size: int, generator: torch.Generator) -> Iterator[list[Draw]]:
         """Drawn from the buffer, which is refilled as long as the stream goes on; then it starts anew."""
@@ -84,16 +88,20 @@ class Stream(Unlabelled):
         return self.content_order()
 
     def check_readable(self) -> None:
-        """Nothing can be said before the end."""
+        """An error once very many samples have been met and not one of them could be read."""
+        if len(self.skipped) >= max(self.buffer, 1) and not self.any_read:
+            reason = next(iter(self.skipped.values()))
+            raise InputError(f"none of the first {len(self.skipped)} samples of {self.source} can be read: {reason}")
 
     def _passes(self) -> Iterator[Any]:
         while True:
-            empty = True
+            empty, first = True, not self.ids.met  # type: ignore[attr-defined]
             for sample in self.open():
                 empty = False
                 yield sample
             if empty:
-                raise InputError(f"{self.source} is empty: there must be at least one sample")
+                why = "there must be at least one sample" if first else "open() must give the samples anew each time"
+                raise InputError(f"{self.source} is empty: {why}")
 
 
 class _Counted(Sequence[str]):
