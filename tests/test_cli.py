@@ -22,7 +22,7 @@ NAMES = ",".join(DIGITS)
 
 def pouf(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pouf", *map(str, arguments)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=300)
     assert result.returncode == code, result.stderr
     return result

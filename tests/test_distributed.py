@@ -55,7 +55,8 @@ def test_two_processes_take_the_same_steps_as_one(ran: Path, name: str) -> None:
         assert torch.allclose(together[parameter], value, atol=1e-5), parameter
 
 
-def test_one_process_that_fails_ends_all_with_its_error(ran: Path) -> None:
+def test_one_process_that_fails_in_a_step_ends_all_with_its_error(ran: Path) -> None:
+    """The other one waits for its features and would wait for ever."""
     start = time.perf_counter()
     result = torchrun(ran, FAILS_ON_RANK="1")
     assert result.returncode != 0
