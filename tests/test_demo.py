@@ -13,7 +13,7 @@ from pouf.demo import DIGITS, write_digits
 
 def test_the_demo_gains_and_says_so_in_json(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pouf", "demo", "--seed", "0", "--out", "here", "--json"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=True)
     facts = json.loads(result.stdout)
     assert result.stderr == ""
