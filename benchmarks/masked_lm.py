@@ -180,8 +180,8 @@ def main() -> None:
         print(name, flush=True)
         run = run_domain if name in DOMAINS else run_task
         found = run(name, given.model, given.data, given.seeds, given.demonstrations)
-        facts["results"][name] = facts["results"].get(name, {}) | found
-        facts |= {"recipe": Recipe.load("masked").to_toml().splitlines(), "seeds": given.seeds, "versions": versions()}
+        facts["results"][name] = facts["results"].get(name, {}) | found | {"seeds": given.seeds}
+        facts |= {"recipe": Recipe.load("masked").to_toml().splitlines(), "versions": versions()}
         if given.out is not None:
             given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(table(facts["results"]))
