@@ -7,9 +7,9 @@ from typing import get_args, get_type_hints
 import pytest
 
 from pouf import InputError, Recipe
-from pouf.optimisation import OPTIMIZERS, SCHEDULES
 from pouf.data.augment import AUGMENTATIONS
 from pouf.objectives import COSTS
+from pouf.optimisation import OPTIMIZERS, SCHEDULES
 from pouf.recipe import Objective, Optimisation, Tuning, recipe_names
 from pouf.tuners import TUNERS
 
