@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors.torch import save_file
 
-from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
+from pouf import EMBEDDED, Classifier, Images, Recipe, Stream, Texts, adapt
 from pouf.data.shots import Shots
 from pouf.demo import DIGITS
 from pouf.distributed import join
@@ -34,6 +35,13 @@ def recipe(tune: str, **settings: object) -> Recipe:
 def images(folder: Path, tune: str, **settings: object) -> Classifier:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     adapt(classifier, Images.from_folder(folder / "images"), recipe(tune, **settings), on_start=lambda m: None)
+    return classifier
+
+
+def streamed(folder: Path, tune: str) -> Classifier:
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    pictures = [Image.open(path) for path in sorted((folder / "images").glob("1*.png"))]
+    adapt(classifier, Stream(lambda: pictures, "image", buffer=7), recipe(tune), on_start=lambda m: None)
     return classifier
 
 
@@ -61,6 +69,8 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
     "crops, frozen": lambda folder: images(folder, "prompt", augment="crop-flip"),
     "views": lambda folder: images(folder, "prompt", augment="crop-flip", views=2),
     "chunks": lambda folder: images(folder, "full", **{"compute.chunk": 2}),
+    "chunks, workers": lambda folder: images(folder, "full", **{"compute.chunk": 2, "compute.workers": 1}),
+    "stream": lambda folder: streamed(folder, "full"),
     "batch of one": lambda folder: images(folder, "full", batch_size=1),
     "batch of one, prompt": lambda folder: cloze(folder, "prompt", batch_size=1),
 }

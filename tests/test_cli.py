@@ -1,6 +1,7 @@
-"""The commands as a user runs them: real processes, real files, one-line errors."""
+"""The commands as a user runs them: real files, real processes where it matters, one-line errors."""
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,31 @@ from small_models import masked_lm, sentence_encoder
 from transformers import AutoModelForMaskedLM, CLIPModel
 
 from pouf import EMBEDDED, Classifier
+from pouf.cli import main
 from pouf.demo import DIGITS
 
 NAMES = ",".join(DIGITS)
 
 
 def pouf(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """The command line's own entry point, in this process: starting Python for each command would take minutes."""
+    out, err = io.StringIO(), io.StringIO()
+    command = ["pouf", *map(str, arguments)]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as exit_,
+    ):
+        patch.chdir(cwd)
+        patch.setenv("COLUMNS", "200")
+        patch.setattr(sys, "argv", command)
+        main()
+    assert (exit_.value.code or 0) == code, err.getvalue()
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
+def in_a_process(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pouf", *map(str, arguments)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=300)
@@ -78,7 +99,7 @@ def test_the_run_can_be_repeated_from_its_folder(run: Path) -> None:
 
 
 def test_predict_writes_csv_and_jsonl(run: Path) -> None:
-    pouf("predict", run, "images", cwd=run.parent)
+    in_a_process("predict", run, "images", cwd=run.parent)
     pouf("predict", run, "images", "--out", "out/p.jsonl", "--quiet", cwd=run.parent)
     rows = list(csv.DictReader((run.parent / "predictions.csv").open()))
     lines = [json.loads(line) for line in (run.parent / "out" / "p.jsonl").read_text().splitlines()]
@@ -250,7 +271,7 @@ def test_other_mistakes_are_one_line_too(arguments: list[str], words: str, tmp_p
 
 def test_labels_that_are_no_class_are_said(run: Path, tmp_path: Path, few_digits: Path) -> None:
     shutil.copytree(few_digits / "two", tmp_path / "deux")
-    result = pouf("evaluate", run, tmp_path, cwd=tmp_path, code=2)
+    result = in_a_process("evaluate", run, tmp_path, cwd=tmp_path, code=2)
     assert "none of the classes, such as 'deux'" in one_line_error(result)
 
 
@@ -293,5 +314,5 @@ def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Pa
 
 
 def test_help_lists_the_commands(tmp_path: Path) -> None:
-    shown = pouf("--help", cwd=tmp_path).stdout
+    shown = in_a_process("--help", cwd=tmp_path).stdout
     assert all(command in shown for command in ("demo", "adapt", "predict", "evaluate"))

@@ -65,18 +65,33 @@ def test_one_process_that_fails_in_a_step_ends_all_with_its_error(ran: Path) -> 
 
 
 def test_the_command_line_writes_and_speaks_once(ran: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pouf"]
-    command = [
-        *launch, "adapt", "--model", EMBEDDED, "--images", str(ran / "images"), "--classes", ",".join(DIGITS), "--json",
-        "--recipe", "demo", "--steps", "2", "--batch-size", "8", "--chunk", "3", "--device", "cpu", "--out", "run",
-    ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
-    assert result.returncode == 0, result.stderr[-3000:]
+    def pouf(*arguments: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [sys.executable, *(launch if processes > 1 else []), "-m", "pouf", *arguments, "--device", "cpu"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "POUF_CACHE": str(tmp_path / f"cache{processes}")}
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+        assert result.returncode == 0, result.stderr[-3000:]
+        return result
+
+    result = pouf(
+        "adapt", "--model", EMBEDDED, "--images", str(ran / "images"), "--classes", ",".join(DIGITS), "--json",
+        "--recipe", "demo", "--steps", "2", "--batch-size", "8", "--chunk", "3", "--out", "run",
+    )  # fmt: skip
     facts = json.loads(result.stdout)
     assert (facts["n"], facts["steps"]) == (17, 2)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    facts = json.loads(pouf("predict", "run", str(ran / "images"), "--json", "--out", "two.csv").stdout)
+    assert (facts["n"], facts["unreadable"]) == (16, ["3.png"])
+    pouf("predict", "run", str(ran / "images"), "--out", "one.csv", processes=1)
+    assert _classes(tmp_path / "two.csv") == _classes(tmp_path / "one.csv")
+    # The cache of one process serves two.
+    pouf("predict", "run", str(ran / "images"), "--cache", "cache1", "--out", "two.csv")
+    assert (tmp_path / "two.csv").read_text() == (tmp_path / "one.csv").read_text()
+
+
+def _classes(file: Path) -> list[list[str]]:
+    return [line.split(",")[:2] for line in file.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8])

@@ -64,15 +64,38 @@ def test_chunks_of_texts_too_where_one_model_makes_features_and_prototypes(tmp_p
 def test_only_a_chunk_is_in_the_graph_at_a_time(pictures: list[Image.Image], monkeypatch: pytest.MonkeyPatch) -> None:
     classifier = images()
     seen: list[tuple[int, bool]] = []
-    original = classifier.backbone.encode_inputs
+    prepared: list[int] = []
+    original, prepare = classifier.backbone.encode_inputs, classifier.backbone.prepare
 
     def watched(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         seen.append((len(batch["pixel_values"]), torch.is_grad_enabled()))
         return original(batch)
 
     monkeypatch.setattr(classifier.backbone, "encode_inputs", watched)
+    monkeypatch.setattr(
+        classifier.backbone, "prepare", lambda samples: prepared.append(len(samples)) or prepare(samples)
+    )
     adapt(classifier, Images(pictures), recipe(steps=1, **{"compute.chunk": 4}))
     assert seen == [(4, False)] * 3 + [(4, True)] * 3
+    assert prepared == [4] * 6, "nor are more pictures than that in memory"
+
+
+def test_a_file_that_vanishes_within_a_step_is_an_error_and_not_a_shift_of_gradients(
+    few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in sorted(few_digits.rglob("*.png"))[:12]:
+        shutil.copy(path, tmp_path)
+    classifier = images()
+    prototypes = classifier.prototypes
+
+    def vanishing() -> torch.Tensor:
+        for path in list(tmp_path.iterdir())[:1]:
+            path.unlink()
+        return prototypes()
+
+    monkeypatch.setattr(classifier, "prototypes", vanishing)
+    with pytest.raises(InputError, match="changed while it was being read"):
+        adapt(classifier, Images.from_folder(tmp_path), recipe(steps=1, **{"compute.chunk": 4}))
 
 
 @pytest.mark.parametrize("tune", ["full", "prompt", "layernorm"])
@@ -126,10 +149,12 @@ def test_a_compiled_encoder_takes_the_same_steps(pictures: list[Image.Image]) ->
     assert_same(plain, weights_after(images(), Images(pictures), recipe(**{"compute.compile": True})), atol=1e-4)
 
 
+@pytest.mark.parametrize("chunk", [0, 5])
 @pytest.mark.parametrize("augment", ["none", "crop-flip"])
-def test_workers_change_nothing(pictures: list[Image.Image], augment: str) -> None:
-    alone = weights_after(images(), Images(pictures), recipe(augment=augment))
-    together = weights_after(images(), Images(pictures), recipe(augment=augment, **{"compute.workers": 2}))
+def test_workers_change_nothing(pictures: list[Image.Image], augment: str, chunk: int) -> None:
+    settings = recipe(augment=augment, **{"compute.chunk": chunk})
+    alone = weights_after(images(), Images(pictures), settings)
+    together = weights_after(images(), Images(pictures), settings.with_settings(**{"compute.workers": 2}))
     assert_same(alone, together, atol=0)
 
 

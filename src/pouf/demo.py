@@ -15,6 +15,7 @@ from pouf.backbones import EMBEDDED
 from pouf.classifier import Classifier
 from pouf.data.images import Images
 from pouf.data.labelled import read_labelled
+from pouf.encoding import Reading
 from pouf.evaluation import Evaluation, evaluate
 from pouf.recipe import Recipe
 from pouf.runs import adapt_run
@@ -50,7 +51,7 @@ def demo(
         classifier, Images.from_folder(images), recipe, folder, command=command, on_start=on_start, on_step=on_step
     )
     labelled = read_labelled(images, DIGITS, "image")
-    evaluation = evaluate(Classifier.from_pretrained(EMBEDDED, DIGITS), classifier, labelled, batch_size=256)
+    evaluation = evaluate(Classifier.from_pretrained(EMBEDDED, DIGITS), classifier, labelled, Reading(256))
     return Demo(folder, images, adaptation, evaluation, time.perf_counter() - start)
 
 

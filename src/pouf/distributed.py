@@ -46,8 +46,11 @@ class World(NamedTuple):
         return values
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all processes, (n_local, d) -> (n, d), in the order of their ranks, differentiable."""
-        return rows if self.size == 1 else _Gather.apply(rows, self, self.gather_objects(len(rows)))
+        """The rows of all processes, (n_local, d) -> (n, d), in the order of their ranks, differentiable.
+
+        A process without rows need not know d: it gives (0, 0).
+        """
+        return rows if self.size == 1 else _Gather.apply(rows, self, self.gather_objects(tuple(rows.shape)))
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """What `gather` sent back, summed; what every process computed alike, once.
@@ -63,13 +66,18 @@ class World(NamedTuple):
             parameter.grad /= self.size
 
 
+ALONE = World()
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, world: World, sizes: list[int]) -> Tensor:
-        ctx.world, ctx.sizes = world, sizes
+    def forward(ctx: Any, rows: Tensor, world: World, shapes: list[tuple[int, int]]) -> Tensor:
+        sizes = [n for n, _ in shapes]
+        ctx.world, ctx.sizes, ctx.width = world, sizes, rows.shape[1]
         # All must send alike: shorter parts are filled up, and the filling is cut off again.
-        padded = rows.new_zeros(max(sizes), rows.shape[1])
-        padded[: len(rows)] = rows
+        padded = rows.new_zeros(max(sizes), max(d for _, d in shapes))
+        if len(rows):
+            padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded)
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
@@ -77,14 +85,14 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         own = gradients[0].split(ctx.sizes)[ctx.world.rank]
-        return own * ctx.world.size, None, None
+        return own[:, : ctx.width] * ctx.world.size, None, None
 
 
 def join(device: torch.device) -> World:
     """The processes that `accelerate launch` or `torchrun` started, or this one alone."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started == 1:
-        return World()
+        return ALONE
     from accelerate import PartialState
 
     # One process may find its features in the cache while another computes for hours.

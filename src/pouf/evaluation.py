@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pouf.calibration import calibrate
-from pouf.classifier import Classifier
-from pouf.data.cache import FeatureCache
+from pouf.classifier import READING, Classifier
 from pouf.data.labelled import Labelled
+from pouf.encoding import Reading
 from pouf.errors import InputError
 
 
@@ -38,18 +38,10 @@ class Evaluation(NamedTuple):
         return self._asdict() | {"per_class": {name: recall._asdict() for name, recall in self.per_class.items()}}
 
 
-def evaluate(
-    zero_shot: Classifier,
-    adapted: Classifier,
-    labelled: Labelled,
-    batch_size: int = 64,
-    *,
-    workers: int = 0,
-    cache: FeatureCache | None = None,
-) -> Evaluation:
+def evaluate(zero_shot: Classifier, adapted: Classifier, labelled: Labelled, reading: Reading = READING) -> Evaluation:
     """Compare a classifier before and after adaptation, and the label-free calibration of the one before."""
-    before = zero_shot.score(labelled.inputs, batch_size, workers=workers, cache=cache)
-    after = adapted.score(labelled.inputs, batch_size, workers=workers, cache=cache)
+    before = zero_shot.score(labelled.inputs, reading)
+    after = adapted.score(labelled.inputs, reading)
     labels = torch.tensor([labelled.labels[index] for index in before.indices])
     if len(labels) == 0 or before.indices != after.indices:
         raise InputError(f"{labelled.inputs.source}: no labelled input could be read twice; is the folder changing?")

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from pouf.classifier import Change, Classifier, Encoded
+from pouf.classifier import Classifier
 from pouf.data.augment import AUGMENTATIONS, Augmentation
-from pouf.data.base import Unlabelled
+from pouf.data.base import Draw, Unlabelled
 from pouf.data.cache import FeatureCache
-from pouf.data.reading import Reader, read_batches
+from pouf.data.reading import Read, Reader, read_batches
 from pouf.distributed import World
+from pouf.encoding import Change, Encoded, Reading
 from pouf.errors import InputError
 from pouf.recipe import Recipe
 from pouf.tuners import Tuner
-
-Tensors = dict[str, Tensor]
 
 
 class FeatureBatch(NamedTuple):
@@ -56,7 +57,8 @@ def feature_batches(
     frozen = not tuner.touches_inputs and classifier.demonstrations is None and not data.streamed
     if frozen and (crop is None or recipe.views > 0):
         views = [None] if crop is None else [crop.view(recipe.seed, number) for number in range(recipe.views)]
-        tables = [encode_together(classifier, data, recipe, world, cache, view) for view in views]
+        reading = Reading(recipe.compute.chunk or 64, recipe.compute.workers, cache, world=world)
+        tables = [classifier.encode(data, reading, change=view) for view in views]
         return _looked_up(tables, data, recipe, generator, classifier.backbone.device)
     return _computed(classifier, tuner, data, recipe, generator, world, crop)
 
@@ -100,32 +102,6 @@ def _crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop | No
     return Crop(augment, size)
 
 
-def encode_together(
-    classifier: Classifier,
-    data: Unlabelled,
-    recipe: Recipe,
-    world: World,
-    cache: FeatureCache | None,
-    change: Change | None = None,
-) -> Encoded:
-    """All features, each process its share."""
-    own = classifier.encode(
-        data,
-        recipe.compute.chunk or 64,
-        workers=recipe.compute.workers,
-        cache=cache,
-        change=change,
-        only=world.share(range(len(data))) if world.size > 1 else None,
-    )
-    if world.size == 1:
-        return own
-    for skipped in world.gather_objects(data.skipped):
-        data.skipped.update(skipped)
-    data.check_readable()
-    indices = [index for part in world.gather_objects(own.indices) for index in part]
-    return Encoded(indices, world.gather(own.features.to(classifier.backbone.device)).cpu())
-
-
 def _looked_up(
     tables: list[Encoded], data: Unlabelled, recipe: Recipe, generator: torch.Generator, device: torch.device
 ) -> Iterator[FeatureBatch]:
@@ -150,73 +126,104 @@ def _computed(
 ) -> Iterator[FeatureBatch]:
     backbone = classifier.backbone
     change = classifier.demonstrations.at_random if classifier.demonstrations is not None else crop
-    own = (list(world.share(draws)) for draws in data.random_batches(recipe.batch_size, generator))
     encode = Encoder(classifier, recipe)
-    for read in read_batches(Reader(data, backbone.prepare, change), own, recipe.compute.workers):
-        parts = world.gather_objects((read.indices, read.failed))
+    sizes: deque[int] = deque()  # in how many pieces each batch comes that has been asked for
+
+    def pieces() -> Iterator[list[Draw]]:
+        for draws in data.random_batches(recipe.batch_size, generator):
+            parts = _cut(list(world.share(draws)), recipe.compute.chunk)
+            sizes.append(len(parts))
+            yield from parts
+            if len(parts) > 1 and tuner.touches_inputs:
+                yield from parts  # once more, for the gradient
+
+    reads = read_batches(Reader(data, backbone.prepare, change), pieces(), recipe.compute.workers)
+    for first in reads:
+        size = sizes.popleft()
+        with torch.set_grad_enabled(tuner.touches_inputs and size == 1):
+            own = Own.of(encode, chain([first], islice(reads, size - 1)))
+        features, push_back = own.features, _nothing
+        if tuner.touches_inputs:
+            features.requires_grad_()
+            if size > 1:
+                push_back = partial(_push_back, encode, own, islice(reads, size), data.source)
+        parts = world.gather_objects((own.indices, own.failed))
         for _, failed in parts:
             data.skipped.update(failed)
         indices = [index for part, _ in parts for index in part]
-        if not indices:
+        if indices:
+            yield FeatureBatch(world.gather(features), indices, push_back)
+        else:
             data.check_readable()
-            continue
-        chunks = _chunks(read.tensors, len(read.indices), recipe.compute.chunk)
-        with torch.set_grad_enabled(tuner.touches_inputs):
-            features, push_back = encode.in_chunks(chunks) if len(chunks) > 1 else encode.whole(chunks)
-        width = max(world.gather_objects(0 if features is None else features.shape[1]))
-        if features is None:  # nothing to read here, but the others wait
-            features = torch.zeros(0, width, device=backbone.device, requires_grad=tuner.touches_inputs)
-        yield FeatureBatch(world.gather(features), indices, push_back)
+            push_back()  # nothing to learn from, but what is to come again must be passed
+
+
+class Own(NamedTuple):
+    """What this process encoded of a batch."""
+
+    features: Tensor  # (n, d); (0, 0) where nothing could be read
+    pieces: list[list[int]]  # the samples of each piece
+    failed: dict[int, str]  # what could not be read
+
+    @property
+    def indices(self) -> list[int]:
+        return [index for piece in self.pieces for index in piece]
+
+    @classmethod
+    def of(cls, encode: Encoder, reads: Iterable[Read]) -> Own:
+        """One piece in memory at a time."""
+        features: list[Tensor] = []
+        pieces: list[list[int]] = []
+        failed: dict[int, str] = {}
+        for read in reads:
+            pieces.append(read.indices)
+            failed |= read.failed
+            if read.indices:
+                features.append(encode(read.tensors))
+        return cls(torch.cat(features) if features else torch.zeros(0, 0, device=encode.device), pieces, failed)
+
+
+def _push_back(encode: Encoder, own: Own, again: Iterator[Read], source: str) -> None:
+    """The exact gradient of a batch of any size, in the memory of one piece.
+
+    The features were computed without a graph, and the loss was differentiated by them alone. Now each piece is read
+    and computed again with its graph, which takes its rows of that gradient to the weights.
+    """
+    sizes = [len(piece) for piece in own.pieces]
+    gradients = own.features.grad.split(sizes) if own.features.grad is not None else [None] * len(sizes)
+    for read, piece, gradient in zip(again, own.pieces, gradients, strict=True):
+        if read.indices != piece:
+            raise InputError(f"{source} changed while it was being read: a file is missing that was there before")
+        if piece and gradient is not None:
+            features = encode(read.tensors)
+            if features.requires_grad:  # not where nothing on this side is trained
+                features.backward(gradient)
+
+
+def _nothing() -> None:
+    """There is no graph to go back through, or it has been gone through already."""
 
 
 class Encoder:
-    """Tensors → features, in the recipe's precision, differentiable at once or chunk by chunk."""
+    """Tensors → features, in the recipe's precision."""
 
     def __init__(self, classifier: Classifier, recipe: Recipe) -> None:
         self.recipe = recipe
         self.device = classifier.backbone.device
-        encode: Callable[[Tensors], Tensor] = classifier.backbone.encode_inputs
+        encode: Callable[[dict[str, Tensor]], Tensor] = classifier.backbone.encode_inputs
         self.encode_inputs = torch.compile(encode) if recipe.compute.compile else encode
 
-    def __call__(self, tensors: Tensors) -> Tensor:
+    def __call__(self, tensors: dict[str, Tensor]) -> Tensor:
         tensors = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         with precision(self.recipe, self.device):
             return self.encode_inputs(tensors).float()
 
-    def whole(self, chunks: list[Tensors]) -> tuple[Tensor | None, Callable[[], None]]:
-        return (self(chunks[0]) if chunks else None), lambda: None
 
-    def in_chunks(self, chunks: list[Tensors]) -> tuple[Tensor, Callable[[], None]]:
-        """The exact gradient of a batch of any size, in the memory of one chunk.
-
-        First pass: features without a graph. The loss is then differentiated by these features alone. Second pass:
-        each chunk is computed again with its graph, which takes its rows of that gradient to the weights.
-        """
-        with torch.no_grad():
-            features = torch.cat([self(chunk) for chunk in chunks])
-        if not torch.is_grad_enabled():
-            return features, lambda: None
-        features.requires_grad_()
-
-        def push_back() -> None:
-            if features.grad is None:
-                return
-            sizes = [len(next(iter(chunk.values()))) for chunk in chunks]
-            for chunk, gradient in zip(chunks, features.grad.split(sizes), strict=True):
-                again = self(chunk)
-                if again.requires_grad:  # not where nothing on this side is trained
-                    again.backward(gradient)
-
-        return features, push_back
-
-
-def _chunks(tensors: Tensors, n: int, size: int) -> list[Tensors]:
-    """Pieces of at most `size` samples, of about equal size; 0 does not cut."""
-    if n == 0:
-        return []
-    pieces = -(-n // size) if size else 1
-    bounds = [n * i // pieces for i in range(pieces + 1)]
-    return [{name: tensor[first:last] for name, tensor in tensors.items()} for first, last in pairwise(bounds)]
+def _cut(draws: list[Draw], size: int) -> list[list[Draw]]:
+    """Pieces of at most `size` samples, of about equal size, at least one; 0 does not cut."""
+    pieces = max(1, -(-len(draws) // size)) if size else 1
+    bounds = [len(draws) * i // pieces for i in range(pieces + 1)]
+    return [draws[first:last] for first, last in pairwise(bounds)]
 
 
 def precision(recipe: Recipe, device: torch.device) -> torch.autocast:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pouf.errors import InputError
 
 if TYPE_CHECKING:
-    from pouf.classifier import Classifier, Predictions
+    from pouf.classifier import Predictions
     from pouf.data.base import Unlabelled
 
 Row = dict[str, Any]
 
 
-def prediction_rows(classifier: Classifier, data: Unlabelled, predictions: Predictions) -> Iterator[Row]:
+def prediction_rows(classes: Sequence[str], data: Unlabelled, blocks: Iterable[Predictions]) -> Iterator[Row]:
     """One row a sample: its path or row number, the class, its probability, the runner-up and its probability."""
     key = "path" if data.modality == "image" else "row"
-    best = predictions.log_probabilities.exp().topk(2, dim=1)
-    for index, p, k in zip(predictions.indices, best.values.tolist(), best.indices.tolist(), strict=True):
-        yield {
-            key: data.ids[index], "class": classifier.classes[k[0]], "probability": round(p[0], 6),
-            "runner_up": classifier.classes[k[1]], "runner_up_probability": round(p[1], 6),
-        }  # fmt: skip
+    for block in blocks:
+        best = block.log_probabilities.exp().topk(2, dim=1)
+        for index, p, k in zip(block.indices, best.values.tolist(), best.indices.tolist(), strict=True):
+            yield {
+                key: data.ids[index], "class": classes[k[0]], "probability": round(p[0], 6),
+                "runner_up": classes[k[1]], "runner_up_probability": round(p[1], 6),
+            }  # fmt: skip
 
 
 def _write_csv(file: Path, rows: Iterator[Row]) -> None:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from pouf.adaptation import Adaptation, Step, adapt
-from pouf.classifier import CARD, Classifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.cache import FeatureCache
 from pouf.data.shots import Shots
 from pouf.distributed import join
 from pouf.errors import Diverged, InputError
 from pouf.recipe import Recipe
+from pouf.saving import CARD
 
 RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
 PACKAGES = (

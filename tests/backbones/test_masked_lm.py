@@ -11,6 +11,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, F
 
 from pouf import Classifier, InputError, Recipe, Texts, adapt
 from pouf.backbones.masked_lm import HEADS, check_head
+from pouf.encoding import Reading
 
 TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?"]
 TEMPLATE = "{text} it was [MASK]."
@@ -121,7 +122,7 @@ def test_prototypes_are_looked_up_once_for_a_whole_evaluation(tmp_path: Path, mo
     calls = []
     original = type(classifier.backbone).prototypes
     monkeypatch.setattr(type(classifier.backbone), "prototypes", lambda self, *a: calls.append(1) or original(self, *a))
-    classifier.score(Texts(TEXTS * 10), batch_size=4)
+    classifier.score(Texts(TEXTS * 10), Reading(4))
     assert len(calls) == 1
 
 

@@ -33,9 +33,11 @@ class FeatureCache:
 
     Args:
         folder: default `$POUF_CACHE`, or `~/.cache/pouf`.
+        every: seconds after which what has been computed is written, so that little is lost with a long run.
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
+    def __init__(self, folder: str | Path | None = None, every: float = 60.0) -> None:
+        self.every = every
         usual = os.environ.get("POUF_CACHE") or Path.home() / ".cache" / "pouf"
         self.folder = Path(folder if folder is not None else usual).expanduser() / "features"
 

@@ -1,0 +1,66 @@
+"""Options that several commands share, and what they stand for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pouf.errors import InputError
+
+if TYPE_CHECKING:
+    from pouf.data.cache import FeatureCache
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables; errors only.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, and nothing else there.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes the fastest there is.")]
+TextColumn = Annotated[
+    str | None,
+    typer.Option(help="Column of the texts in CSV, JSONL and Parquet files; a,b for pairs.", show_default="text"),
+]
+Workers = Annotated[int | None, typer.Option(help="Processes that read and decode ahead.", show_default="0")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Folder where features are kept and found again.", show_default="$POUF_CACHE or ~/.cache/pouf"),
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features and look for none.")]
+LabelColumn = Annotated[str, typer.Option(help="Column of the labels in text files.")]
+
+
+def one_of(option: str, value: str, choices: dict[str, str]) -> str:
+    if value not in choices:
+        raise InputError(f"unknown {option} {value!r}: choose one of {', '.join(choices)}")
+    return choices[value]
+
+
+def columns_of(given: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns that make a sample: as many as the template or the model reads."""
+    if given is None:
+        return usual
+    columns = tuple(given.split(","))
+    if len(columns) != len(usual):
+        expected = "one column" if len(usual) == 1 else "two columns, as question,answer"
+        raise InputError(f"--text-column {given!r} names {len(columns)} columns, expected {expected}")
+    return columns
+
+
+def cache_of(folder: Path | None, without: bool) -> FeatureCache | None:
+    from pouf.data.cache import FeatureCache
+
+    return None if without else FeatureCache(folder)
+
+
+def device_of(name: str) -> str:
+    import torch
+
+    if name in ("auto", "cuda") and torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+        return f"cuda:{os.environ['LOCAL_RANK']}"
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"can't use device {name!r}: {str(error).splitlines()[0]}") from None
+    return name
