@@ -12,7 +12,9 @@ import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from small_models import masked_lm, sentence_encoder
 from transformers import AutoModelForMaskedLM, CLIPModel
 
@@ -235,7 +237,7 @@ ERRORS = {
     "unknown tuner": (["--tune", "lots"], "unknown tuning.name 'lots'"),
     "unknown optimizer": (["--optimizer", "magic"], "unknown optimisation.name 'magic'"),
     "no steps": (["--steps", "0"], "steps must be above 0"),
-    "texts and images": (["--texts", "texts.csv"], "either --images DIR or --texts FILE"),
+    "texts and images": (["--texts", "texts.csv"], "give one of --images DIR, --texts FILE"),
     "unknown device": (["--device", "abacus"], "can't use device 'abacus'"),
 }
 
@@ -261,7 +263,8 @@ def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case: str, few_digi
         (["predict", "nowhere", "images", "--out", "p.xlsx"], "give --out a name in .csv or .jsonl"),
         (["evaluate", "nowhere", "images"], "no run folder 'nowhere'"),
         (["demo", "--tune", "lots"], "unknown --tune 'lots': choose one of full, prompt"),
-        (["adapt", "--images", "x"], "Missing option"),
+        (["adapt"], "nothing to learn from: give --images DIR"),
+        (["predict"], "Missing argument"),
         (["frobnicate"], "No such command"),
     ],
 )
@@ -316,3 +319,56 @@ def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Pa
 def test_help_lists_the_commands(tmp_path: Path) -> None:
     shown = in_a_process("--help", cwd=tmp_path).stdout
     assert all(command in shown for command in ("demo", "adapt", "predict", "evaluate"))
+
+
+def test_vectors_go_all_the_way(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    centres = draw.normal(size=(4, 16))
+    labels = np.repeat(np.arange(4), 25)
+    np.savez(tmp_path / "f.npz", features=centres[labels] + 0.3 * draw.normal(size=(100, 16)), labels=labels)
+    np.savez(tmp_path / "p.npz", prototypes=centres + 0.8 * draw.normal(size=(4, 16)), names=np.array(list("abcd")))
+    result = pouf(
+        "adapt", "--features", "f.npz", "--prototypes", "p.npz", "--temperature", 0.1, "--out", "run", "--json",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert json.loads(result.stdout)["n"] == 100
+    facts = json.loads(pouf("evaluate", "run", "f.npz", "--json", cwd=tmp_path).stdout)
+    assert facts["adapted"] >= facts["zero_shot"] and facts["adapted"] > 0.9
+    pouf("predict", "run", "f.npz", "--out", "p.csv", "--quiet", cwd=tmp_path)
+    with (tmp_path / "p.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 100 and {row["class"] for row in rows} == set("abcd")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--features", "f.npz"], "--features and --prototypes belong together"),
+        (["--features", "f.npz", "--images", "."], "give one of --images DIR, --texts FILE and --features FILE"),
+        (["--images", ".", "--model", EMBEDDED], "no classes: give --classes"),
+        (["--images", ".", "--classes", "a,b"], "no model: give --model"),
+        (["--method", "magic"], "unknown --method 'magic': choose one of pouf, zero-shot"),
+        (["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--method", "coop"], "give --shots"),
+        (["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--prior", "lots"], "--prior 'lots': expected"),
+        (["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--prior", "1"], "expected one proportion above 0"),
+    ],
+)
+def test_what_does_not_go_together_is_said(tmp_path: Path, arguments: list[str], words: str) -> None:
+    np.savez(tmp_path / "f.npz", features=np.ones((3, 2)))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    assert words in one_line_error(pouf("adapt", *arguments, cwd=tmp_path, code=2))
+
+
+def test_a_method_by_name(few_digits: Path, tmp_path: Path) -> None:
+    assert "tent" in pouf("adapt", "--method", "list", cwd=tmp_path).stdout
+    usual = ("adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--quiet")
+    pouf(*usual, "--method", "sinkhorn", "--out", "a", cwd=tmp_path)
+    facts = json.loads(pouf("evaluate", "a", few_digits, "--json", cwd=tmp_path).stdout)
+    assert facts["adapted"] != facts["zero_shot"]
+    recipe = ("--recipe", "demo-prompt", "--steps", 2)
+    pouf(*usual, "--method", "tent", *recipe, "--out", "b", cwd=tmp_path)
+    assert "entropy = 0.3" in (tmp_path / "b" / "recipe.toml").read_text()
+    pouf(*usual, "--shots", few_digits, "--method", "coop", *recipe, "--out", "c", cwd=tmp_path)
+    assert json.loads((tmp_path / "c" / "metrics.jsonl").read_text().splitlines()[0])["terms"].keys() == {"labels"}
+    pouf(*usual, "--prior", "estimated", "--refine", *recipe, "--out", "d", cwd=tmp_path)
+    assert (tmp_path / "d" / "adjustment.safetensors").is_file()

@@ -60,7 +60,7 @@ def test_settings_are_changed_in_a_copy() -> None:
         ("[tuning]\nname = 'lots'", "unknown tuning.name 'lots': choose one of full, prompt, layernorm"),
         ("[optimisation]\nlrr = 1.0", "unknown setting 'optimisation.lrr'"),
         ("steps = 'many'", "steps must be int, not 'many'"),
-        ("steps = 0", "steps must be above 0"),
+        ("steps = -1", "steps must not be negative"),
         ("[optimisation]\nlr = -1.0", "optimisation.lr must be above 0"),
         ("[objective]\ninformation = -0.1", "objective.information must not be negative"),
         ("[objective]\ntransport = 0\ninformation = 0", "nothing to learn"),

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from pouf.adaptation import Adaptation as Adaptation
     from pouf.adaptation import Step as Step
     from pouf.adaptation import adapt as adapt
+    from pouf.adjustment import calibrate as calibrate
     from pouf.backbones import EMBEDDED as EMBEDDED
     from pouf.backbones import Backbone as Backbone
-    from pouf.calibration import calibrate as calibrate
     from pouf.classifier import Classifier as Classifier
     from pouf.data.cache import FeatureCache as FeatureCache
     from pouf.data.images import Images as Images
@@ -47,7 +47,7 @@ _HOME = {
     "Texts": "data.texts",
     "adapt": "adaptation",
     "adapt_run": "runs",
-    "calibrate": "calibration",
+    "calibrate": "adjustment",
     "evaluate": "evaluation",
     "read_labelled": "data.labelled",
     "read_shots": "data.shots",

@@ -9,17 +9,19 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.backbones.base import check_modality
-from pouf.classifier import Classifier
-from pouf.data.base import Unlabelled
+from pouf.classifier import Classifier, Predictions
+from pouf.data.base import Subset, Unlabelled
 from pouf.data.cache import FeatureCache
 from pouf.data.shots import Shots
 from pouf.distributed import World, join
+from pouf.encoding import Reading
 from pouf.errors import Diverged, InputError
 from pouf.features import FeatureBatch, checkpointing, feature_batches, precision
-from pouf.objectives import effective_classes
+from pouf.objectives import PriorEstimate, effective_classes
 from pouf.objectives.terms import Scores, label_terms, needs_unlabelled, total_loss, unlabelled_terms
 from pouf.optimisation import learning_rate, make_optimizer
 from pouf.recipe import Recipe
@@ -40,7 +42,7 @@ class Step(NamedTuple):
 
 class Adaptation(NamedTuple):
     classifier: Classifier  # the one that was given, tuned, at the last step
-    history: list[Step]
+    history: list[Step]  # empty where nothing was trained
     trainable: int
     total: int
 
@@ -59,6 +61,8 @@ def adapt(
 
         L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * KL(shots)
 
+    and then, where the recipe says so, adjust its predictions as a whole.
+
     Args:
         classifier: its `classes` and `templates` say what to look for.
         data: images or texts. They have no labels, and neither their names nor their order play a part.
@@ -73,6 +77,33 @@ def adapt(
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
     """
     recipe = recipe or Recipe()
+    world = join(classifier.backbone.device)
+    reading = Reading(recipe.compute.chunk or 64, recipe.compute.workers, cache, world=world)
+    if recipe.pseudo_labels:
+        data, shots = None, _pseudo_labelled(classifier, data, shots, recipe, reading)
+    history: list[Step] = []
+    trainable = 0
+    if recipe.steps > 0:
+        history, trainable = _tune(classifier, data, recipe, shots, world, cache, on_start, on_step)
+    if recipe.adjust != "none":
+        inputs = data if data is not None else shots.inputs if shots is not None else None
+        if inputs is None:
+            raise InputError(f"nothing to fit {recipe.adjust!r} on: give unlabelled data")
+        classifier.adjust(recipe.adjust, classifier.encode(inputs, reading), recipe.seed)
+    return Adaptation(classifier, history, trainable, sum(p.numel() for p in classifier.parameters()))
+
+
+def _tune(
+    classifier: Classifier,
+    data: Unlabelled | None,
+    recipe: Recipe,
+    shots: Shots | None,
+    world: World,
+    cache: FeatureCache | None,
+    on_start: Callable[[str], None],
+    on_step: Callable[[Step], None] | None,
+) -> tuple[list[Step], int]:
+    """The steps, and how many numbers they changed."""
     stream = data if data is not None else shots.inputs if shots is not None else None
     if stream is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
@@ -89,7 +120,6 @@ def adapt(
     on_start(describe(tuner.trainable, total))
     # Without dropout: its noise falls on features and prototypes unlike, and the plan between them follows the noise.
     classifier.eval()
-    world = join(classifier.backbone.device)
     generator = torch.Generator().manual_seed(recipe.seed)
     batches = feature_batches(classifier, tuner, stream, recipe, generator, world, cache)
     shot_batches = None
@@ -100,7 +130,38 @@ def adapt(
     terms = _terms(classifier, batches, shots, shot_batches, recipe)
     with checkpointing(classifier) if recipe.compute.checkpointing else nullcontext():
         history = _train(tuner, terms, recipe, world, on_step)
-    return Adaptation(classifier, history, tuner.trainable, total)
+    return history, tuner.trainable
+
+
+def _pseudo_labelled(
+    classifier: Classifier, data: Unlabelled | None, shots: Shots | None, recipe: Recipe, reading: Reading
+) -> Shots:
+    """UPL: each input goes to its most likely class; the surest of each class are taken for labelled."""
+    if data is None or shots is not None:
+        raise InputError("pseudo-labels are made from unlabelled data alone: give data, and no labelled shots")
+    surest = Surest(recipe.pseudo_labels)
+    for block in classifier.score_features(classifier.encode(data, reading)):
+        surest.see(block)
+    places, labels = surest.found()
+    return Shots(Subset(data, places), F.one_hot(torch.tensor(labels), len(classifier.classes)).float())
+
+
+class Surest:
+    """The n surest predictions of each class, met block by block."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.best: dict[int, list[tuple[float, int]]] = {}  # class -> sureness and place, the surest first
+
+    def see(self, block: Predictions) -> None:
+        sureness, label = block.log_probabilities.max(1)
+        for place, value, k in zip(block.indices, sureness.tolist(), label.tolist(), strict=True):
+            self.best.setdefault(k, []).append((value, place))
+        self.best = {k: sorted(found, key=lambda pair: -pair[0])[: self.n] for k, found in self.best.items()}
+
+    def found(self) -> tuple[list[int], list[int]]:
+        pairs = [(place, k) for k, found in sorted(self.best.items()) for _, place in found]
+        return [place for place, _ in pairs], [k for _, k in pairs]
 
 
 def _check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:
@@ -134,11 +195,15 @@ def _terms(
 ) -> Iterator[StepTerms]:
     """The terms of one step after another, without end. Shots without batches of their own share the others."""
     weights = recipe.objective
+    estimate = None
+    if weights.prior == "estimated" and classifier.prior is None:
+        estimate = PriorEstimate(len(classifier.classes), recipe.steps)
     for batch in batches:
         with precision(recipe, classifier.backbone.device):
             prototypes = classifier.prototypes().float()
         scores = classifier.backbone.scores(batch.features, prototypes)
-        terms = unlabelled_terms(scores, weights)
+        prior = estimate.update(scores.logits) if estimate is not None else classifier.prior
+        terms = unlabelled_terms(scores, weights, prior)
         push_back = [batch.push_back]
         if shots is not None:
             shot_scores, indices = scores, batch.indices

@@ -8,20 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pouf.adjustment import ADJUSTMENTS, FITTED_ON, Adjustment
 from pouf.backbones import EMBEDDED, Backbone, load_backbone, load_fresh_head
 from pouf.backbones.base import check_modality
+from pouf.backbones.embeddings import Embeddings
 from pouf.cloze import MAX_LENGTH, make_cloze
 from pouf.data.base import Unlabelled
 from pouf.data.images import Images
 from pouf.data.texts import Texts
+from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, read_arrays
 from pouf.demonstrations import Demonstrations
 from pouf.encoding import Change, Encoded, Reading, encode
 from pouf.errors import InputError
-from pouf.prompts import DEFAULT_TEMPLATES, check_classes, check_templates
+from pouf.prompts import DEFAULT_TEMPLATES, check_classes, check_templates, numbered
 from pouf.recipe import Tuning
 from pouf.tuners import TUNERS, Tuner
 from pouf.tuners.soft_prompt import SoftPrompt
@@ -65,6 +69,8 @@ class Classifier(nn.Module):
         self.soft_prompt: SoftPrompt | None = None
         self.demonstrations: Demonstrations | None = None  # solved examples to show beside each sample
         self.fresh_head: int | None = None  # the seed of a head that started without knowledge
+        self.prior: Tensor | None = None  # (k,) class proportions, where they are known
+        self.adjustment: Adjustment | None = None  # of predictions, fitted on many of them
         self.temperature: float | None = None
         if temperature is not None:
             self.set_temperature(temperature)
@@ -109,9 +115,39 @@ class Classifier(nn.Module):
         classifier.fresh_head = seed
         return classifier
 
+    @classmethod
+    def from_vectors(
+        cls, prototypes: Tensor | str | Path, classes: Sequence[str] | None = None, temperature: float | None = None
+    ) -> Classifier:
+        """No model, only one vector a class, (k, d) or a file of them; the inputs are vectors of the same model then.
+
+        The names of the classes may stand in the file, as `names`; a name that comes twice gets a number, since two
+        prototypes can bear one (ImageNet has two kinds of "missile"). The temperature is CLIP's unless given.
+        """
+        if not isinstance(prototypes, Tensor):
+            arrays = read_arrays(prototypes)
+            named = arrays.first(NAMES)
+            classes = named.tolist() if classes is None and named is not None else classes
+            prototypes = torch.from_numpy(np.array(arrays.vectors(PROTOTYPES), dtype=np.float32))
+        if classes is None or len(classes) != len(prototypes):
+            came = "none" if classes is None else len(classes)
+            raise InputError(
+                f"expected names for {len(prototypes)} prototypes, not {came}: give the classes in their order"
+            )
+        return cls(Embeddings(prototypes), numbered(classes), temperature=temperature)
+
     def set_temperature(self, temperature: float) -> None:
         self.backbone.set_temperature(temperature)
         self.temperature = temperature
+
+    def set_prior(self, proportions: Sequence[float] | Tensor) -> None:
+        """The share of each class in the data, where it is known: training then pulls towards it."""
+        prior = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
+        if prior.shape != (len(self.classes),) or not bool((prior > 0).all()) or not bool(prior.isfinite().all()):
+            raise InputError(
+                f"expected one proportion above 0 for each of the {len(self.classes)} classes, not {prior.tolist()}"
+            )
+        self.prior = prior / prior.sum()
 
     def tune(self, tuning: Tuning) -> Tuner:
         """Make the chosen parameters trainable and all others not."""
@@ -183,25 +219,35 @@ class Classifier(nn.Module):
         return Predictions(encoded.indices, torch.cat([block.log_probabilities for block in blocks]))
 
     @torch.no_grad()
+    def adjust(self, name: str, encoded: Encoded, seed: int = 0) -> None:
+        """Fit one of `ADJUSTMENTS` on these features (a random part where they are very many) and predict with it."""
+        features = encoded.features
+        if len(features) > FITTED_ON:
+            chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))[:FITTED_ON]
+            features = features[chosen.sort().values]
+        features = features.to(self.backbone.device).float()
+        self.adjustment = ADJUSTMENTS[name](features, self.backbone.scores(features, self.prototypes()), self.prior)
+
+    @torch.no_grad()
     def score_features(self, encoded: Encoded, rows: int = 8192) -> Iterator[Predictions]:
         """The same, block by block: a million samples and a thousand classes need not be in memory at once."""
         prototypes = self.prototypes()
         for start in range(0, len(encoded.indices), rows):
-            features = encoded.features[start : start + rows].to(self.backbone.device)
+            features = encoded.features[start : start + rows].to(self.backbone.device).float()
             logits = self.backbone.scores(features, prototypes).logits
+            if self.adjustment is not None:
+                logits = self.adjustment(features, logits)
             yield Predictions(encoded.indices[start : start + rows], logits.float().log_softmax(1).cpu())
 
     def unlabelled(self, inputs: Inputs) -> Unlabelled:
         """Folders, files, lists of paths, of images or of texts, as the backbone's kind of data."""
         if isinstance(inputs, Unlabelled):
             return inputs
-        if isinstance(inputs, (str, Path)):
-            return (
-                Images.from_folder(inputs)
-                if self.backbone.modality == "image"
-                else Texts.from_file(inputs, self.columns)
-            )
-        return Images(inputs) if self.backbone.modality == "image" else Texts(inputs)
+        if self.backbone.modality == "vector":
+            return Vectors.from_file(inputs) if isinstance(inputs, (str, Path)) else Vectors(np.asarray(inputs))
+        if self.backbone.modality == "image":
+            return Images.from_folder(inputs) if isinstance(inputs, (str, Path)) else Images(inputs)
+        return Texts.from_file(inputs, self.columns) if isinstance(inputs, (str, Path)) else Texts(inputs)
 
     @property
     def columns(self) -> tuple[str, ...]:

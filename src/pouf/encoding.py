@@ -56,6 +56,12 @@ class Change(NamedTuple):
 @torch.no_grad()
 def encode(backbone: Backbone, data: Unlabelled, reading: Reading, change: Change | None = None) -> Encoded:
     """Features of all that can be read; what can't is listed in `data.skipped`."""
+    ready = backbone.ready_features(data)
+    if ready is not None:
+        kept_rows = [place for place in range(len(data)) if place not in data.skipped]
+        data.check_readable()
+        reading.tell(len(kept_rows))
+        return Encoded(kept_rows, ready if len(kept_rows) == len(data) else ready[kept_rows])
     places = [place for place in reading.world.share(range(len(data))) if place not in data.skipped]
     if reading.cache is None:
         own = _in_order(list(_batches(backbone, data, places, reading, change)))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.calibration import calibrate
+from pouf.adjustment import calibrate
 from pouf.classifier import READING, Classifier
 from pouf.data.labelled import Labelled
 from pouf.encoding import Reading

@@ -112,7 +112,7 @@ def _looked_up(
             features = tables[0].features[[row[index] for index in indices]]
         else:
             features = torch.stack([tables[draw.seed % len(tables)].features[row[draw.place]] for draw in draws])
-        yield FeatureBatch(features.to(device), indices, lambda: None)
+        yield FeatureBatch(features.to(device).float(), indices, _nothing)
 
 
 def _computed(

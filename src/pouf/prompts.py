@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pouf.errors import InputError
 
-DEFAULT_TEMPLATES = {"image": ("a photo of a {}.",), "text": ("{}",)}
+DEFAULT_TEMPLATES = {"image": ("a photo of a {}.",), "text": ("{}",), "vector": ("{}",)}
 
 
 def spoken(name: str) -> str:
@@ -76,3 +76,14 @@ def fill(templates: Sequence[str], name: str) -> list[str]:
 
 def _lines(file: str) -> list[str]:
     return [line for line in Path(file).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The second `missile` becomes `missile (2)`."""
+    met: Counter[str] = Counter()
+    told = []
+    for name in names:
+        met[same_name(name)] += 1
+        count = met[same_name(name)]
+        told.append(name if count == 1 else f"{name} ({count})")
+    return told

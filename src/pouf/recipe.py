@@ -34,13 +34,16 @@ class Objective:
     labels: float = 0.0  # of labelled shots, where some are given; the target has none
     label_loss: Literal["kl", "mse"] = "kl"  # kl is cross-entropy for hard labels
     cost: Literal["cosine", "exponential"] = "cosine"
+    plan: Literal["conditional", "exact", "sinkhorn"] = "conditional"  # the last two are optimal transport
+    regularisation: float = 0.0  # of Sinkhorn's plan; 0 takes T
+    prior: Literal["uniform", "estimated"] = "uniform"  # class proportions, unless the classifier was given some
 
 
 @dataclass(frozen=True)
 class Tuning:
     """What is trained."""
 
-    name: Literal["full", "prompt", "layernorm"] = "full"
+    name: Literal["full", "prompt", "layernorm", "prototypes", "map"] = "full"  # the last two for bare vectors
     context: str = "a photo of a"  # prompt tuning: the words whose embeddings the context vectors start from
     position: Literal["end", "middle", "front"] = "end"  # prompt tuning: where the class name stands
     class_specific: bool = False  # prompt tuning: one context for each class instead of one for all
@@ -76,12 +79,16 @@ class Compute:
 class Recipe:
     """All settings of one adaptation."""
 
-    steps: int = 5000
+    steps: int = 5000  # 0 trains nothing: for what only adjusts predictions
     batch_size: int = 96
     seed: int = 0
     augment: Literal["crop-flip", "none"] = "crop-flip"  # images only: texts are never augmented
     views: int = 0  # images whose encoder is not trained: this many crops of each, computed once; 0 crops at each step
     temperature: float = 0.0  # 0 keeps the model's own
+    pseudo_labels: int = 0  # learn from this many of the surest predictions of each class as if they were labels
+    adjust: Literal["none", "calibration", "sinkhorn", "propagation", "refinement"] = (
+        "none"  # of predictions, at the end
+    )
     objective: Objective = field(default_factory=Objective)
     tuning: Tuning = field(default_factory=Tuning)
     optimisation: Optimisation = field(default_factory=Optimisation)
@@ -139,10 +146,12 @@ def _named() -> dict[str, str]:
     }
 
 
-POSITIVE = ("steps", "batch_size", "optimisation.lr")
+POSITIVE = ("batch_size", "optimisation.lr")
 NOT_NEGATIVE = (
+    "steps",
     "seed",
     "views",
+    "pseudo_labels",
     "compute.chunk",
     "compute.workers",
     "temperature",
@@ -150,6 +159,7 @@ NOT_NEGATIVE = (
     "objective.information",
     "objective.entropy",
     "objective.labels",
+    "objective.regularisation",
     "optimisation.momentum",
     "optimisation.weight_decay",
     "optimisation.clip",
@@ -168,7 +178,7 @@ def _check(recipe: Recipe) -> None:
         if not values[name][1] >= 0:
             raise InputError(f"{name} must not be negative, but is {values[name][1]}")
     weights = recipe.objective
-    if weights.transport == weights.information == weights.entropy == weights.labels == 0:
+    if recipe.steps and weights.transport == weights.information == weights.entropy == weights.labels == 0:
         raise InputError("all terms of the objective weigh 0, so there is nothing to learn: give one a weight")
 
 

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pouf.adjustment import Adjustment
 from pouf.backbones import Backbone, load_backbone, load_fresh_head
+from pouf.backbones.embeddings import Embeddings
 from pouf.classifier import Classifier
 from pouf.cloze import make_cloze
 from pouf.demonstrations import Demonstrations
@@ -21,6 +23,7 @@ from pouf.tuners import TUNERS, Tuner
 
 CARD = "pouf.json"  # what a saved classifier is made of
 WEIGHTS = "weights.safetensors"  # the tuned parameters alone, where the base model is kept elsewhere
+ADJUSTMENT = "adjustment.safetensors"
 
 
 def save(classifier: Classifier, folder: Path) -> None:
@@ -35,17 +38,25 @@ def save(classifier: Classifier, folder: Path) -> None:
         "words": cloze.words if cloze is not None else None,
         "max_length": getattr(cloze or classifier.backbone, "max_length", None),
         "fresh_head": classifier.fresh_head,
+        "vectors": isinstance(classifier.backbone, Embeddings),
         "demonstrations": classifier.demonstrations.to_json() if classifier.demonstrations is not None else None,
         "temperature": classifier.temperature,
+        "prior": classifier.prior.tolist() if classifier.prior is not None else None,
+        "adjusted": classifier.adjustment is not None,
         "tuning": asdict(tuning) if tuning is not None else None,
     }
-    if tuning is not None:
+    if isinstance(classifier.backbone, Embeddings):
+        classifier.backbone.save_pretrained(folder)
+    elif tuning is not None:
         tuner = TUNERS[tuning.name](classifier, tuning)
         if tuner.keeps_base:
             tensors = {name: p.detach().contiguous().cpu() for name, p in tuner.parameters.items()}
             save_file(tensors, folder / WEIGHTS)
         else:
             classifier.backbone.save_pretrained(folder)
+    if classifier.adjustment is not None:
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in classifier.adjustment.tensors().items()}
+        save_file(tensors, folder / ADJUSTMENT)
     (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -56,7 +67,9 @@ def load(folder: Path, backbone: Backbone | None, adapted: bool) -> Classifier:
     card = json.loads((folder / CARD).read_text(encoding="utf-8"))
     tuning = Tuning(**card["tuning"]) if card["tuning"] is not None and adapted else None
     own_weights = tuning is not None and not (folder / WEIGHTS).is_file()
-    if backbone is None:
+    if card.get("vectors"):
+        backbone = Embeddings.from_saved(folder, adapted)
+    elif backbone is None:
         if card["model"] is None:
             raise InputError(f"{str(folder)!r} was saved from a backbone of your own: give it as backbone=…")
         backbone = _load_carded(folder if own_weights else card["model"], card)
@@ -74,6 +87,10 @@ def load(folder: Path, backbone: Backbone | None, adapted: bool) -> Classifier:
         if not own_weights:
             _fill(tuner, load_file(folder / WEIGHTS))
     classifier.temperature = card["temperature"]
+    if card.get("prior") is not None:
+        classifier.set_prior(card["prior"])
+    if adapted and card.get("adjusted"):
+        classifier.adjustment = Adjustment(**load_file(folder / ADJUSTMENT))
     return classifier
 
 

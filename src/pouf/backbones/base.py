@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pouf.backbones.text_side import TextSide
 from pouf.cloze import Cloze
-from pouf.data.base import Modality
+from pouf.data.base import Modality, Unlabelled
 from pouf.errors import InputError
 from pouf.objectives.terms import Scores
 from pouf.prompts import fill
@@ -67,6 +67,10 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         """(m, d), differentiable."""
+
+    def ready_features(self, data: Unlabelled) -> Tensor | None:
+        """(n, d) where the data are features already, for all samples and without a copy; None otherwise."""
+        return None
 
     def prototypes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
         """The mean over the templates of each class's prompts: (k, d), each of length 1."""

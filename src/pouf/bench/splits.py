@@ -9,8 +9,8 @@ import numpy as np
 
 from pouf.bench.language import SHOTS
 from pouf.cloze import Sample
+from pouf.data.base import Subset
 from pouf.data.shots import Shots
-from pouf.data.texts import Texts
 from pouf.errors import InputError
 
 
@@ -48,5 +48,4 @@ def few_shot(data: Shots, seed: int, shots: int = SHOTS, held_out: Collection[Sa
 
 def subset(data: Shots, indices: list[int]) -> Shots:
     """Some examples, in the order given."""
-    samples = [data.inputs.read(i) for i in indices]
-    return Shots(Texts(samples, [data.inputs.ids[i] for i in indices], data.inputs.source), data.targets[indices])
+    return Shots(Subset(data.inputs, indices), data.targets[indices])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -29,7 +30,10 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features and 
 LabelColumn = Annotated[str, typer.Option(help="Column of the labels in text files.")]
 
 
-def one_of(option: str, value: str, choices: dict[str, str]) -> str:
+T = TypeVar("T")
+
+
+def one_of(option: str, value: str, choices: Mapping[str, T]) -> T:
     if value not in choices:
         raise InputError(f"unknown {option} {value!r}: choose one of {', '.join(choices)}")
     return choices[value]

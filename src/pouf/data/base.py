@@ -10,7 +10,7 @@ import torch
 
 from pouf.errors import InputError
 
-Modality = Literal["image", "text"]
+Modality = Literal["image", "text", "vector"]
 
 
 class Unreadable(Exception):
@@ -107,3 +107,29 @@ class Unlabelled(ABC):
                 f"none of the {len(self)} inputs in {self.source} can be read; "
                 f"the first, {self.ids[example]}: {self.skipped[example]}"
             )
+
+
+class Subset(Unlabelled):
+    """Some samples of other data, in the order given."""
+
+    def __init__(self, data: Unlabelled, places: Sequence[int]) -> None:
+        super().__init__([data.ids[place] for place in places], data.source)
+        self.data, self.places = data, places
+        self.modality = data.modality
+        self.skipped = {i: data.skipped[place] for i, place in enumerate(places) if place in data.skipped}
+
+    def read(self, index: int) -> Any:
+        return self.data.read(self.places[index])
+
+    def content_order(self) -> Sequence[int]:
+        own: dict[int, list[int]] = {}  # a place may be given twice
+        for i, place in enumerate(self.places):
+            own.setdefault(place, []).append(i)
+        return [i for place in self.data.content_order() for i in own.get(place, ())]
+
+    def reading_order(self) -> Sequence[int]:
+        rank = {place: i for i, place in enumerate(self.data.reading_order())}
+        return sorted(range(len(self)), key=lambda index: rank[self.places[index]])
+
+    def digest(self, index: int) -> bytes:
+        return self.data.digest(self.places[index])

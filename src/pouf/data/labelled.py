@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pouf.data.base import Modality, Unlabelled
 from pouf.data.images import Images
 from pouf.data.texts import BadRow, Texts, read_rows
+from pouf.data.vectors import FEATURES, LABELS, Vectors, read_arrays
 from pouf.errors import InputError
 from pouf.prompts import same_name
 
@@ -31,10 +32,14 @@ def read_labelled(
 ) -> Labelled:
     """An image folder with one sub-folder a class, or a file with a column of texts (two for pairs) and one of labels.
 
+    Or a file of vectors with a list of labels.
+
     Case, spaces and underscores do not matter in labels. The nearest folder above an image that bears a class's name
     is its label.
     """
     known = {same_name(name): i for i, name in enumerate(classes)}
+    if modality == "vector":
+        return _labelled_vectors(path, classes, known, label_column)
     if modality == "image":
         images = Images.from_folder(path)
         found = [_folder_label(Path(path), identifier, known) for identifier in images.ids]
@@ -47,6 +52,21 @@ def read_labelled(
     _check_found(found, classes, str(path), f"a class's name in column {label_column!r}")
     texts = Texts.from_rows(rows, text_columns, str(path))
     return Labelled(texts, [label for label in found if isinstance(label, int)])
+
+
+def _labelled_vectors(path: str | Path, classes: Sequence[str], known: dict[str, int], label: str) -> Labelled:
+    """A file of vectors with a list of labels beside them: names of classes, or their positions."""
+    arrays = read_arrays(path)
+    vectors = Vectors(arrays.vectors(FEATURES), str(path))
+    labels = arrays.first((label, *LABELS))
+    if labels is None or len(labels) != len(vectors):
+        raise InputError(f"{str(path)!r}: expected a list of {len(vectors)} labels beside the vectors, named {label!r}")
+    found: list[int | str] = [
+        int(value) if labels.dtype.kind in "iu" and 0 <= value < len(classes) else _row_label(value, known)
+        for value in labels.tolist()
+    ]
+    _check_found(found, classes, str(path), "positions or names of classes")
+    return Labelled(vectors, [value for value in found if isinstance(value, int)])
 
 
 def _row_label(value: Any, known: dict[str, int]) -> int | str:

@@ -2,10 +2,13 @@
 
 from pouf.objectives.information import effective_classes, entropy, marginal_entropy, mutual_information
 from pouf.objectives.labels import divergence, squared_error
+from pouf.objectives.optimal import optimal_transport, transport_plan
+from pouf.objectives.prior import PriorEstimate
 from pouf.objectives.transport import COSTS, Transport, conditional_transport, cosine_cost, exponential_cost
 
 __all__ = [
     "COSTS",
+    "PriorEstimate",
     "Transport",
     "conditional_transport",
     "cosine_cost",
@@ -15,5 +18,7 @@ __all__ = [
     "exponential_cost",
     "marginal_entropy",
     "mutual_information",
+    "optimal_transport",
     "squared_error",
+    "transport_plan",
 ]

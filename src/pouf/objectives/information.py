@@ -15,20 +15,33 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(1).mean()
 
 
-def marginal_entropy(logits: Tensor) -> Tensor:
-    """H(mean_i p(y|x_i)), how varied the predictions are together: (n, k) -> scalar in [0, log k].
+def log_marginal(logits: Tensor) -> Tensor:
+    """log mean_i p(y|x_i): (n, k) -> (k,).
 
     The mean is taken in the log domain. A class that no sample chooses has probability 0 in fp32, where the
     derivative of -p log p is infinite; its logarithm is finite, and so is the gradient.
     """
     log_p = at_least_fp32(logits).log_softmax(1)  # (n, k)
-    log_marginal = log_p.logsumexp(0) - math.log(len(log_p))  # (k,)
-    return -(log_marginal.exp() * log_marginal).sum()
+    return log_p.logsumexp(0) - math.log(len(log_p))
 
 
-def mutual_information(logits: Tensor) -> Tensor:
-    """I(X; Y) = H(mean_i p) - mean_i H(p): (n, k) -> scalar in [0, log k]. Paper eq. 8 with its sign flipped."""
-    return marginal_entropy(logits) - entropy(logits)
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """H(mean_i p(y|x_i)), how varied the predictions are together: (n, k) -> scalar in [0, log k]."""
+    log_m = log_marginal(logits)
+    return -(log_m.exp() * log_m).sum()
+
+
+def mutual_information(logits: Tensor, prior: Tensor | None = None) -> Tensor:
+    """I(X; Y) = H(mean_i p) - mean_i H(p): (n, k) -> scalar in [0, log k]. Paper eq. 8 with its sign flipped.
+
+    With a prior (k,) the first part pulls towards that instead of towards equal shares: it becomes
+    log k - KL(mean_i p || prior), which for a uniform prior is the same.
+    """
+    if prior is None:
+        return marginal_entropy(logits) - entropy(logits)
+    log_m = log_marginal(logits)
+    divergence = (log_m.exp() * (log_m - prior.to(log_m).log())).sum()
+    return math.log(len(log_m)) - divergence - entropy(logits)
 
 
 def effective_classes(logits: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pouf.objectives.information import entropy, mutual_information
 from pouf.objectives.labels import divergence, squared_error
+from pouf.objectives.optimal import optimal_transport
 from pouf.objectives.transport import COSTS, conditional_transport
 from pouf.recipe import Objective
 
@@ -22,13 +23,31 @@ class Scores(NamedTuple):
     temperature: Tensor  # scalar, T of the transport plan
 
 
+Prior = Tensor | None  # (k,) class proportions; None is uniform
+
+
+def _conditional(scores: Scores, weights: Objective, prior: Prior) -> Tensor:
+    return conditional_transport(scores.sim, scores.temperature, prior, COSTS[weights.cost]).cost
+
+
+def _exact(scores: Scores, weights: Objective, prior: Prior) -> Tensor:
+    return optimal_transport(scores.sim, prior, cost=COSTS[weights.cost])
+
+
+def _sinkhorn(scores: Scores, weights: Objective, prior: Prior) -> Tensor:
+    regularisation = weights.regularisation or scores.temperature.item()
+    return optimal_transport(scores.sim, prior, regularisation, COSTS[weights.cost])
+
+
+TRANSPORTS: dict[str, Callable[[Scores, Objective, Prior], Tensor]] = {
+    "conditional": _conditional, "exact": _exact, "sinkhorn": _sinkhorn,
+}  # fmt: skip
+
 # Each term is a loss: smaller is better.
-TERMS: dict[str, Callable[[Scores, Objective], Tensor]] = {
-    "transport": lambda scores, weights: (
-        conditional_transport(scores.sim, scores.temperature, cost=COSTS[weights.cost]).cost
-    ),
-    "information": lambda scores, weights: -mutual_information(scores.logits),
-    "entropy": lambda scores, weights: entropy(scores.logits),
+TERMS: dict[str, Callable[[Scores, Objective, Prior], Tensor]] = {
+    "transport": lambda scores, weights, prior: TRANSPORTS[weights.plan](scores, weights, prior),
+    "information": lambda scores, weights, prior: -mutual_information(scores.logits, prior),
+    "entropy": lambda scores, weights, prior: entropy(scores.logits),
 }
 
 
@@ -41,9 +60,9 @@ def needs_unlabelled(weights: Objective) -> bool:
     return any(getattr(weights, name) != 0 for name in TERMS)
 
 
-def unlabelled_terms(scores: Scores, weights: Objective) -> dict[str, Tensor]:
+def unlabelled_terms(scores: Scores, weights: Objective, prior: Prior = None) -> dict[str, Tensor]:
     """The terms that need no labels and weigh something, before weighting."""
-    return {name: term(scores, weights) for name, term in TERMS.items() if getattr(weights, name) != 0}
+    return {name: term(scores, weights, prior) for name, term in TERMS.items() if getattr(weights, name) != 0}
 
 
 def label_terms(scores: Scores, targets: Tensor, weights: Objective) -> dict[str, Tensor]:

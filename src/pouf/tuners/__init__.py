@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from pouf.backbones.embeddings import Embeddings
 from pouf.backbones.masked_lm import MaskedLM
 from pouf.errors import InputError
 from pouf.recipe import Tuning
@@ -68,7 +69,28 @@ def layernorm(classifier: Classifier, tuning: Tuning) -> Tuner:
     return Tuner(norms, touches_inputs=True, touches_prompts=True, keeps_base=True)
 
 
-TUNERS: dict[str, Callable[[Classifier, Tuning], Tuner]] = {"full": full, "prompt": prompt, "layernorm": layernorm}
+def prototypes(classifier: Classifier, tuning: Tuning) -> Tuner:
+    """The prototypes themselves, where there are only vectors and no model."""
+    backbone = _bare_vectors(classifier, tuning)
+    return Tuner({"backbone.table": backbone.table}, touches_inputs=False, touches_prompts=True, keeps_base=False)
+
+
+def linear_map(classifier: Classifier, tuning: Tuning) -> Tuner:
+    """The prototypes and a linear map of the features, where there are only vectors and no model."""
+    backbone = _bare_vectors(classifier, tuning)
+    named = {"backbone.table": backbone.table, "backbone.map": backbone.add_map()}
+    return Tuner(named, touches_inputs=True, touches_prompts=True, keeps_base=False)
+
+
+def _bare_vectors(classifier: Classifier, tuning: Tuning) -> Embeddings:
+    if not isinstance(classifier.backbone, Embeddings):
+        raise InputError(f"{tuning.name!r} is for vectors without a model: tune 'full', 'prompt' or 'layernorm'")
+    return classifier.backbone
+
+
+TUNERS: dict[str, Callable[[Classifier, Tuning], Tuner]] = {
+    "full": full, "prompt": prompt, "layernorm": layernorm, "prototypes": prototypes, "map": linear_map,
+}  # fmt: skip
 
 
 def describe(trainable: int, total: int) -> str:
