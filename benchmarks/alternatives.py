@@ -19,7 +19,7 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from pouf.evaluation import accuracy
 from pouf.methods import METHODS
 from pouf.runs import versions
 
+Keep = Callable[[str, str, object], None]
 SEEDS = (0, 1, 2)
 SKEW = 10
 # Beside the methods by name: parts of our default, each changed alone.
@@ -53,14 +54,14 @@ FEATURE_METHODS: dict[str, Recipe] = {
     "information alone": Recipe.load("features").with_settings(
         adjust="none", **{"objective.prior": "uniform", "objective.transport": 0.0}
     ),
+    "pouf with a map": Recipe.load("features").with_settings(
+        **{"tuning.name": "map", "optimisation.name": "adamw", "optimisation.lr": 3e-4}
+    ),
     "exact transport": Recipe.load("features").with_settings(
         adjust="none", **{"objective.prior": "uniform", "objective.plan": "exact"}
     ),
     "sinkhorn transport": Recipe.load("features").with_settings(
         adjust="none", **{"objective.prior": "uniform", "objective.plan": "sinkhorn"}
-    ),
-    "pouf with a map": Recipe.load("features").with_settings(
-        **{"tuning.name": "map", "optimisation.name": "adamw", "optimisation.lr": 3e-4}
     ),
 }
 
@@ -82,7 +83,7 @@ def few_classes(labels: NDArray[np.int64], classes: int, count: int) -> list[int
     return np.flatnonzero(np.isin(labels, chosen)).tolist()  # type: ignore[no-any-return]
 
 
-def on_features(file: Path, only: Sequence[str]) -> dict[str, Any]:
+def on_features(file: Path, only: Sequence[str], keep: Keep) -> None:
     with np.load(file, allow_pickle=False) as arrays:
         vectors = np.concatenate([arrays[f"image_{i}shot"] for i in (1, 2, 4)])
         labels = np.concatenate([arrays[f"label_{i}shot"] for i in (1, 2, 4)])
@@ -91,18 +92,17 @@ def on_features(file: Path, only: Sequence[str]) -> dict[str, Any]:
     sets = {"balanced": list(range(len(labels)))}
     sets |= {f"skewed {seed}": skewed(labels, k, seed) for seed in SEEDS}
     sets |= {f"{count} classes": few_classes(labels, k, count) for count in (100, 30, 10)}
-    found: dict[str, Any] = {}
     for method in only or FEATURE_METHODS:
-        found[method] = {}
+        found: dict[str, float] = {}
         for which, rows in sets.items():
             classifier, data = Classifier.from_vectors(prototypes, names), Vectors(vectors[rows])
             adapt(classifier, data, FEATURE_METHODS[method], on_start=lambda message: None)
             guess = classifier.score(data).log_probabilities.argmax(1)
-            found[method][which] = accuracy(guess, torch.from_numpy(labels[rows]))
-        found[method]["skewed"] = statistics.mean(found[method][f"skewed {seed}"] for seed in SEEDS)
+            found[which] = accuracy(guess, torch.from_numpy(labels[rows]))
+        found["skewed"] = statistics.mean(found[f"skewed {seed}"] for seed in SEEDS)
         columns = ("balanced", "skewed", "100 classes", "30 classes", "10 classes")
-        print(f"| {method} | {' | '.join(f'{100 * found[method][c]:.1f}' for c in columns)} |", flush=True)
-    return found
+        print(f"| {method} | {' | '.join(f'{100 * found[c]:.1f}' for c in columns)} |", flush=True)
+        keep("features", method, found)
 
 
 def digit_methods() -> dict[str, Recipe]:
@@ -126,20 +126,19 @@ def digit_methods() -> dict[str, Recipe]:
     )
 
 
-def on_digits(only: Sequence[str]) -> dict[str, Any]:
+def on_digits(only: Sequence[str], keep: Keep) -> None:
     with tempfile.TemporaryDirectory() as folder:
         labelled = read_labelled(write_digits(folder), DIGITS, "image")
         labels = np.array(labelled.labels)
         draw = np.random.default_rng(0)
         shots = [i for k in range(10) for i in draw.choice(np.flatnonzero(labels == k), 16, replace=False).tolist()]
         rest = sorted(set(range(len(labels))) - set(shots))
-        found: dict[str, Any] = {}
         for name, recipe in digit_methods().items():
             if only and name not in only:
                 continue
             given = labelled_shots(labelled.inputs, shots, labels) if name == "coop" else None
             trained = [one_digit_run(recipe, labelled.inputs, rest, labels, seed, given) for seed in SEEDS]
-            found[name] = trained
+            keep("digits", name, trained)
             print(f"| {name} | {spread(trained)} |", flush=True)
         for name in ("pouf, full", "pouf, full, estimated prior"):
             if only and f"skewed: {name}" not in only:
@@ -148,9 +147,8 @@ def on_digits(only: Sequence[str]) -> dict[str, Any]:
             for seed in SEEDS:
                 rows = skewed(labels, 10, seed)
                 runs.append(one_digit_run(digit_methods()[name], labelled.inputs, rows, labels, seed, None))
-            found[f"skewed: {name}"] = runs
+            keep("digits", f"skewed: {name}", runs)
             print(f"| skewed: {name} | {spread(runs)} |", flush=True)
-    return found
 
 
 def labelled_shots(data: Any, places: list[int], labels: NDArray[np.int64]) -> Shots:
@@ -182,13 +180,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file for the results, JSON; what is in it stays and is added to")
     given = parser.parse_args()
     facts = json.loads(given.out.read_text()) if given.out and given.out.is_file() else {}
+    facts |= {"recipe": Recipe.load("features").to_toml().splitlines(), "versions": versions()}
+
+    def keep(part: str, method: str, found: object) -> None:
+        facts.setdefault(part, {})[method] = found
+        if given.out is not None:
+            given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
     if given.features is not None:
-        facts["features"] = facts.get("features", {}) | on_features(given.features, given.only)
+        on_features(given.features, given.only, keep)
     if given.digits:
-        facts["digits"] = facts.get("digits", {}) | on_digits(given.only)
-    if given.out is not None:
-        facts |= {"recipe": Recipe.load("features").to_toml().splitlines(), "versions": versions()}
-        given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        on_digits(given.only, keep)
 
 
 if __name__ == "__main__":

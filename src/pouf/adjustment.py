@@ -19,7 +19,7 @@ from pouf.objectives.prior import share_of_classes
 from pouf.objectives.terms import Scores
 
 ROWS = 2048  # of a matrix of similarities that are in memory at once
-FITTED_ON = 2**15  # inputs that an adjustment is fitted on at most, drawn at random
+FITTED_ON = 2**14  # inputs that an adjustment is fitted on at most, drawn at random
 
 
 def calibrate(log_probabilities: Tensor) -> Tensor:
@@ -75,7 +75,13 @@ def sinkhorn_assignment(features: Tensor, scores: Scores, prior: Tensor | None =
     return Adjustment(relaxed_offsets(scores.logits.float(), prior, trust=1.0, iterations=1000))
 
 
-def relaxed_offsets(logits: Tensor, prior: Tensor | None = None, trust: float = 1.0, iterations: int = 200) -> Tensor:
+def relaxed_offsets(
+    logits: Tensor,
+    prior: Tensor | None = None,
+    trust: float = 1.0,
+    iterations: int = 200,
+    start: Tensor | None = None,
+) -> Tensor:
     """Offsets b (k,) at the fixed point of b = trust * (b + log prior - log mean_i softmax(logits_i + b)).
 
     With trust 1 the shares of the classes become those of the prior; with trust 0 nothing happens; between them lies
@@ -83,13 +89,13 @@ def relaxed_offsets(logits: Tensor, prior: Tensor | None = None, trust: float = 
     """
     k = logits.shape[1]
     log_prior = torch.full((k,), -math.log(k)).to(logits) if prior is None else prior.to(logits).log()
-    bias = torch.zeros(k).to(logits)
+    bias = torch.zeros(k).to(logits) if start is None else start
     for _ in range(iterations):
         change = trust * (bias + log_prior - log_marginal(logits + bias)) - bias
         bias = bias + change
-        if change.abs().max() < 1e-6:
+        if change.abs().max() < 1e-5:
             break
-    return bias - bias.mean()
+    return bias
 
 
 def refinement(
@@ -117,11 +123,11 @@ def refinement(
     scale = sharpness / float(scores.temperature)
     held = F.normalize(logits.softmax(1).T @ unit, dim=1)
     weight = torch.zeros_like(held)
-    bias = relaxed_offsets(logits, prior, trust)
+    bias = relaxed_offsets(logits, prior, trust, iterations=50)
     for _ in range(rounds):
         u = (logits + unit @ weight.T + bias).softmax(1)
         weight = scale * F.normalize(u.T @ unit + anchor * held, dim=1)
-        bias = relaxed_offsets(logits + unit @ weight.T, prior, trust, iterations=50)
+        bias = relaxed_offsets(logits + unit @ weight.T, prior, trust, iterations=5, start=bias)
     return Adjustment(bias.cpu(), weight.cpu())
 
 

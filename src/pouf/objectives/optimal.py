@@ -34,8 +34,10 @@ def optimal_transport(
     return (transport_plan(c.detach(), prior, regularisation) * c).sum()
 
 
-def transport_plan(cost: Tensor, prior: Tensor | None = None, regularisation: float = 0.0) -> Tensor:
-    """The optimal plan, exact or entropic (in the log domain): (n, k) -> (n, k)."""
+def transport_plan(
+    cost: Tensor, prior: Tensor | None = None, regularisation: float = 0.0, iterations: int = 100
+) -> Tensor:
+    """The optimal plan, exact or entropic (in the log domain, at most so many iterations): (n, k) -> (n, k)."""
     import ot  # slow to load, and few need it
 
     n, k = cost.shape
@@ -45,7 +47,7 @@ def transport_plan(cost: Tensor, prior: Tensor | None = None, regularisation: fl
     price = cost.detach().cpu().double().numpy()
     if regularisation > 0:
         plan = ot.bregman.sinkhorn_log(
-            rows.numpy(), columns.numpy(), price, regularisation, numItermax=1000, stopThr=1e-9, warn=False
+            rows.numpy(), columns.numpy(), price, regularisation, numItermax=iterations, stopThr=1e-7, warn=False
         )
     else:
         plan = ot.emd(rows.numpy(), columns.numpy(), price, numItermax=10_000_000)
