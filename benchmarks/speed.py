@@ -129,7 +129,9 @@ def in_turns(k: int, batch: int, steps: int, tune: str) -> dict[str, float]:
         written.append(seconds_of(as_written))
         mark = time.perf_counter()
 
-    recipe = Recipe(steps=steps + 1, batch_size=batch, augment="none").with_settings(**{"tuning.name": tune})
+    recipe = Recipe(steps=steps + 1, batch_size=batch, augment="none", snapshots=0).with_settings(
+        **{"tuning.name": tune}
+    )
     classifier = Classifier(vit(), names(k))
     adapt(classifier, Images(pictures(batch)), recipe, on_start=lambda message: None, on_step=take_turns)
     a, b = statistics.median(ours[1:]), statistics.median(written[1:])
@@ -166,7 +168,7 @@ def costs(steps: int) -> list[dict[str, float]]:
             .tokens["input_ids"]
             .shape[1]
         )
-        recipe = Recipe(steps=steps + 1, batch_size=batch, augment="none")
+        recipe = Recipe(steps=steps + 1, batch_size=batch, augment="none", snapshots=0)
         times = [s.seconds for s in adapt(classifier, Images(pictures(batch)), recipe, on_start=lambda m: None).history]
         seconds = statistics.median(later - earlier for earlier, later in pairwise(times))
         work = flops(k, length, batch) / 1e9
@@ -223,7 +225,7 @@ def memory(steps: int) -> dict[str, float]:
 
 
 def memory_of(name: str) -> float:
-    recipe = Recipe(steps=2, batch_size=32, augment="none").with_settings(**MEMORY[name])
+    recipe = Recipe(steps=2, batch_size=32, augment="none", snapshots=0).with_settings(**MEMORY[name])
     adapt(Classifier(vit(), names(31)), Images(pictures(32)), recipe, on_start=lambda message: None)
     # Of this process alone: what getrusage tells is passed on from the parent.
     peak = next(line for line in _lines("/proc/self/status") if line.startswith("VmHWM"))

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from pouf.objectives import PriorEstimate, effective_classes
 from pouf.objectives.terms import Scores, label_terms, needs_unlabelled, total_loss, unlabelled_terms
 from pouf.optimisation import learning_rate, make_optimizer
 from pouf.recipe import Recipe
+from pouf.selection import SAMPLE, Choice, Snapshots, snapshot_steps
 from pouf.tuners import Tuner, describe
 
 
@@ -45,6 +47,8 @@ class Adaptation(NamedTuple):
     history: list[Step]  # empty where nothing was trained
     trainable: int
     total: int
+    snapshots: Snapshots | None = None  # of some steps, where there are any: weights to go back to
+    choice: Choice | None = None  # the step to believe, found without labels
 
 
 def adapt(
@@ -56,6 +60,7 @@ def adapt(
     cache: FeatureCache | None = None,
     on_start: Callable[[str], None] = print,
     on_step: Callable[[Step], None] | None = None,
+    on_snapshot: Callable[[int], None] | None = None,
 ) -> Adaptation:
     """Tune a classifier on unlabelled data, in place.
 
@@ -72,6 +77,11 @@ def adapt(
         cache: where features that training can't change are kept and found again.
         on_start: is told "trainable a of b (c %)"; printed by default.
         on_step: is told of each step.
+        on_snapshot: is told the number of a step at which the classifier can be looked at; 0 is before the first.
+
+    Returns:
+        The classifier at the last step, and the step that was chosen without labels: `result.choice.step`, whose
+        weights `result.snapshots.restore(step)` puts back.
 
     Raises:
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
@@ -81,16 +91,32 @@ def adapt(
     reading = Reading(recipe.compute.chunk or 64, recipe.compute.workers, cache, world=world)
     if recipe.pseudo_labels:
         data, shots = None, _pseudo_labelled(classifier, data, shots, recipe, reading)
-    history: list[Step] = []
-    trainable = 0
+    tuned = Tuned([], 0, None)
     if recipe.steps > 0:
-        history, trainable = _tune(classifier, data, recipe, shots, world, cache, on_start, on_step)
+        watch = Watch(on_start, on_step, on_snapshot)
+        tuned = _tune(classifier, data, recipe, shots, reading, watch)
     if recipe.adjust != "none":
         inputs = data if data is not None else shots.inputs if shots is not None else None
         if inputs is None:
             raise InputError(f"nothing to fit {recipe.adjust!r} on: give unlabelled data")
         classifier.adjust(recipe.adjust, classifier.encode(inputs, reading), recipe.seed)
-    return Adaptation(classifier, history, trainable, sum(p.numel() for p in classifier.parameters()))
+    total = sum(p.numel() for p in classifier.parameters())
+    choice = tuned.snapshots.choose() if tuned.snapshots is not None else None
+    return Adaptation(classifier, tuned.history, tuned.trainable, total, tuned.snapshots, choice)
+
+
+class Watch(NamedTuple):
+    """Who is told of what happens."""
+
+    on_start: Callable[[str], None]
+    on_step: Callable[[Step], None] | None
+    on_snapshot: Callable[[int], None] | None
+
+
+class Tuned(NamedTuple):
+    history: list[Step]
+    trainable: int
+    snapshots: Snapshots | None
 
 
 def _tune(
@@ -98,12 +124,10 @@ def _tune(
     data: Unlabelled | None,
     recipe: Recipe,
     shots: Shots | None,
-    world: World,
-    cache: FeatureCache | None,
-    on_start: Callable[[str], None],
-    on_step: Callable[[Step], None] | None,
-) -> tuple[list[Step], int]:
-    """The steps, and how many numbers they changed."""
+    reading: Reading,
+    watch: Watch,
+) -> Tuned:
+    world, cache = reading.world, reading.cache
     stream = data if data is not None else shots.inputs if shots is not None else None
     if stream is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
@@ -117,7 +141,7 @@ def _tune(
         classifier.set_temperature(recipe.temperature)
     tuner = classifier.tune(recipe.tuning)
     total = sum(parameter.numel() for parameter in classifier.parameters())
-    on_start(describe(tuner.trainable, total))
+    watch.on_start(describe(tuner.trainable, total))
     # Without dropout: its noise falls on features and prototypes unlike, and the plan between them follows the noise.
     classifier.eval()
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -128,9 +152,37 @@ def _tune(
         own = torch.Generator().manual_seed(recipe.seed)
         shot_batches = feature_batches(classifier, tuner, shots.inputs, recipe, own, world, cache)
     terms = _terms(classifier, batches, shots, shot_batches, recipe)
+    snapshots, take = _snapshots(classifier, tuner, stream, recipe, reading)
+
+    def look(step: int) -> None:
+        take(step)
+        if watch.on_snapshot is not None:
+            watch.on_snapshot(step)
+
     with checkpointing(classifier) if recipe.compute.checkpointing else nullcontext():
-        history = _train(tuner, terms, recipe, world, on_step)
-    return history, tuner.trainable
+        history = _train(tuner, terms, recipe, world, watch.on_step, look)
+    return Tuned(history, tuner.trainable, snapshots)
+
+
+def _snapshots(
+    classifier: Classifier, tuner: Tuner, stream: Unlabelled, recipe: Recipe, reading: Reading
+) -> tuple[Snapshots | None, Callable[[int], None]]:
+    """Where snapshots are kept, and what takes one; nothing where there is no choice to make."""
+    if recipe.snapshots == 0 or stream.streamed or not needs_unlabelled(recipe.objective):
+        return None, lambda step: None
+    order = torch.randperm(len(stream), generator=torch.Generator().manual_seed(recipe.seed))
+    by_content = stream.content_order()
+    sample = Subset(stream, [by_content[int(place)] for place in order[:SAMPLE]])
+    reading = replace(reading, on_batch=None)
+    encoded = classifier.encode(sample, reading)
+    snapshots = Snapshots(tuner.parameters, encoded.features)
+
+    def take(step: int) -> None:
+        seen = encoded if not tuner.touches_inputs else classifier.encode(sample, replace(reading, cache=None))
+        blocks = [block.log_probabilities for block in classifier.score_features(seen)]
+        snapshots.take(step, torch.cat(blocks).exp())
+
+    return snapshots, take
 
 
 def _pseudo_labelled(
@@ -221,13 +273,17 @@ def _train(
     recipe: Recipe,
     world: World,
     on_step: Callable[[Step], None] | None,
+    look: Callable[[int], None],
 ) -> list[Step]:
     parameters = list(tuner.parameters.values())
     optimizer = make_optimizer(parameters, recipe.optimisation)
     last_good = [parameter.detach().clone() for parameter in parameters]
     history: list[Step] = []
+    to_look_at = set(snapshot_steps(recipe.steps, recipe.snapshots))
     start = time.perf_counter()
     try:
+        if 0 in to_look_at:
+            look(0)
         for step in range(1, recipe.steps + 1):
             lr = learning_rate(recipe.optimisation, step - 1, recipe.steps)
             for group in optimizer.param_groups:
@@ -260,6 +316,8 @@ def _train(
             )
             if on_step is not None:
                 on_step(history[-1])
+            if step in to_look_at:
+                look(step)
         if not all(parameter.isfinite().all() for parameter in parameters):
             raise Diverged(recipe.steps, "a weight after the update", recipe.optimisation.lr)
     except Diverged:

@@ -84,6 +84,7 @@ class Recipe:
     seed: int = 0
     augment: Literal["crop-flip", "none"] = "crop-flip"  # images only: texts are never augmented
     views: int = 0  # images whose encoder is not trained: this many crops of each, computed once; 0 crops at each step
+    snapshots: int = 10  # steps, beside zero-shot, among which one is chosen without labels; 0 chooses none
     temperature: float = 0.0  # 0 keeps the model's own
     pseudo_labels: int = 0  # learn from this many of the surest predictions of each class as if they were labels
     adjust: Literal["none", "calibration", "sinkhorn", "propagation", "refinement"] = (
@@ -151,6 +152,7 @@ NOT_NEGATIVE = (
     "steps",
     "seed",
     "views",
+    "snapshots",
     "pseudo_labels",
     "compute.chunk",
     "compute.workers",

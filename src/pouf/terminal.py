@@ -41,6 +41,20 @@ def bar(title: str, total: int, hidden: bool) -> Iterator[Callable[[int], None]]
         yield lambda n: progress.advance(task, n)
 
 
+@contextmanager
+def grid_progress(total: int, hidden: bool) -> Iterator[Callable[[str, str], None]]:
+    """A bar over the cells of a table, with the time left; yields what to call with a cell's name and its error."""
+    with _progress("{task.fields[facts]}", hidden) as progress:
+        task = progress.add_task("cells", total=total, facts="")
+
+        def advance(name: str, error: str) -> None:
+            progress.update(task, advance=1, facts=name)
+            if error and not hidden:
+                progress.console.print(f"failed: {name}: {error}", markup=False, soft_wrap=True)
+
+        yield advance
+
+
 def _progress(facts: str, hidden: bool) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

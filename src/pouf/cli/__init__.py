@@ -11,7 +11,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from pouf.cli.adapt import adapt
+from pouf.cli.bench import bench
 from pouf.cli.demo import demo
+from pouf.cli.figures import figures
 from pouf.cli.use import evaluate, predict
 from pouf.errors import Diverged, InputError
 from pouf.terminal import fail
@@ -42,8 +44,9 @@ def options_of_all(
     """Turn a zero-shot model into a better classifier for your data, without a single label."""
 
 
-for command in (demo, adapt, predict, evaluate):
+for command in (demo, adapt, predict, evaluate, figures):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 

@@ -1,0 +1,292 @@
+"""One cell of a table: a task, a method and a seed, run and judged."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from pouf.adaptation import Adaptation, adapt
+from pouf.backbones import EMBEDDED
+from pouf.bench.archives import read_task
+from pouf.bench.images import IMAGE_SETS
+from pouf.bench.language import TASKS
+from pouf.bench.splits import few_shot
+from pouf.classifier import Classifier
+from pouf.data.base import Subset, Unlabelled
+from pouf.data.labelled import Labelled
+from pouf.data.shots import Shots
+from pouf.encoding import Reading
+from pouf.errors import InputError
+from pouf.evaluation import accuracy
+from pouf.methods import METHODS
+from pouf.metrics import METRICS
+from pouf.recipe import Recipe
+
+SHOTS = 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    table: str
+    task: str
+    method: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all cells of a table share."""
+
+    data: str
+    model: str
+    changes: Mapping[str, Any] = field(default_factory=dict)  # to the recipes, by dotted name
+    batch_size: int = 256  # of evaluation
+    limit: int = 0  # take at most this many training and test texts; 0 takes all
+
+
+class Score(NamedTuple):
+    """A metric at the last step, at the step chosen without labels, and at the best step by the labels."""
+
+    last: float
+    chosen: float
+    oracle: float
+
+
+class Result(NamedTuple):
+    scores: dict[str, Score]  # by column
+    facts: dict[str, float]
+
+
+Judge = Callable[[], dict[str, float]]  # the classifier as it is now, on labelled data, by column
+
+
+def run_cell(cell: Cell, setting: Setting) -> Result:
+    return CELLS[cell.table](cell, setting)
+
+
+def _judged(
+    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, shots: Shots | None, judge: Judge
+) -> tuple[dict[str, Score], Adaptation]:
+    """Adapt, and judge at each snapshot. The labels are read by `judge` alone; the choice does not see them."""
+    at_step: dict[int, dict[str, float]] = {}
+
+    def look(step: int) -> None:
+        at_step[step] = judge()
+
+    result = adapt(classifier, data, recipe, shots=shots, on_start=lambda message: None, on_snapshot=look)
+    last = judge()
+    steps = list(at_step.values()) or [last]
+    chosen = at_step[result.choice.step] if result.choice is not None else last
+    return {c: Score(last[c], chosen[c], max(step[c] for step in [*steps, last])) for c in last}, result
+
+
+def _facts(result: Adaptation) -> dict[str, float]:
+    times = [step.seconds for step in result.history]
+    a_step = statistics.median([later - earlier for earlier, later in pairwise(times)]) if len(times) > 1 else 0.0
+    return {"parameters": result.trainable, "total": result.total, "seconds a step": a_step}
+
+
+def _settled(recipe: Recipe, setting: Setting, seed: int) -> Recipe:
+    """With the seed and what the user changed; what trains nothing is not made to train by that."""
+    changes = {name: value for name, value in setting.changes.items() if name != "steps" or recipe.steps}
+    return recipe.with_settings(seed=seed, **changes)
+
+
+def _image_recipe(setting: Setting, task: str, tune: str) -> str:
+    """The paper's, or the demo's where the model is the one that comes with the package."""
+    if setting.model == EMBEDDED:
+        return "demo" if tune == "full" else "demo-prompt"
+    return f"{IMAGE_SETS[task.split(':')[0]].recipe}-{tune}"
+
+
+def _images(setting: Setting, task: str) -> tuple[list[str], Labelled]:
+    name, _, domain = task.partition(":")
+    if name not in IMAGE_SETS or domain not in IMAGE_SETS[name].domains:
+        known = ", ".join(f"{n}:{d}" for n, s in IMAGE_SETS.items() for d in s.domains)
+        raise InputError(f"unknown image task {task!r}: choose from {known}")
+    return IMAGE_SETS[name].read(Path(setting.data), domain)
+
+
+def _accuracy(classifier: Classifier, inputs: Unlabelled, labels: list[int], batch_size: int) -> float:
+    predictions = classifier.score(inputs, Reading(batch_size))
+    return accuracy(predictions.log_probabilities.argmax(1), torch.tensor([labels[i] for i in predictions.indices]))
+
+
+def image_cell(cell: Cell, setting: Setting) -> Result:
+    """Table 1, and image rows of others: the target's images without labels, judged on all of them.
+
+    CoOp learns from 16 labelled images of each class (half of them where there are fewer), and is judged on the others.
+    """
+    classes, labelled = _images(setting, cell.task)
+    tune = "full" if cell.method in ("pouf-full", "zero-shot") else "prompt"
+    method = "pouf" if cell.method.startswith("pouf-") else cell.method
+    recipe = METHODS[method].recipe("image", _image_recipe(setting, cell.task, tune))
+    return _image_run(cell, setting, classes, labelled, _settled(recipe, setting, cell.seed))
+
+
+def _image_run(cell: Cell, setting: Setting, classes: list[str], labelled: Labelled, recipe: Recipe) -> Result:
+    classifier = Classifier.from_pretrained(setting.model, classes)
+    data, labels, shots = labelled.inputs, labelled.labels, None
+    if cell.method == "coop":
+        shots, rest = _labelled_shots(labelled, len(classes), cell.seed)
+        data, labels = Subset(labelled.inputs, rest), [labelled.labels[i] for i in rest]
+
+    def judge() -> dict[str, float]:
+        return {cell.task: _accuracy(classifier, data, labels, setting.batch_size)}
+
+    scores, result = _judged(classifier, None if shots is not None else data, recipe, shots, judge)
+    return Result(scores, _facts(result))
+
+
+def _labelled_shots(labelled: Labelled, classes: int, seed: int) -> tuple[Shots, list[int]]:
+    draw = random.Random(seed)
+    chosen: list[int] = []
+    for k in range(classes):
+        own = [i for i, label in enumerate(labelled.labels) if label == k]
+        chosen += draw.sample(own, min(SHOTS, len(own) // 2))
+    targets = F.one_hot(torch.tensor([labelled.labels[i] for i in chosen]), classes).float()
+    rest = sorted(set(range(len(labelled.labels))) - set(chosen))
+    return Shots(Subset(labelled.inputs, chosen), targets), rest
+
+
+def language_cell(cell: Cell, setting: Setting) -> Result:
+    """Table 2: the training texts without labels, or 16 of each class with them; judged on the test texts."""
+    if cell.task not in TASKS:
+        raise InputError(f"unknown language task {cell.task!r}: choose from {', '.join(TASKS)}")
+    recipe = METHODS[cell.method].recipe("cloze", "masked-paper" if cell.method == "pouf" else None)
+    task = TASKS[cell.task]
+    if cell.method == "pouf":
+        recipe = recipe.with_settings(
+            **{"objective.transport": task.transport, "objective.information": task.information}
+        )
+    if cell.method == "fine-tuning" and task.scale is not None:
+        recipe = recipe.with_settings(**{"objective.label_loss": "mse"})
+    return _language_run(cell, setting, _settled(recipe, setting, cell.seed))
+
+
+def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
+    task = TASKS[cell.task]
+    method = METHODS.get(cell.method, METHODS["pouf"])
+    train, test = (read_task(task, setting.data, split) for split in ("train", "test"))
+    test = _some(test, setting.limit)
+    shots = None
+    if method.needs_shots:
+        held_out = {test.inputs.read(i) for i in range(len(test.inputs))}
+        shots = few_shot(train, cell.seed, held_out=held_out).train
+    if method.fresh_head:
+        classifier = Classifier.with_fresh_head(setting.model, task.labels, cell.seed, task.max_length)
+    else:
+        classifier = Classifier.from_pretrained(
+            setting.model, task.labels, [task.template], words=list(task.words.values()), max_length=task.max_length
+        )
+    method.equip(classifier, shots, cell.seed, task.draws)
+    measure = METRICS[task.metrics[0]]
+
+    def judge() -> dict[str, float]:
+        probabilities = classifier.score(test.inputs, Reading(setting.batch_size)).log_probabilities.exp()
+        return {cell.task: measure(probabilities, test.targets)}
+
+    learns = shots if recipe.steps and recipe.objective.labels > 0 else None
+    data = None if learns is not None else _some(train, setting.limit).inputs
+    scores, result = _judged(classifier, data, recipe, learns, judge)
+    return Result(scores, _facts(result))
+
+
+def _some(data: Shots, limit: int) -> Shots:
+    if not limit or len(data.inputs) <= limit:
+        return data
+    places = random.Random(0).sample(range(len(data.inputs)), limit)
+    return Shots(Subset(data.inputs, places), data.targets[places])
+
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "exact": {"objective.plan": "exact"},
+    "sinkhorn": {"objective.plan": "sinkhorn"},
+    "no-transport": {"objective.transport": 0.0},
+    "no-information": {"objective.information": 0.0},
+    "exponential": {"objective.cost": "exponential"},
+    "default": {},
+}
+
+
+def ablation_cell(cell: Cell, setting: Setting) -> Result:
+    """Table 3: one part of the objective changed; prompt tuning for images, as the paper's 88.0 is."""
+    return _varied(cell, setting, ABLATIONS[cell.method])
+
+
+def lambda_cell(cell: Cell, setting: Setting) -> Result:
+    """The sweep over lambda: the method is its value."""
+    return _varied(cell, setting, {"objective.information": float(cell.method)})
+
+
+def _varied(cell: Cell, setting: Setting, changes: Mapping[str, Any]) -> Result:
+    if cell.task in TASKS:
+        recipe = Recipe.load("masked-paper")
+    else:
+        recipe = Recipe.load(_image_recipe(setting, cell.task, "prompt"))
+    recipe = _settled(recipe, setting, cell.seed).with_settings(**changes)
+    if cell.task in TASKS:
+        return _language_run(cell, setting, recipe)
+    return _image_run(cell, setting, *_images(setting, cell.task), recipe)
+
+
+def cost_cell(cell: Cell, setting: Setting) -> Result:
+    """Table 4: parameters and the time of a step, without the choice of a step."""
+    recipe = Recipe.load(_image_recipe(setting, cell.task, cell.method.removeprefix("pouf-")))
+    recipe = _settled(recipe.with_settings(steps=5, snapshots=0), setting, cell.seed)
+    classes, labelled = _images(setting, cell.task)
+    classifier = Classifier.from_pretrained(setting.model, classes)
+    result = adapt(classifier, labelled.inputs, recipe, on_start=lambda message: None)
+    facts = _facts(result)
+    return Result({column: Score(value, value, value) for column, value in facts.items()}, facts)
+
+
+def unseen_cell(cell: Cell, setting: Setting) -> Result:
+    """Half of the classes have images; judged on both halves among all classes, in the same domain and in another.
+
+    The task is `set:domain`, or `set:domain>other`. Full tuning; the method says which prototypes it may see.
+    """
+    source, _, other = cell.task.partition(">")
+    target = f"{source.split(':')[0]}:{other}" if other else source
+    classes, labelled = _images(setting, source)
+    _, judged_on = _images(setting, target)
+    seen = set(random.Random(cell.seed).sample(range(len(classes)), (len(classes) + 1) // 2))
+    known = [name for k, name in enumerate(classes) if k in seen or cell.method == "seen+unseen"]
+    data = Subset(labelled.inputs, [i for i, label in enumerate(labelled.labels) if label in seen])
+    classifier = Classifier.from_pretrained(setting.model, known)
+    halves = {
+        f"{cell.task} {half}": [i for i, label in enumerate(judged_on.labels) if (label in seen) == (half == "seen")]
+        for half in ("seen", "unseen")
+    }
+
+    def judge() -> dict[str, float]:
+        everything = Classifier(classifier.backbone, classes)
+        return {
+            column: _accuracy(
+                everything, Subset(judged_on.inputs, places), [judged_on.labels[i] for i in places], setting.batch_size
+            )
+            for column, places in halves.items()
+        }
+
+    method = METHODS["zero-shot" if cell.method == "zero-shot" else "pouf"]
+    recipe = _settled(method.recipe("image", _image_recipe(setting, source, "full")), setting, cell.seed)
+    scores, result = _judged(classifier, data, recipe, None, judge)
+    return Result(scores, _facts(result))
+
+
+CELLS: dict[str, Callable[[Cell, Setting], Result]] = {
+    "images": image_cell,
+    "language": language_cell,
+    "ablation": ablation_cell,
+    "cost": cost_cell,
+    "unseen": unseen_cell,
+    "lambda": lambda_cell,
+}

@@ -1,0 +1,102 @@
+"""A table as a grid of cells: finished ones are never computed again, failed ones do not stop the rest."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pouf.bench.cells import Cell, Result, Score, Setting, run_cell
+from pouf.runs import versions, write_json
+
+
+class Outcome(NamedTuple):
+    """What came of a cell: a result, or an error."""
+
+    cell: Cell
+    result: Result | None
+    error: str = ""
+    seconds: float = 0.0
+
+
+class Grid:
+    """Cells in a folder, one file each.
+
+    Args:
+        folder: `folder/cells/<task>-<method>-<seed>-<setting>.json`; another setting makes other files.
+    """
+
+    def __init__(self, folder: Path, cells: Sequence[Cell], setting: Setting) -> None:
+        self.folder, self.cells, self.setting = folder / "cells", list(cells), setting
+        told = json.dumps([Path(setting.data).resolve().as_posix(), *list(vars(setting).values())[1:]], default=str)
+        self.mark = blake2b(told.encode(), digest_size=4).hexdigest()
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def file(self, cell: Cell) -> Path:
+        name = re.sub(r"[^\w.+-]+", "_", f"{cell.table}-{cell.task}-{cell.method}-{cell.seed}")
+        return self.folder / f"{name}-{self.mark}.json"
+
+    def finished(self, cell: Cell) -> Outcome | None:
+        """The outcome of a cell that was computed before; one that failed is tried again."""
+        if not self.file(cell).is_file():
+            return None
+        stored = json.loads(self.file(cell).read_text(encoding="utf-8"))
+        if stored["error"]:
+            return None
+        scores = {column: Score(*values) for column, values in stored["scores"].items()}
+        return Outcome(cell, Result(scores, stored["facts"]), seconds=stored["seconds"])
+
+    def run(self, jobs: int = 1, on_cell: Callable[[Outcome], None] | None = None) -> list[Outcome]:
+        """All outcomes, in the order of the cells; those not yet there are computed, `jobs` side by side."""
+        outcomes = {cell: found for cell in self.cells if (found := self.finished(cell)) is not None}
+        missing = [cell for cell in self.cells if cell not in outcomes]
+        for outcome in outcomes.values():
+            if on_cell is not None:
+                on_cell(outcome)
+        for outcome in self._compute(missing, jobs):
+            self._keep(outcome)
+            outcomes[outcome.cell] = outcome
+            if on_cell is not None:
+                on_cell(outcome)
+        return [outcomes[cell] for cell in self.cells]
+
+    def _compute(self, cells: Sequence[Cell], jobs: int) -> Iterator[Outcome]:
+        if jobs <= 1 or len(cells) <= 1:
+            yield from (attempt(cell, self.setting) for cell in cells)
+            return
+        # Processes of their own: a cell that takes the memory of all does not take the others with it. Each has its
+        # share of the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            waiting = {pool.submit(attempt, cell, self.setting): cell for cell in cells}
+            for done in as_completed(waiting):
+                try:
+                    yield done.result()
+                except Exception as error:  # the process died; `attempt` itself raises nothing
+                    yield Outcome(waiting[done], None, f"{type(error).__name__}: {error}")
+
+    def _keep(self, outcome: Outcome) -> None:
+        facts: dict[str, Any] = {"cell": vars(outcome.cell), "setting": vars(self.setting), "versions": versions()}
+        scores = {} if outcome.result is None else outcome.result.scores
+        facts |= {"scores": scores, "facts": {} if outcome.result is None else outcome.result.facts}
+        write_json(self.file(outcome.cell), facts | {"error": outcome.error, "seconds": outcome.seconds})
+
+
+def attempt(cell: Cell, setting: Setting) -> Outcome:
+    """Run a cell; an error becomes part of the outcome."""
+    from pouf.terminal import calm_libraries
+
+    calm_libraries()
+    start = time.perf_counter()
+    try:
+        result = run_cell(cell, setting)
+    except Exception as error:
+        return Outcome(cell, None, " ".join(f"{type(error).__name__}: {error}".split()), time.perf_counter() - start)
+    return Outcome(cell, result, seconds=round(time.perf_counter() - start, 1))

@@ -1,0 +1,128 @@
+"""The paper's image data sets in their original folders, and two small ones beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pouf.data.images import EXTENSIONS, Images
+from pouf.data.labelled import Labelled
+from pouf.errors import InputError
+from pouf.prompts import same_name
+
+OFFICE_31 = """
+back_pack bike bike_helmet bookcase bottle calculator desk_chair desk_lamp desktop_computer file_cabinet headphones
+keyboard laptop_computer letter_tray mobile_phone monitor mouse mug paper_notebook pen phone printer projector
+punchers ring_binder ruler scissors speaker stapler tape_dispenser trash_can
+""".split()
+OFFICE_HOME = """
+Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair Clipboards Computer Couch
+Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet Flipflops Flowers Folder Fork Glasses Hammer Helmet
+Kettle Keyboard Knives Lamp_Shade Laptop Marker Monitor Mop Mouse Mug Notebook Oven Pan Paper_Clip Pen Pencil
+Postit_Notes Printer Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon
+TV Table Telephone ToothBrush Toys Trash_Can Webcam
+""".split()
+CALTECH_10 = "backpack bike calculator headphones keyboard laptop monitor mouse mug projector".split()
+PACS = "dog elephant giraffe guitar horse house person".split()
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A data set with several domains.
+
+    Args:
+        folder: of the data set, under the one that holds all; case, hyphens and underscores do not matter.
+        domains: what we call them -> their folder.
+        inside: a folder between the domain and its classes.
+        classes: the names, in order; None reads them from the lists of files or the folders that are there.
+        recipe: the paper's settings, without "-full" and "-prompt".
+        lists: the domain's images stand in `<domain>_train.txt` and `<domain>_test.txt`, path and number a line.
+    """
+
+    folder: str
+    domains: dict[str, str]
+    classes: tuple[str, ...] | None
+    recipe: str
+    inside: str = ""
+    lists: bool = False
+
+    def read(self, root: Path, domain: str) -> tuple[list[str], Labelled]:
+        """The classes and the labelled images of a domain."""
+        base = self.find(root)
+        folder = base / self.domains[domain] / self.inside
+        if not folder.is_dir():
+            raise InputError(f"no folder {str(folder)!r}: {self.layout()}")
+        listed = self._listed(base, domain) if self.lists else {}
+        own = base / "classes.txt"  # a stand-in has classes of its own
+        if own.is_file():
+            classes = own.read_text(encoding="utf-8").split()
+        elif self.classes is not None:
+            classes = list(self.classes)
+        else:
+            classes = sorted(
+                {path.split("/")[1] for path in listed} or {p.name for p in folder.iterdir() if p.is_dir()}
+            )
+        known = {same_name(name): k for k, name in enumerate(classes)}
+        paths: list[Path] = []
+        labels: list[int] = []
+        for directory in sorted(folder.iterdir()):
+            if directory.is_dir() and same_name(directory.name) in known:
+                for path in sorted(directory.iterdir()):
+                    named = f"{self.domains[domain]}/{directory.name}/{path.name}"
+                    if path.suffix.lower() in EXTENSIONS and (not listed or named in listed):
+                        paths.append(path)
+                        labels.append(known[same_name(directory.name)])
+        if not paths:
+            raise InputError(
+                f"no images of the classes {', '.join(classes[:3])}, … in {str(folder)!r}: {self.layout()}"
+            )
+        return classes, Labelled(Images(paths, [path.name for path in paths], str(folder)), labels)
+
+    def find(self, root: Path) -> Path:
+        inside = sorted(root.iterdir()) if root.is_dir() else []
+        for candidate in inside:
+            if candidate.is_dir() and _plain(candidate.name) == _plain(self.folder):
+                return candidate
+        raise InputError(f"no {self.folder} in {str(root)!r}: {self.layout()}")
+
+    def layout(self) -> str:
+        domains = "|".join(self.domains.values())
+        middle = f"{self.inside}/" if self.inside else ""
+        lists = f" and {self.folder}/<domain>_train.txt, <domain>_test.txt" if self.lists else ""
+        return f"expected {self.folder}/{{{domains}}}/{middle}<class>/*.jpg{lists}"
+
+    def _listed(self, base: Path, domain: str) -> set[str]:
+        files = [base / f"{self.domains[domain]}_{split}.txt" for split in ("train", "test")]
+        lines = [line for file in files if file.is_file() for line in file.read_text(encoding="utf-8").splitlines()]
+        return {line.rsplit(" ", 1)[0] for line in lines if line.strip()}
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+IMAGE_SETS: dict[str, ImageSet] = {
+    "office31": ImageSet(
+        "office31", {"amazon": "amazon", "dslr": "dslr", "webcam": "webcam"}, tuple(OFFICE_31), "office31", "images"
+    ),
+    "office-home": ImageSet(
+        "office-home", {"art": "Art", "clipart": "Clipart", "product": "Product", "real-world": "Real World"},
+        tuple(OFFICE_HOME), "office-home",
+    ),
+    "domainnet": ImageSet(
+        "domainnet", {name: name for name in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")}, None,
+        "domainnet", lists=True,
+    ),
+    "office-caltech": ImageSet(
+        "office_caltech10", {"dslr": "dslr", "webcam": "webcam"}, tuple(CALTECH_10), "office31"
+    ),
+    "pacs": ImageSet(
+        "pacs", {"art-painting": "art_painting", "cartoon": "cartoon", "photo": "photo", "sketch": "sketch"},
+        tuple(PACS), "office31",
+    ),
+}  # fmt: skip
+
+
+def image_tasks(*names: str) -> list[str]:
+    """`set:domain` for each domain of these data sets."""
+    return [f"{name}:{domain}" for name in names for domain in IMAGE_SETS[name].domains]

@@ -1,0 +1,62 @@
+"""`pouf figures`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pouf.cli.options import (
+    Cache,
+    Device,
+    Json,
+    LabelColumn,
+    NoCache,
+    Quiet,
+    TextColumn,
+    cache_of,
+    columns_of,
+    device_of,
+)
+from pouf.terminal import calm_libraries, out
+
+
+def figures(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Images or texts; with labels, if --labelled.")],
+    labelled: Annotated[bool, typer.Option("--labelled", help="INPUT has labels, as for pouf evaluate.")] = False,
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder of the pictures.")] = Path("figures"),
+    cache: Cache = None,
+    no_cache: NoCache = False,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = "label",
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; PNG and SVG."""
+    from pouf.classifier import Classifier
+    from pouf.data.labelled import read_labelled
+    from pouf.data.texts import Texts
+    from pouf.encoding import Reading
+    from pouf.figures import FIGURES, look, write
+    from pouf.runs import check_run
+
+    calm_libraries()
+    adapted = Classifier.load(check_run(run)).to(device_of(device))
+    zero_shot = Classifier.load_zero_shot(run).to(device_of(device))
+    columns = columns_of(text_column, adapted.columns)
+    labels = None
+    if labelled:
+        data, labels = read_labelled(inputs, adapted.classes, adapted.backbone.modality, columns, label_column)
+    else:
+        is_text = adapted.backbone.modality == "text"
+        data = Texts.from_file(inputs, columns) if is_text else adapted.unlabelled(inputs)
+    sides = look(zero_shot, adapted, data, labels, Reading(cache=cache_of(cache, no_cache)))
+    files = [file for name, draw in FIGURES.items() for file in write(draw(sides), out_dir, name)]
+    if as_json:
+        typer.echo(json.dumps({"files": [str(file) for file in files]}))
+    elif not quiet:
+        out.print("\n".join(map(str, files)), markup=False)

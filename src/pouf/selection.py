@@ -1,0 +1,141 @@
+"""Choosing a step without labels: snapshots along a run, and which of them to believe.
+
+What resembles the training loss favours over-training. The choice here is agreement with the ensemble of all snapshots
+(as EnsV does): errors that come and go are outvoted. Two second opinions look at the features instead.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pouf.objectives.prior import share_of_classes
+
+SAMPLE = 512  # inputs that snapshots are judged on
+
+
+class Snapshot(NamedTuple):
+    """What is known of a step without labels."""
+
+    step: int  # 0 is zero-shot
+    agreement: float  # share of inputs on which it says what the ensemble of all snapshots says
+    neighbourhood: float  # soft neighbourhood density of its predictions: higher where neighbours agree surely
+    clustering: (
+        float  # adjusted mutual information of its predictions with a clustering of the features before training
+    )
+    effective_classes: float  # exp H(mean p)
+    agreement_with_zero_shot: float
+
+
+class Choice(NamedTuple):
+    step: int
+    snapshots: list[Snapshot]
+
+    @property
+    def chosen(self) -> Snapshot:
+        return next(snapshot for snapshot in self.snapshots if snapshot.step == self.step)
+
+
+@dataclass
+class Snapshots:
+    """Weights and predictions of some steps of a run. The weights wait on disk."""
+
+    parameters: dict[str, nn.Parameter]
+    features: Tensor  # (n, d), of the sample before training
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pouf-snapshots-")))
+    predictions: dict[int, Tensor] = field(default_factory=dict)  # step -> (n, k) probabilities
+
+    def __post_init__(self) -> None:
+        # The weights go when the last one who could ask for them goes.
+        weakref.finalize(self, shutil.rmtree, self.folder, True)
+
+    def take(self, step: int, probabilities: Tensor) -> None:
+        tensors = {name: p.detach().cpu().contiguous().clone() for name, p in self.parameters.items()}
+        save_file(tensors, self.folder / f"{step}.safetensors")
+        self.predictions[step] = probabilities.float().cpu()
+
+    @torch.no_grad()
+    def restore(self, step: int) -> None:
+        """Put the weights of a step back into the classifier."""
+        tensors = load_file(self.folder / f"{step}.safetensors")
+        for name, parameter in self.parameters.items():
+            parameter.copy_(tensors[name])
+
+    def choose(self) -> Choice:
+        return choose(self.predictions, self.features)
+
+
+def snapshot_steps(steps: int, count: int) -> list[int]:
+    """0, the last step, and others between them at equal distances: count + 1 in all where there are enough steps."""
+    return sorted({round(i * steps / count) for i in range(count + 1)}) if count else []
+
+
+def choose(predictions: dict[int, Tensor], features: Tensor) -> Choice:
+    """The step that agrees most with the mean prediction of all; of equals the latest."""
+    ensemble = ensemble_labels(list(predictions.values()))
+    clusters = cluster(features, next(iter(predictions.values())).shape[1])
+    first = next(iter(predictions.values())).argmax(1)
+    judged = []
+    for step, probabilities in predictions.items():
+        labels = probabilities.argmax(1)
+        judged.append(
+            Snapshot(
+                step=step,
+                agreement=_share(labels == ensemble),
+                neighbourhood=soft_neighbourhood_density(probabilities),
+                clustering=cluster_agreement(labels, clusters),
+                effective_classes=share_of_classes(probabilities.mean(0)) * probabilities.shape[1],
+                agreement_with_zero_shot=_share(labels == first),
+            )
+        )
+    best = max(judged, key=lambda snapshot: (snapshot.agreement, snapshot.step))
+    return Choice(best.step, judged)
+
+
+def ensemble_labels(predictions: Sequence[Tensor]) -> Tensor:
+    """What all say together: (n, k) each -> (n,)."""
+    return torch.stack(list(predictions)).mean(0).argmax(1)
+
+
+def soft_neighbourhood_density(probabilities: Tensor, temperature: float = 0.05) -> float:
+    """Mean entropy of each input's similarities to the others' predictions (SND, ICCV 2021): (n, k) -> nats.
+
+    It is high where predictions form dense groups and low where they are scattered.
+    """
+    unit = F.normalize(probabilities.float(), dim=1)
+    near = unit @ unit.T / temperature
+    near.fill_diagonal_(-torch.inf)
+    log_p = near.log_softmax(1)
+    log_p.fill_diagonal_(0)
+    p = near.softmax(1)
+    return float(-(p * log_p).sum(1).mean())
+
+
+def cluster(features: Tensor, k: int) -> Tensor:
+    """(n, d) -> (n,), k-means groups of features of length 1; the same for the same features."""
+    from sklearn.cluster import KMeans
+
+    unit = F.normalize(features.float(), dim=1).numpy()
+    groups = KMeans(min(k, len(unit)), n_init=3, random_state=0).fit(unit).labels_
+    return torch.from_numpy(groups).long()
+
+
+def cluster_agreement(labels: Tensor, clusters: Tensor) -> float:
+    """Adjusted mutual information of predictions and clusters: 1 where they are the same but for names, 0 by chance."""
+    from sklearn.metrics import adjusted_mutual_info_score
+
+    return float(adjusted_mutual_info_score(labels.numpy(), clusters.numpy()))
+
+
+def _share(same: Tensor) -> float:
+    return same.double().mean().item()

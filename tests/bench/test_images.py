@@ -1,0 +1,54 @@
+"""The paper's image data sets in their own folders."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pouf import InputError
+from pouf.bench.images import IMAGE_SETS, OFFICE_31, OFFICE_HOME
+
+
+def put(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8)).save(file)
+
+
+def test_the_class_lists_are_complete() -> None:
+    assert (len(OFFICE_31), len(OFFICE_HOME)) == (31, 65)
+    assert OFFICE_31[0] == "back_pack" and OFFICE_31[-1] == "trash_can"
+    assert [len(IMAGE_SETS[name].domains) for name in ("office31", "office-home", "domainnet")] == [3, 4, 6]
+
+
+def test_office_31_has_its_images_one_folder_deeper(tmp_path: Path) -> None:
+    put(tmp_path / "Office-31/amazon/images/bike/1.jpg")
+    put(tmp_path / "Office-31/amazon/images/trash_can/2.jpg")
+    put(tmp_path / "Office-31/amazon/images/no_such_class/3.jpg")
+    classes, labelled = IMAGE_SETS["office31"].read(tmp_path, "amazon")
+    assert classes == OFFICE_31 and labelled.labels == [1, 30]
+
+
+def test_office_home_has_a_domain_with_a_space(tmp_path: Path) -> None:
+    put(tmp_path / "OfficeHome/Real World/Alarm_Clock/1.jpg")
+    _, labelled = IMAGE_SETS["office-home"].read(tmp_path, "real-world")
+    assert labelled.labels == [0]
+
+
+def test_domainnet_takes_what_its_lists_name(tmp_path: Path) -> None:
+    for name in ("axe/1.jpg", "axe/2.jpg", "bee/3.jpg"):
+        put(tmp_path / "domainnet/clipart" / name)
+    (tmp_path / "domainnet/clipart_train.txt").write_text("clipart/axe/1.jpg 0\n")
+    (tmp_path / "domainnet/clipart_test.txt").write_text("clipart/bee/3.jpg 1\n")
+    classes, labelled = IMAGE_SETS["domainnet"].read(tmp_path, "clipart")
+    assert classes == ["axe", "bee"] and labelled.labels == [0, 1]
+    assert list(labelled.inputs.ids) == ["1.jpg", "3.jpg"]
+
+
+@pytest.mark.parametrize("name", IMAGE_SETS)
+def test_missing_data_are_told_with_their_layout(tmp_path: Path, name: str) -> None:
+    given = IMAGE_SETS[name]
+    with pytest.raises(InputError, match=rf"no {given.folder} in .*expected {given.folder}/"):
+        given.read(tmp_path, next(iter(given.domains)))
+    (tmp_path / given.folder).mkdir()
+    with pytest.raises(InputError, match=r"no folder .*<class>/\*\.jpg"):
+        given.read(tmp_path, next(iter(given.domains)))
