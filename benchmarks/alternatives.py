@@ -60,9 +60,6 @@ FEATURE_METHODS: dict[str, Recipe] = {
     "exact transport": Recipe.load("features").with_settings(
         adjust="none", **{"objective.prior": "uniform", "objective.plan": "exact"}
     ),
-    "sinkhorn transport": Recipe.load("features").with_settings(
-        adjust="none", **{"objective.prior": "uniform", "objective.plan": "sinkhorn"}
-    ),
 }
 
 

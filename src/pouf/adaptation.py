@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pouf.alarms import Seen, disturbance
 from pouf.backbones.base import check_modality
 from pouf.classifier import Classifier, Predictions
 from pouf.data.base import Subset, Unlabelled
@@ -26,7 +27,7 @@ from pouf.objectives import PriorEstimate, effective_classes
 from pouf.objectives.terms import Scores, label_terms, needs_unlabelled, total_loss, unlabelled_terms
 from pouf.optimisation import learning_rate, make_optimizer
 from pouf.recipe import Recipe
-from pouf.selection import SAMPLE, Choice, Snapshots, snapshot_steps
+from pouf.selection import DISTURBED, SAMPLE, Choice, Snapshots, snapshot_steps
 from pouf.tuners import Tuner, describe
 
 
@@ -174,13 +175,22 @@ def _snapshots(
     by_content = stream.content_order()
     sample = Subset(stream, [by_content[int(place)] for place in order[:SAMPLE]])
     reading = replace(reading, on_batch=None)
-    encoded = classifier.encode(sample, reading)
+    few, change = Subset(sample, range(min(DISTURBED, len(sample)))), disturbance(stream.modality)
+    encoded, disturbed = classifier.encode(sample, reading), classifier.encode(few, reading, change=change)
     snapshots = Snapshots(tuner.parameters, encoded.features)
+    # The disturbed ones stand for the first of the others: what can't be read must not shift them.
+    both = [row for row, place in enumerate(encoded.indices) if place < len(few)]
 
     def take(step: int) -> None:
-        seen = encoded if not tuner.touches_inputs else classifier.encode(sample, replace(reading, cache=None))
-        blocks = [block.log_probabilities for block in classifier.score_features(seen)]
-        snapshots.take(step, torch.cat(blocks).exp())
+        seen, changed = encoded, disturbed
+        if tuner.touches_inputs and step:
+            fresh = replace(reading, cache=None)
+            seen, changed = classifier.encode(sample, fresh), classifier.encode(few, fresh, change=change)
+        probabilities = [
+            torch.cat([block.log_probabilities for block in classifier.score_features(each)]).exp()
+            for each in (seen, changed)
+        ]
+        snapshots.take(step, Seen(probabilities[0], probabilities[1][: len(both)]))
 
     return snapshots, take
 

@@ -18,7 +18,8 @@ from pouf.data.labelled import read_labelled
 from pouf.encoding import Reading
 from pouf.evaluation import Evaluation, evaluate
 from pouf.recipe import Recipe
-from pouf.runs import adapt_run
+from pouf.report import write_report
+from pouf.runs import adapt_run, load_run
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -26,6 +27,7 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 class Demo(NamedTuple):
     run: Path
     images: Path  # the digits, one sub-folder a class: `pouf evaluate RUN IMAGES` repeats the figures
+    report: Path
     adaptation: Adaptation
     evaluation: Evaluation
     seconds: float
@@ -51,8 +53,11 @@ def demo(
         classifier, Images.from_folder(images), recipe, folder, command=command, on_start=on_start, on_step=on_step
     )
     labelled = read_labelled(images, DIGITS, "image")
-    evaluation = evaluate(Classifier.from_pretrained(EMBEDDED, DIGITS), classifier, labelled, Reading(256))
-    return Demo(folder, images, adaptation, evaluation, time.perf_counter() - start)
+    reading = Reading(256)
+    zero_shot = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    evaluation = evaluate(zero_shot, classifier, labelled, reading, load_run(folder))
+    report = write_report(folder, labelled.inputs, labelled.labels, reading=reading)
+    return Demo(folder, images, report, adaptation, evaluation, time.perf_counter() - start)
 
 
 def write_digits(folder: str | Path) -> Path:

@@ -22,6 +22,7 @@ class ClassRecall(NamedTuple):
     zero_shot: float | None
     calibrated: float | None
     adapted: float | None
+    used: float | None = None
 
 
 class Evaluation(NamedTuple):
@@ -30,16 +31,23 @@ class Evaluation(NamedTuple):
     n: int
     zero_shot: float
     calibrated: float
-    adapted: float
+    adapted: float  # at the last step
     per_class: dict[str, ClassRecall]
     skipped: int
+    used: float | None = None  # what the run advises without labels: the chosen step, or zero-shot
 
     def to_json(self) -> dict[str, Any]:
         return self._asdict() | {"per_class": {name: recall._asdict() for name, recall in self.per_class.items()}}
 
 
-def evaluate(zero_shot: Classifier, adapted: Classifier, labelled: Labelled, reading: Reading = READING) -> Evaluation:
-    """Compare a classifier before and after adaptation, and the label-free calibration of the one before."""
+def evaluate(
+    zero_shot: Classifier,
+    adapted: Classifier,
+    labelled: Labelled,
+    reading: Reading = READING,
+    used: Classifier | None = None,
+) -> Evaluation:
+    """Compare a classifier before and after adaptation, the label-free calibration of the one before, and one more."""
     before = zero_shot.score(labelled.inputs, reading)
     after = adapted.score(labelled.inputs, reading)
     labels = torch.tensor([labelled.labels[index] for index in before.indices])
@@ -50,6 +58,8 @@ def evaluate(zero_shot: Classifier, adapted: Classifier, labelled: Labelled, rea
         "calibrated": calibrate(before.log_probabilities).argmax(1),
         "adapted": after.log_probabilities.argmax(1),
     }
+    if used is not None:
+        guesses["used"] = used.score(labelled.inputs, reading).log_probabilities.argmax(1)
     return Evaluation(
         n=len(labels),
         **{name: accuracy(guess, labels) for name, guess in guesses.items()},

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pouf.adaptation import Adaptation, Step, adapt
+from pouf.alarms import Alarm, Signs, alarms
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.cache import FeatureCache
@@ -22,7 +23,10 @@ from pouf.distributed import join
 from pouf.errors import Diverged, InputError
 from pouf.recipe import Recipe
 from pouf.saving import CARD
+from pouf.selection import Choice
 
+CHOICE, CHOSEN = "choice.json", "chosen"
+Use = Literal["last", "chosen", "zero-shot"]
 RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
 PACKAGES = (
     "pouf",
@@ -107,8 +111,80 @@ def adapt_run(
             else:
                 shutil.rmtree(folder)  # nothing was learned, and the next try may use the same name
             raise
+    trust = judge(adaptation)
+    if trust is not None:
+        keep_choice(adaptation, trust, folder)
     finish("finished", trainable=adaptation.trainable, total=adaptation.total)
     return adaptation
+
+
+class Trust(NamedTuple):
+    """Which classifier of a run to use, and why; found without labels."""
+
+    use: Use
+    chosen: int  # the step
+    last: int
+    alarms: list[Alarm]  # of the chosen step
+    signs: Signs
+    choice: Choice
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "use": self.use,
+            "chosen": self.chosen,
+            "last": self.last,
+            "alarms": [alarm._asdict() for alarm in self.alarms],
+            "signs": self.signs._asdict(),
+            "snapshots": [snapshot._asdict() for snapshot in self.choice.snapshots],
+        }
+
+    def words(self) -> str:
+        """The verdict in a sentence."""
+        if self.alarms:
+            reasons = "; ".join(alarm.words for alarm in self.alarms)
+            return f"Do not trust the adapted model: {reasons}. Zero-shot is used instead (--use chosen overrides)."
+        agreement = f"{100 * self.choice.chosen.agreement:.0f} % agreement with all snapshots together"
+        return f"No alarm. Step {self.chosen} of {self.last} was chosen without labels ({agreement})."
+
+
+def judge(adaptation: Adaptation) -> Trust | None:
+    """The step to use, unless an alarm speaks against it; None where there are no snapshots to judge by."""
+    if adaptation.choice is None or adaptation.snapshots is None:
+        return None
+    step, last = adaptation.choice.step, adaptation.history[-1].step
+    signs = adaptation.snapshots.signs(step)
+    # A choice of zero-shot itself means that nothing later could be believed; how the run ended tells why.
+    found = alarms(signs) if step else alarms(adaptation.snapshots.signs(last))
+    use: Use = "zero-shot" if found or step == 0 else "last" if step == last else "chosen"
+    return Trust(use, step, last, found, signs, adaptation.choice)
+
+
+def keep_choice(adaptation: Adaptation, trust: Trust, folder: Path) -> None:
+    """Beside the last step in the run folder, the chosen one in a folder of its own."""
+    if trust.chosen not in (0, trust.last) and adaptation.snapshots is not None:
+        adaptation.snapshots.restore(trust.chosen)
+        adaptation.classifier.save(folder / CHOSEN)
+        adaptation.snapshots.restore(trust.last)
+    write_json(folder / CHOICE, trust.to_json())
+
+
+def load_run(folder: str | Path, use: Use | Literal["auto"] = "auto") -> Classifier:
+    """A classifier of a run: what it advises, or another: the last step, the chosen one, or zero-shot."""
+    folder = check_run(folder)
+    advised = read_choice(folder)
+    if use == "auto":
+        use = advised["use"] if advised is not None else "last"
+    if use == "zero-shot":
+        return Classifier.load_zero_shot(folder)
+    if use == "chosen" and advised is not None and advised["chosen"] == 0:
+        return Classifier.load_zero_shot(folder)
+    return Classifier.load(folder / CHOSEN if use == "chosen" and (folder / CHOSEN).is_dir() else folder)
+
+
+def read_choice(folder: str | Path) -> dict[str, Any] | None:
+    """What `Trust.to_json` wrote; None for a run without a choice."""
+    file = Path(folder) / CHOICE
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 def _facts(data: Unlabelled) -> dict[str, Any]:

@@ -19,9 +19,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pouf.alarms import Seen, Signs, read_signs
 from pouf.objectives.prior import share_of_classes
 
 SAMPLE = 512  # inputs that snapshots are judged on
+DISTURBED = 128  # of these, which are also seen slightly changed
 
 
 class Snapshot(NamedTuple):
@@ -53,16 +55,16 @@ class Snapshots:
     parameters: dict[str, nn.Parameter]
     features: Tensor  # (n, d), of the sample before training
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pouf-snapshots-")))
-    predictions: dict[int, Tensor] = field(default_factory=dict)  # step -> (n, k) probabilities
+    seen: dict[int, Seen] = field(default_factory=dict)  # by step
 
     def __post_init__(self) -> None:
         # The weights go when the last one who could ask for them goes.
         weakref.finalize(self, shutil.rmtree, self.folder, True)
 
-    def take(self, step: int, probabilities: Tensor) -> None:
+    def take(self, step: int, seen: Seen) -> None:
         tensors = {name: p.detach().cpu().contiguous().clone() for name, p in self.parameters.items()}
         save_file(tensors, self.folder / f"{step}.safetensors")
-        self.predictions[step] = probabilities.float().cpu()
+        self.seen[step] = seen
 
     @torch.no_grad()
     def restore(self, step: int) -> None:
@@ -72,7 +74,11 @@ class Snapshots:
             parameter.copy_(tensors[name])
 
     def choose(self) -> Choice:
-        return choose(self.predictions, self.features)
+        return choose({step: seen.probabilities for step, seen in self.seen.items()}, self.features)
+
+    def signs(self, step: int) -> Signs:
+        """Of a step against zero-shot."""
+        return read_signs(self.seen[0], self.seen[step])
 
 
 def snapshot_steps(steps: int, count: int) -> list[int]:

@@ -69,14 +69,17 @@ def show_evaluation(result: Evaluation, title: str) -> None:
         return "–" if value is None else f"{100 * value:.1f}"
 
     table = Table(title=title, title_justify="left")
-    for heading in ("class", "n", "zero-shot", "calibrated", "adapted (last step)"):
+    columns = {
+        "zero_shot": "zero-shot", "calibrated": "calibrated", "adapted": "adapted (last step)", "used": "advised"
+    }  # fmt: skip
+    if result.used is None:
+        del columns["used"]
+    for heading in ("class", "n", *columns.values()):
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for name, recall in result.per_class.items():
-        table.add_row(
-            name, str(recall.n), percent(recall.zero_shot), percent(recall.calibrated), percent(recall.adapted)
-        )
+        table.add_row(name, str(recall.n), *(percent(getattr(recall, column)) for column in columns))
     table.add_section()
-    total = (percent(result.zero_shot), percent(result.calibrated), percent(result.adapted))
+    total = (percent(getattr(result, column)) for column in columns)
     table.add_row("accuracy", str(result.n), *total, style="bold")
     out.print(table)
 

@@ -114,7 +114,7 @@ def adapt(
     from pouf.methods import METHODS
     from pouf.objectives.terms import needs_unlabelled
     from pouf.prompts import read_classes, read_templates
-    from pouf.runs import adapt_run, check_new
+    from pouf.runs import adapt_run, check_new, judge
 
     calm_libraries()
     if method == "list":
@@ -172,10 +172,13 @@ def adapt(
         )  # fmt: skip
     inputs = [i for i in (data, labelled.inputs if labelled is not None else None) if i is not None]
     last = result.history[-1] if result.history else None
+    trust = judge(result)
     facts = {
         "run": str(out_dir), "method": method, "n": sum(map(len, inputs)),
         "skipped": sum(len(each.skipped) for each in inputs), "steps": len(result.history),
         "loss": last.loss if last else None, "effective_classes": last.effective_classes if last else None,
+        "use": trust.use if trust else "last", "chosen": trust.chosen if trust else None,
+        "alarms": [alarm.name for alarm in trust.alarms] if trust else [],
         "seconds": round(last.seconds, 1) if last else 0.0, "trainable": result.trainable, "total": result.total,
     }  # fmt: skip
     if as_json and speaks:
@@ -189,6 +192,8 @@ def adapt(
                 f"{last.step:,} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
                 f"{last.effective_classes:.1f} of {len(classifier.classes)} classes in use"
             )
+        if trust is not None:
+            out.print(trust.words(), style="bold red" if trust.alarms else None, markup=False, soft_wrap=True)
         out.print(f"{told}. The run is in {out_dir}. Next:\n  pouf predict {out_dir} {inputs[0].source}")
 
 

@@ -30,10 +30,13 @@ def demo(
     recipe = Recipe.load(one_of("--tune", tune, {"full": "demo", "prompt": "demo-prompt"})).with_settings(seed=seed)
     with training_progress(recipe.steps, quiet or as_json) as (say, step):
         result = run_demo(out_dir, recipe, command=sys.argv, on_start=say, on_step=step)
-    facts = result.evaluation.to_json() | {"seconds": round(result.seconds, 1), "run": str(result.run)}
+    facts = result.evaluation.to_json() | {
+        "seconds": round(result.seconds, 1), "run": str(result.run), "report": str(result.report),
+    }  # fmt: skip
     if as_json:
         typer.echo(json.dumps(facts))
     elif not quiet:
         show_evaluation(result.evaluation, f"{result.evaluation.n:,} handwritten digits, {tune} tuning, seed {seed}")
         out.print(f"{result.seconds:.0f} s. The run is in {result.run}, the images in {result.images}. Try:")
+        out.print(f"  the report in a browser: {result.report}")
         out.print(f"  pouf predict {result.run} {result.images}\n  pouf evaluate {result.run} {result.images}")

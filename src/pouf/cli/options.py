@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
@@ -13,6 +13,7 @@ from pouf.errors import InputError
 
 if TYPE_CHECKING:
     from pouf.data.cache import FeatureCache
+    from pouf.runs import Use
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables; errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, and nothing else there.")]
@@ -27,6 +28,9 @@ Cache = Annotated[
     typer.Option(help="Folder where features are kept and found again.", show_default="$POUF_CACHE or ~/.cache/pouf"),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features and look for none.")]
+UseOption = Annotated[
+    str, typer.Option("--use", help="auto takes what the run advises; or last, chosen, zero-shot.", metavar="WHICH")
+]
 LabelColumn = Annotated[str, typer.Option(help="Column of the labels in text files.")]
 
 
@@ -68,3 +72,9 @@ def device_of(name: str) -> str:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"can't use device {name!r}: {str(error).splitlines()[0]}") from None
     return name
+
+
+def use_of(text: str) -> Use | Literal["auto"]:
+    if text in ("auto", "last", "chosen", "zero-shot"):
+        return text  # type: ignore[return-value]
+    raise InputError(f"unknown --use {text!r}: choose one of auto, last, chosen, zero-shot")

@@ -16,10 +16,12 @@ from pouf.cli.options import (
     NoCache,
     Quiet,
     TextColumn,
+    UseOption,
     Workers,
     cache_of,
     columns_of,
     device_of,
+    use_of,
 )
 from pouf.terminal import bar, calm_libraries, out, show_evaluation, tell_skipped
 
@@ -28,6 +30,7 @@ def predict(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of images, one image, or file of texts.")],
     out_file: Annotated[Path, typer.Option("--out", help="File to write, .csv or .jsonl.")] = Path("predictions.csv"),
+    use: UseOption = "auto",
     batch_size: Annotated[int, typer.Option(help="Samples encoded at once.")] = 64,
     workers: Workers = None,
     cache: Cache = None,
@@ -38,16 +41,15 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Classify images or texts with an adapted model."""
-    from pouf.classifier import Classifier
     from pouf.data.texts import Texts
     from pouf.distributed import join
     from pouf.encoding import Reading
     from pouf.predictions import prediction_rows, writer_for
-    from pouf.runs import check_run
+    from pouf.runs import load_run
 
     calm_libraries()
     write = writer_for(out_file)
-    classifier = Classifier.load(check_run(run)).to(device_of(device))
+    classifier = load_run(run, use_of(use)).to(device_of(device))
     is_text = classifier.backbone.modality == "text"
     columns = columns_of(text_column, classifier.columns)
     data = Texts.from_file(inputs, columns) if is_text else classifier.unlabelled(inputs)
@@ -79,13 +81,13 @@ def evaluate(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compare zero-shot, label-free calibration and the adapted model (last step) on labelled data."""
+    """Compare zero-shot, label-free calibration, the last step and what the run advises, on labelled data."""
     from pouf.classifier import Classifier
     from pouf.data.labelled import read_labelled
     from pouf.distributed import join
     from pouf.encoding import Reading
     from pouf.evaluation import evaluate as compare
-    from pouf.runs import check_run
+    from pouf.runs import check_run, load_run, read_choice
 
     calm_libraries()
     adapted = Classifier.load(check_run(run)).to(device_of(device))
@@ -94,7 +96,8 @@ def evaluate(
     zero_shot = Classifier.load_zero_shot(run).to(device_of(device))
     world = join(adapted.backbone.device)
     reading = Reading(batch_size, workers or 0, cache_of(cache, no_cache), world=world)
-    result = compare(zero_shot, adapted, data, reading)
+    chosen = load_run(run).to(device_of(device)) if read_choice(run) is not None else None
+    result = compare(zero_shot, adapted, data, reading, chosen)
     if not world.is_first:
         return
     if as_json:

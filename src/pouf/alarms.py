@@ -1,0 +1,152 @@
+"""Signs that an adapted classifier should not be believed, read without labels."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pouf.encoding import Change
+from pouf.objectives.prior import share_of_classes
+
+
+class Signs(NamedTuple):
+    """What predictions before and after adaptation show, as shares from 0 to 1 unless said otherwise."""
+
+    classes: int
+    effective_before: float  # exp H(mean p): the number of classes in use
+    effective_after: float
+    shift: float  # half the sum of changes in the predicted shares: 0 the same, 1 none in common
+    unused_before: float  # share of classes that no input is given to
+    unused_after: float
+    agreement: float  # of zero-shot and adapted
+    confidence_before: float  # mean probability of the predicted class
+    confidence_after: float
+    stability_before: float  # share of predictions that survive a small change of the input
+    stability_after: float
+
+
+class Alarm(NamedTuple):
+    name: str
+    words: str  # for people: what was seen and what it may mean
+
+
+class Seen(NamedTuple):
+    """Predictions for the same inputs, as they are and, for the first m of them, slightly changed."""
+
+    probabilities: Tensor  # (n, k)
+    disturbed: Tensor  # (m, k)
+
+    def stability(self) -> float:
+        same = self.disturbed.argmax(1) == self.probabilities[: len(self.disturbed)].argmax(1)
+        return same.double().mean().item() if len(same) else 1.0
+
+
+def read_signs(before: Seen, after: Seen) -> Signs:
+    k = before.probabilities.shape[1]
+    labels = [seen.probabilities.argmax(1) for seen in (before, after)]
+    shares = [torch.bincount(each, minlength=k).double() / len(each) for each in labels]
+    return Signs(
+        classes=k,
+        effective_before=share_of_classes(before.probabilities.mean(0)) * k,
+        effective_after=share_of_classes(after.probabilities.mean(0)) * k,
+        shift=float((shares[0] - shares[1]).abs().sum() / 2),
+        unused_before=float((shares[0] == 0).double().mean()),
+        unused_after=float((shares[1] == 0).double().mean()),
+        agreement=(labels[0] == labels[1]).double().mean().item(),
+        confidence_before=before.probabilities.max(1).values.mean().item(),
+        confidence_after=after.probabilities.max(1).values.mean().item(),
+        stability_before=before.stability(),
+        stability_after=after.stability(),
+    )
+
+
+def alarms(signs: Signs) -> list[Alarm]:
+    """What speaks against the adapted classifier. The limits were set on the handwritten digits: see docs/trust.md."""
+    found = []
+    if signs.effective_after < 0.5 * signs.effective_before:
+        found.append(
+            Alarm(
+                "collapse",
+                f"predictions use {signs.effective_after:.1f} of {signs.classes} classes, zero-shot used "
+                f"{signs.effective_before:.1f}: the run has collapsed. Try a smaller learning rate",
+            )
+        )
+    if signs.confidence_after < 0.5 * signs.confidence_before:
+        found.append(
+            Alarm(
+                "undecided",
+                f"the mean probability of the predicted class fell from {signs.confidence_before:.2f} to "
+                f"{signs.confidence_after:.2f}: the run has lost what the model knew. Try a smaller learning rate",
+            )
+        )
+    if signs.agreement < 0.5:
+        found.append(
+            Alarm(
+                "estranged",
+                f"zero-shot and adapted agree on {100 * signs.agreement:.0f} % of the inputs only: "
+                "either zero-shot is near chance, or the run has gone astray",
+            )
+        )
+    if signs.shift > 0.5:
+        found.append(
+            Alarm("shifted", f"{100 * signs.shift:.0f} % of the predicted shares moved to other classes"),
+        )
+    if signs.unused_after > signs.unused_before + 0.3:
+        found.append(
+            Alarm(
+                "unchosen",
+                f"{100 * signs.unused_after:.0f} % of the classes are given to no input, "
+                f"{100 * signs.unused_before:.0f} % before",
+            )
+        )
+    if signs.stability_before < 0.6:
+        found.append(
+            Alarm(
+                "unsteady",
+                f"{100 * (1 - signs.stability_before):.0f} % of zero-shot's predictions change with a small change of "
+                "the input: are the classes that were named the ones in the data, and more than one of them?",
+            )
+        )
+    if signs.confidence_after - signs.stability_after > 0.4:
+        found.append(
+            Alarm(
+                "overconfident",
+                f"a mean probability of {signs.confidence_after:.2f} for the predicted class, but only "
+                f"{100 * signs.stability_after:.0f} % of the predictions survive a small change of the input",
+            )
+        )
+    return found
+
+
+def disturbance(modality: str) -> Change:
+    """A small change that should not matter: the picture a little cropped, one word in ten left out, a little noise."""
+    if modality == "image":
+        return Change("disturbed", _crop)
+    if modality == "text":
+        return Change("disturbed", _fewer_words)
+    return Change("disturbed", _noise)
+
+
+def _crop(image: Image.Image, seed: int) -> Image.Image:
+    draw = random.Random(seed)
+    width, height = (round(side * 0.9) for side in image.size)
+    left, top = draw.randint(0, image.width - width), draw.randint(0, image.height - height)
+    return image.resize(image.size, Image.Resampling.BILINEAR, (left, top, left + width, top + height))
+
+
+def _fewer_words(sample: Any, seed: int) -> Any:
+    draw = random.Random(seed)
+    if isinstance(sample, tuple):
+        return tuple(_fewer_words(part, seed + i) for i, part in enumerate(sample))
+    words = str(sample).split()
+    return " ".join(word for word in words if draw.random() > 0.1) or str(sample)
+
+
+def _noise(vector: Any, seed: int) -> Any:
+    noise = np.random.default_rng(seed).normal(size=vector.shape)
+    return vector + (0.3 * np.linalg.norm(vector) * noise / np.linalg.norm(noise)).astype(vector.dtype)
