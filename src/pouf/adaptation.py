@@ -27,6 +27,7 @@ from pouf.objectives import PriorEstimate, effective_classes
 from pouf.objectives.terms import Scores, label_terms, needs_unlabelled, total_loss, unlabelled_terms
 from pouf.optimisation import learning_rate, make_optimizer
 from pouf.recipe import Recipe
+from pouf.reliability import nearness
 from pouf.selection import DISTURBED, SAMPLE, Choice, Snapshots, snapshot_steps
 from pouf.tuners import Tuner, describe
 
@@ -190,7 +191,7 @@ def _snapshots(
             torch.cat([block.log_probabilities for block in classifier.score_features(each)]).exp()
             for each in (seen, changed)
         ]
-        snapshots.take(step, Seen(probabilities[0], probabilities[1][: len(both)]))
+        snapshots.take(step, Seen(probabilities[0], probabilities[1][: len(both)], nearness(classifier, seen)))
 
     return snapshots, take
 

@@ -40,6 +40,7 @@ class Seen(NamedTuple):
 
     probabilities: Tensor  # (n, k)
     disturbed: Tensor  # (m, k)
+    nearness: Tensor  # (n,), cosine with the nearest prototype
 
     def stability(self) -> float:
         same = self.disturbed.argmax(1) == self.probabilities[: len(self.disturbed)].argmax(1)
@@ -104,7 +105,7 @@ def alarms(signs: Signs) -> list[Alarm]:
                 f"{100 * signs.unused_before:.0f} % before",
             )
         )
-    if signs.stability_before < 0.6:
+    if signs.stability_before < 0.62:
         found.append(
             Alarm(
                 "unsteady",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,28 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-def prediction_rows(classes: Sequence[str], data: Unlabelled, blocks: Iterable[Predictions]) -> Iterator[Row]:
-    """One row a sample: its path or row number, the class, its probability, the runner-up and its probability."""
+def prediction_rows(
+    classes: Sequence[str],
+    data: Unlabelled,
+    blocks: Iterable[Predictions],
+    replaced: Mapping[int, str] | None = None,
+    more: Mapping[str, Mapping[int, float]] | None = None,
+) -> Iterator[Row]:
+    """One row a sample: its path or row number, the class, its probability, the runner-up and its probability.
+
+    Args:
+        replaced: what is said instead of the class, by position of the sample.
+        more: further columns, by name and position.
+    """
     key = "path" if data.modality == "image" else "row"
+    replaced, more = replaced or {}, more or {}
     for block in blocks:
         best = block.log_probabilities.exp().topk(2, dim=1)
         for index, p, k in zip(block.indices, best.values.tolist(), best.indices.tolist(), strict=True):
             yield {
-                key: data.ids[index], "class": classes[k[0]], "probability": round(p[0], 6),
+                key: data.ids[index], "class": replaced.get(index, classes[k[0]]), "probability": round(p[0], 6),
                 "runner_up": classes[k[1]], "runner_up_probability": round(p[1], 6),
+                **{name: round(values[index], 6) for name, values in more.items()},
             }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from pouf.alarms import Seen, Signs, read_signs
 from pouf.objectives.prior import share_of_classes
 
 SAMPLE = 512  # inputs that snapshots are judged on
-DISTURBED = 128  # of these, which are also seen slightly changed
+DISTURBED = 256  # of these, which are also seen slightly changed
 
 
 class Snapshot(NamedTuple):

@@ -15,6 +15,8 @@ from pouf.cli.bench import bench
 from pouf.cli.demo import demo
 from pouf.cli.figures import figures
 from pouf.cli.report import report
+from pouf.cli.review import review
+from pouf.cli.tune import tune
 from pouf.cli.use import evaluate, predict
 from pouf.errors import Diverged, InputError
 from pouf.terminal import fail
@@ -45,7 +47,7 @@ def options_of_all(
     """Turn a zero-shot model into a better classifier for your data, without a single label."""
 
 
-for command in (demo, adapt, predict, evaluate, report, figures):
+for command in (demo, adapt, tune, predict, evaluate, report, review, figures):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

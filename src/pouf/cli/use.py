@@ -23,6 +23,7 @@ from pouf.cli.options import (
     device_of,
     use_of,
 )
+from pouf.errors import InputError
 from pouf.terminal import bar, calm_libraries, out, show_evaluation, tell_skipped
 
 
@@ -31,6 +32,12 @@ def predict(
     inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of images, one image, or file of texts.")],
     out_file: Annotated[Path, typer.Option("--out", help="File to write, .csv or .jsonl.")] = Path("predictions.csv"),
     use: UseOption = "auto",
+    abstain: Annotated[
+        float | None, typer.Option(help="Leave out what is likely wrong: the rate of errors to stay below, as 0.05.")
+    ] = None,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Say `unknown` of inputs that are far from all prototypes.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(help="Samples encoded at once.")] = 64,
     workers: Workers = None,
     cache: Cache = None,
@@ -41,11 +48,15 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Classify images or texts with an adapted model."""
+    import torch
+
+    from pouf.classifier import Classifier, Predictions
     from pouf.data.texts import Texts
     from pouf.distributed import join
     from pouf.encoding import Reading
     from pouf.predictions import prediction_rows, writer_for
-    from pouf.runs import load_run
+    from pouf.reliability import UNKNOWN, kept_at, nearness, reliability
+    from pouf.runs import load_run, read_choice
 
     calm_libraries()
     write = writer_for(out_file)
@@ -58,13 +69,43 @@ def predict(
         encoded = classifier.encode(data, Reading(batch_size, workers or 0, cache_of(cache, no_cache), advance, world))
     if not world.is_first:
         return
+    replaced: dict[int, str] = {}
+    more: dict[str, dict[int, float]] = {}
+    if abstain is not None:
+        predictions = Predictions(
+            encoded.indices, torch.cat([block.log_probabilities for block in classifier.score_features(encoded)])
+        )
+        zero_shot = Classifier.load_zero_shot(run).to(device_of(device))
+        estimated = reliability(classifier, zero_shot, data, predictions, Reading(batch_size, workers or 0))
+        kept = kept_at(abstain, estimated)
+        replaced |= {index: "" for index, stays in zip(encoded.indices, kept.tolist(), strict=True) if not stays}
+        more["reliability"] = dict(zip(encoded.indices, estimated.tolist(), strict=True))
+    if unknown:
+        choice = read_choice(run)
+        if choice is None:
+            raise InputError("this run does not know how near inputs usually are: --unknown needs one that was trained")
+        far = nearness(classifier, encoded) < choice["near"]
+        replaced |= {index: UNKNOWN for index, is_far in zip(encoded.indices, far.tolist(), strict=True) if is_far}
     out_file.parent.mkdir(parents=True, exist_ok=True)
-    write(out_file, prediction_rows(classifier.classes, data, classifier.score_features(encoded)))
-    facts = {"n": len(encoded.indices), "skipped": len(data.skipped), "predictions": str(out_file)}
+    rows = prediction_rows(classifier.classes, data, classifier.score_features(encoded), replaced, more)
+    write(out_file, rows)
+    left_out = list(replaced.values())
+    facts = {
+        "n": len(encoded.indices), "skipped": len(data.skipped), "predictions": str(out_file),
+        "abstained": left_out.count(""), "unknown": left_out.count(UNKNOWN),
+    }  # fmt: skip
     if as_json:
         typer.echo(json.dumps(facts | {"unreadable": [data.ids[i] for i in sorted(data.skipped)]}))
     elif not quiet:
         tell_skipped(data, None)
+        if unknown:
+            out.print(f"{facts['unknown']:,} are farther from all prototypes than 99 of 100 inputs of the run: unknown")
+        if abstain is not None:
+            out.print(
+                f"{facts['abstained']:,} are left out, so that {100 * abstain:g} % of the rest should be wrong. That "
+                "rests on how surely and steadily classes are predicted, by the adapted model and by zero-shot, and on "
+                "no label: check it with pouf review"
+            )
         out.print(f"{facts['n']:,} predictions in {out_file}")
 
 

@@ -1,0 +1,204 @@
+"""Labels worth asking for: which inputs to look at, and what the answers tell."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, select_autoescape
+from markupsafe import Markup
+
+from pouf.classifier import Classifier
+from pouf.data.base import Unlabelled
+from pouf.data.texts import read_rows
+from pouf.encoding import Reading
+from pouf.errors import InputError
+from pouf.prompts import same_name
+from pouf.runs import check_run
+
+PLAN, CSV_FILE, PAGE = "review.json", "review.csv", "review.html"
+DISAGREE, AGREE = "disagree", "agree"
+
+
+class Question(NamedTuple):
+    """An input to look at."""
+
+    id: str
+    stratum: str  # whether zero-shot and adapted agree on it
+    zero_shot: str
+    adapted: str
+
+
+class Estimate(NamedTuple):
+    """An accuracy with the interval that holds it in 95 of 100 reviews."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Verdict(NamedTuple):
+    answered: int
+    zero_shot: Estimate
+    adapted: Estimate
+    adapted_wins: int  # of the answered inputs on which they disagree
+    zero_shot_wins: int
+    advice: str
+
+
+def ask(
+    run: str | Path, data: Unlabelled, n: int = 50, *, seed: int = 0, reading: Reading | None = None
+) -> tuple[Path, Path]:
+    """Write `review.csv` and `review.html` into the run: n inputs, and room for their labels.
+
+    Where zero-shot and the adapted model (last step) agree, a label can't tell which is better; where they differ, each
+    label does. Two thirds of the questions are drawn at random from the latter, the rest from the former, and the size
+    of both groups is kept, so that the answers give accuracies of all inputs.
+    """
+    run = check_run(run)
+    if n < 2:
+        raise InputError(f"a review needs at least 2 questions, not {n}")
+    zero_shot, adapted = Classifier.load_zero_shot(run), Classifier.load(run)
+    reading = reading or Reading()
+    said = [classifier.score(data, reading) for classifier in (zero_shot, adapted)]
+    guesses = [each.log_probabilities.argmax(1) for each in said]
+    indices = said[0].indices
+    differs = (guesses[0] != guesses[1]).tolist()
+    groups = {
+        DISAGREE: [row for row, other in enumerate(differs) if other],
+        AGREE: [row for row, other in enumerate(differs) if not other],
+    }
+    draw = random.Random(seed)
+    most = min(len(groups[DISAGREE]), max(round(n * 2 / 3), n - len(groups[AGREE])))
+    chosen = [(DISAGREE, row) for row in draw.sample(groups[DISAGREE], most)]
+    chosen += [(AGREE, row) for row in draw.sample(groups[AGREE], min(n - most, len(groups[AGREE])))]
+    draw.shuffle(chosen)
+    names = adapted.classes
+    questions = [
+        Question(data.ids[indices[row]], group, names[int(guesses[0][row])], names[int(guesses[1][row])])
+        for group, row in chosen
+    ]
+    plan = {
+        "sizes": {group: len(rows) for group, rows in groups.items()},
+        "questions": [question._asdict() for question in questions],
+    }
+    (run / PLAN).write_text(json.dumps(plan, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    samples = [data.read(indices[row]) for _, row in chosen]
+    with (run / CSV_FILE).open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["id", "text", "label"])
+        writer.writerows([q.id, _text(sample), ""] for q, sample in zip(questions, samples, strict=True))
+    (run / PAGE).write_text(_page(run, questions, samples, names), encoding="utf-8")
+    return run / CSV_FILE, run / PAGE
+
+
+def _text(sample: Any) -> str:
+    return " / ".join(sample) if isinstance(sample, tuple) else sample if isinstance(sample, str) else ""
+
+
+def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], names: Sequence[str]) -> str:
+    from PIL import Image
+
+    from pouf.report import thumbnail
+
+    # What the models said is not shown: it would lead the reader.
+    items = [
+        {
+            "id": question.id,
+            "text": _text(sample),
+            "image": thumbnail(sample, 256) if isinstance(sample, Image.Image) else "",
+        }
+        for question, sample in zip(questions, samples, strict=True)
+    ]
+    environment = Environment(autoescape=select_autoescape(default=True, default_for_string=True))
+    template = environment.from_string(
+        (resources.files("pouf") / "templates" / "review.html").read_text(encoding="utf-8")
+    )
+    told = json.dumps({"items": items, "classes": list(names)}, ensure_ascii=False).replace("<", "\\u003c")
+    return template.render(title=f"pouf: {len(items)} questions about {run.resolve().name}", told=Markup(told))
+
+
+def read_answers(file: str | Path, classes: Sequence[str]) -> dict[str, str]:
+    """id -> class, from a CSV or JSONL file with columns id and label; rows without a label are left out."""
+    known = {same_name(name): name for name in classes}
+    answers = {}
+    for row in read_rows(file, "id", "label"):
+        label = str(row.get("label") or "").strip()
+        if label and same_name(label) not in known:
+            raise InputError(f"{str(file)!r}: label {label!r} of {row['id']} is no class: {', '.join(classes[:10])}")
+        if label:
+            answers[str(row["id"])] = known[same_name(label)]
+    return answers
+
+
+def conclude(run: str | Path, answers: dict[str, str]) -> Verdict:
+    """What the answers say of zero-shot and of the adapted model at its last step."""
+    file = check_run(run) / PLAN
+    if not file.is_file():
+        raise InputError(f"no review in {str(run)!r}: ask first, with pouf review {run}")
+    plan = json.loads(file.read_text(encoding="utf-8"))
+    questions = [Question(**question) for question in plan["questions"]]
+    answered = [question for question in questions if question.id in answers]
+    if not answered:
+        raise InputError("none of the answers is about a question of this review: are they from another run?")
+    estimates = {
+        which: _stratified(
+            {
+                group: [getattr(q, which) == answers[q.id] for q in answered if q.stratum == group]
+                for group in (DISAGREE, AGREE)
+            },
+            plan["sizes"],
+        )
+        for which in ("zero_shot", "adapted")
+    }
+    wins = {
+        which: sum(getattr(q, which) == answers[q.id] for q in answered if q.stratum == DISAGREE)
+        for which in ("adapted", "zero_shot")
+    }
+    return Verdict(
+        len(answered), estimates["zero_shot"], estimates["adapted"], wins["adapted"], wins["zero_shot"], _advice(wins)
+    )
+
+
+def _stratified(right: dict[str, list[bool]], sizes: dict[str, int]) -> Estimate:
+    """The share over both groups, each weighed by its size. A group without answers may be anything from 0 to 1."""
+    total = sum(sizes.values())
+    value = low = high = variance = 0.0
+    for group, size in sizes.items():
+        weight, answers = size / total, right[group]
+        if size and not answers:
+            value, high = value + weight / 2, high + weight / 2
+            low -= weight / 2
+            continue
+        if answers:
+            # One success and one failure added: an interval of width 0 from a few equal answers would be a lie.
+            share, n = sum(answers) / len(answers), len(answers)
+            smoothed = (sum(answers) + 1) / (n + 2)
+            value += weight * share
+            left = 1 - n / size if size > n else 0.0  # nothing is uncertain once all are answered
+            variance += weight**2 * smoothed * (1 - smoothed) / n * left
+    half = 1.96 * math.sqrt(variance)
+    return Estimate(value, max(0.0, value - half + low), min(1.0, value + half + high))
+
+
+def _advice(wins: dict[str, int]) -> str:
+    """By the sign test on the inputs where they disagree."""
+    better, worse = wins["adapted"], wins["zero_shot"]
+    n = better + worse
+    tail = sum(math.comb(n, i) for i in range(max(better, worse), n + 1)) / 2**n if n else 1.0
+    if n == 0:
+        return "The answers do not tell them apart: neither was right where they differ."
+    leader = "the adapted model" if better >= worse else "zero-shot"
+    score = f"{max(better, worse)} to {min(better, worse)}"
+    if 2 * tail < 0.05:
+        return f"Use {leader}: it is right {score} where they differ (sign test, p = {2 * tail:.2g})."
+    if better == worse:
+        return f"They are even where they differ ({score}): more answers are needed."
+    start = leader[0].upper() + leader[1:]
+    return f"{start} leads {score} where they differ, which may be chance: more answers are needed."

@@ -1,0 +1,182 @@
+"""A step is chosen without labels: by agreement with the others, and never where an alarm speaks against it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pouf import EMBEDDED, Classifier, Images, Recipe, adapt
+from pouf.adaptation import Adaptation
+from pouf.alarms import Seen, alarms, disturbance, read_signs
+from pouf.data.base import Subset
+from pouf.demo import DIGITS
+from pouf.runs import adapt_run, judge, load_run, read_choice
+from pouf.selection import choose, cluster, cluster_agreement, snapshot_steps, soft_neighbourhood_density
+from pouf.tuning import Trial, choose_trial, grid, tune
+
+K, N = 4, 60
+
+
+def sure(labels: torch.Tensor, k: int = K) -> torch.Tensor:
+    return F.one_hot(labels, k).float() * 0.9 + 0.1 / k
+
+
+def seen(labels: torch.Tensor, disturbed: torch.Tensor | None = None) -> Seen:
+    return Seen(sure(labels), sure(labels if disturbed is None else disturbed), torch.ones(len(labels)))
+
+
+def test_the_step_that_agrees_with_the_others_is_chosen() -> None:
+    truth = torch.arange(N) % K
+    noisy = {step: truth.clone() for step in (0, 10, 20, 30)}
+    for step, wrong in ((0, 24), (10, 9), (20, 3), (30, 12)):
+        places = torch.randperm(N, generator=torch.Generator().manual_seed(step))[:wrong]
+        noisy[step][places] = (noisy[step][places] + 1) % K
+    features = F.one_hot(truth, K).float() + 0.01 * torch.randn(N, K, generator=torch.Generator().manual_seed(0))
+    choice = choose({step: sure(labels) for step, labels in noisy.items()}, features)
+    assert choice.step == 20
+    assert choice.chosen.agreement == max(s.agreement for s in choice.snapshots)
+    by_clusters = max(choice.snapshots, key=lambda snapshot: snapshot.clustering)
+    assert by_clusters.step == 20, "the second opinion sees it too"
+
+
+def test_of_equals_the_latest_is_chosen() -> None:
+    same = sure(torch.arange(N) % K)
+    assert choose({0: same, 5: same, 10: same}, torch.randn(N, 3)).step == 10
+
+
+def test_snapshots_are_spread_over_the_run() -> None:
+    assert snapshot_steps(100, 4) == [0, 25, 50, 75, 100]
+    assert snapshot_steps(3, 10) == [0, 1, 2, 3]
+    assert snapshot_steps(100, 0) == []
+
+
+def test_dense_predictions_have_dense_neighbourhoods() -> None:
+    labels = torch.arange(N) % K
+    scattered = torch.rand(N, K, generator=torch.Generator().manual_seed(0)).softmax(1)
+    assert soft_neighbourhood_density(sure(labels)) < soft_neighbourhood_density(torch.full((N, K), 1 / K))
+    assert soft_neighbourhood_density(scattered) > 0
+
+
+def test_clusters_know_no_names() -> None:
+    labels = torch.arange(N) % K
+    clusters = cluster(F.one_hot(labels, K).float(), K)
+    assert cluster_agreement((labels + 1) % K, clusters) == pytest.approx(1.0)
+    assert abs(cluster_agreement(labels[torch.randperm(N, generator=torch.Generator().manual_seed(0))], clusters)) < 0.2
+
+
+def names_of(before: Seen, after: Seen) -> set[str]:
+    return {alarm.name for alarm in alarms(read_signs(before, after))}
+
+
+def test_a_good_run_raises_no_alarm_and_bad_ones_do() -> None:
+    truth = torch.arange(N) % K
+    start = truth.clone()
+    start[:12] = (start[:12] + 1) % K
+    assert names_of(seen(start), seen(truth)) == set()
+    assert "collapse" in names_of(seen(start), seen(torch.zeros(N, dtype=torch.long)))
+    lost = Seen(torch.full((N, K), 1 / K), torch.full((N, K), 1 / K), torch.ones(N))
+    assert "undecided" in names_of(seen(start), lost)
+    assert "estranged" in names_of(seen(start), seen((start + 1) % K))
+    assert "unsteady" in names_of(seen(start, (start + torch.arange(N) % 2) % K), seen(truth))
+    assert "overconfident" in names_of(seen(start), seen(truth, (truth + torch.arange(N) % 2) % K))
+
+
+def test_alarms_say_what_was_seen_and_what_to_do() -> None:
+    signs = read_signs(seen(torch.arange(N) % K), seen(torch.zeros(N, dtype=torch.long)))
+    (words,) = [alarm.words for alarm in alarms(signs) if alarm.name == "collapse"]
+    assert "of 4 classes, zero-shot used 4.0" in words and "smaller learning rate" in words
+
+
+def test_disturbances_are_small_and_the_same_for_the_same_seed(pictures) -> None:
+    image = disturbance("image").apply
+    assert image(pictures[0], 1).size == pictures[0].size
+    assert image(pictures[0], 1).tobytes() == image(pictures[0], 1).tobytes() != pictures[0].tobytes()
+    text = disturbance("text").apply
+    words = " ".join(f"w{i}" for i in range(200))
+    kept = text(words, 3).split()
+    assert 150 < len(kept) < 200 and text("word", 5) == "word" and text(words, 3) == text(words, 3)
+    assert text(("a b", "c d"), 0) == text(("a b", "c d"), 0)
+
+
+@pytest.fixture(scope="module")
+def digits(digits_folder: Path) -> Images:
+    return Images.from_folder(digits_folder)
+
+
+def short(**settings: object) -> Recipe:
+    return Recipe.load("demo").with_settings(**{"steps": 24, "snapshots": 3, **settings})
+
+
+def run(data, recipe: Recipe, classes=DIGITS) -> Adaptation:
+    return adapt(Classifier.from_pretrained(EMBEDDED, classes), data, recipe, on_start=lambda message: None)
+
+
+def test_a_good_run_on_the_digits_is_trusted(digits: Images, tmp_path: Path) -> None:
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    result = adapt_run(classifier, digits, short(), tmp_path / "run", on_start=lambda message: None)
+    trust = judge(result)
+    assert trust.alarms == [] and trust.use in ("chosen", "last") and trust.chosen > 0
+    stored = read_choice(tmp_path / "run")
+    assert stored["use"] == trust.use and len(stored["snapshots"]) == 4
+    few = Subset(digits, range(0, len(digits), 40))
+    last, advised = (load_run(tmp_path / "run", use).score(few).log_probabilities for use in ("last", "auto"))
+    assert torch.allclose(last, classifier.score(few).log_probabilities, atol=1e-4), "the run ends at its last step"
+    result.snapshots.restore(trust.chosen)
+    assert torch.allclose(advised, classifier.score(few).log_probabilities, atol=1e-4)
+
+
+def test_a_learning_rate_that_destroys_the_model_falls_back_to_zero_shot(digits: Images, tmp_path: Path) -> None:
+    data = Subset(digits, range(0, len(digits), 6))
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    recipe = short(**{"optimisation.lr": 0.5})
+    result = adapt_run(classifier, data, recipe, tmp_path / "run", on_start=lambda message: None)
+    trust = judge(result)
+    assert trust.use == "zero-shot" and trust.alarms and "Do not trust" in trust.words()
+    zero_shot = Classifier.from_pretrained(EMBEDDED, DIGITS).score(data).log_probabilities
+    assert torch.allclose(load_run(tmp_path / "run").score(data).log_probabilities, zero_shot, atol=1e-5)
+    assert not torch.allclose(load_run(tmp_path / "run", "last").score(data).log_probabilities, zero_shot, atol=1e-2)
+
+
+def test_classes_that_are_not_in_the_data_raise_an_alarm(digits: Images) -> None:
+    data = Subset(digits, range(0, len(digits), 4))
+    assert judge(run(data, short(), tuple("klmnopqrst"))).alarms
+
+
+def test_a_folder_with_a_single_class_raises_an_alarm(digits: Images) -> None:
+    sevens = [i for i, name in enumerate(digits.ids) if name.startswith("seven/")]
+    assert judge(run(Subset(digits, sevens), short())).alarms
+
+
+def test_without_snapshots_there_is_no_choice(digits: Images) -> None:
+    result = run(Subset(digits, range(40)), short(steps=2, snapshots=0))
+    assert result.choice is None and judge(result) is None
+
+
+def test_trials_with_alarms_have_no_vote() -> None:
+    truth = torch.arange(N) % K
+    good, better = truth.clone(), truth.clone()
+    good[:9] = (good[:9] + 1) % K
+    better[:2] = (better[:2] + 1) % K
+    trials = [
+        Trial({"optimisation.lr": 1.0}, None, {10: sure(good), 20: sure(better)}),
+        Trial({"optimisation.lr": 2.0}, None, {20: sure(truth)}),
+        Trial({"optimisation.lr": 9.0}, None, {}, "collapse"),
+    ]
+    tuning = choose_trial(trials)
+    assert tuning.best in (0, 1) and tuning.step == 20 and (2, 20) not in tuning.agreement
+    assert choose_trial(trials[2:]).best is None
+    assert json.dumps(tuning.to_json())
+
+
+def test_tune_leaves_out_a_rate_that_is_too_large(digits: Images) -> None:
+    data = Subset(digits, range(0, len(digits), 4))
+    settings = grid(**{"optimisation.lr": [2e-2, 0.5]})
+    tuning, classifier = tune(
+        lambda: Classifier.from_pretrained(EMBEDDED, DIGITS), data, short(steps=12, snapshots=2), settings
+    )
+    assert tuning.best == 0 and tuning.trials[1].why_not
+    truth = [DIGITS.index(name.split("/")[0]) for name in data.ids]
+    guess = classifier.score(data).log_probabilities.argmax(1)
+    assert (guess == torch.tensor(truth)).double().mean() > 0.7
