@@ -27,7 +27,7 @@ TEXTS = [
 
 
 def recipe(tune: str, **settings: object) -> Recipe:
-    return Recipe(steps=3, batch_size=7, augment="none", temperature=0.1).with_settings(
+    return Recipe(steps=3, batch_size=7, augment="none", temperature=0.1, snapshots=1).with_settings(
         **{"tuning.name": tune, "optimisation.lr": 1e-2, "optimisation.clip": 1.0, **settings}
     )
 

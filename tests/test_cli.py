@@ -101,8 +101,8 @@ def test_the_run_can_be_repeated_from_its_folder(run: Path) -> None:
 
 
 def test_predict_writes_csv_and_jsonl(run: Path) -> None:
-    in_a_process("predict", run, "images", cwd=run.parent)
-    pouf("predict", run, "images", "--out", "out/p.jsonl", "--quiet", cwd=run.parent)
+    in_a_process("predict", run, "images", "--use", "last", cwd=run.parent)
+    pouf("predict", run, "images", "--use", "last", "--out", "out/p.jsonl", "--quiet", cwd=run.parent)
     rows = list(csv.DictReader((run.parent / "predictions.csv").open()))
     lines = [json.loads(line) for line in (run.parent / "out" / "p.jsonl").read_text().splitlines()]
     assert len(rows) == len(lines) == 150
@@ -372,3 +372,57 @@ def test_a_method_by_name(few_digits: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "c" / "metrics.jsonl").read_text().splitlines()[0])["terms"].keys() == {"labels"}
     pouf(*usual, "--prior", "estimated", "--refine", *recipe, "--out", "d", cwd=tmp_path)
     assert (tmp_path / "d" / "adjustment.safetensors").is_file()
+
+
+def test_what_is_likely_wrong_is_left_out_and_what_is_far_is_unknown(run: Path) -> None:
+    facts = json.loads(
+        pouf("predict", run, "images", "--abstain", 0.1, "--unknown", "--json", "--out", "a.csv", cwd=run.parent).stdout
+    )
+    with (run.parent / "a.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert facts["abstained"] == sum(row["class"] == "" for row in rows) > 0
+    assert facts["unknown"] == sum(row["class"] == "unknown" for row in rows)
+    kept = [float(row["reliability"]) for row in rows if row["class"] not in ("", "unknown")]
+    assert sum(kept) / len(kept) >= 0.9 - 1e-6
+    assert "expected a rate" in one_line_error(pouf("predict", run, "images", "--abstain", 3, cwd=run.parent, code=2))
+    assert "unknown --use" in one_line_error(pouf("predict", run, "images", "--use", "best", cwd=run.parent, code=2))
+
+
+def test_tune_report_review_and_figures_from_the_command_line(run: Path, few_digits: Path, tmp_path: Path) -> None:
+    report = json.loads(pouf("report", run, few_digits, "--labelled", "--json", cwd=tmp_path).stdout)["report"]
+    assert "With labels" in Path(report).read_text()
+    pouf("review", run, "--n", 12, "--quiet", cwd=run.parent)
+    ids = [row["id"] for row in csv.DictReader((run / "review.csv").open())]
+    (tmp_path / "answers.csv").write_text("id,label\n" + "".join(f"{i},{i.split('/')[0]}\n" for i in ids))
+    verdict = json.loads(pouf("review", run, "--answers", "answers.csv", "--json", cwd=tmp_path).stdout)
+    assert verdict["answered"] == 12 and 0 <= verdict["adapted"]["low"] <= verdict["adapted"]["high"] <= 1
+    said = pouf(
+        "tune", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo", "--steps", 2,
+        "--lrs", "1e-3,2e-2", "--lambdas", "0.3", "--out", "tuned", cwd=tmp_path,
+    ).stdout  # fmt: skip
+    assert "Chosen without labels" in said or "zero-shot is kept" in said
+    assert Classifier.load(tmp_path / "tuned").classes == tuple(DIGITS)
+    assert len(json.loads((tmp_path / "tuned" / "tune.json").read_text())["trials"]) == 2
+    wrong = ("--lrs", "many")
+    assert "--lrs 'many': expected numbers" in one_line_error(
+        pouf("tune", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, *wrong, cwd=tmp_path, code=2)
+    )
+
+
+def test_bench_from_the_command_line(tmp_path: Path) -> None:
+    assert "lambda" in pouf("bench", "list", cwd=tmp_path).stdout
+    pouf("bench", "make-data", "data", cwd=tmp_path)
+    usual = ("bench", "run", "images", "--data", "data", "--model", EMBEDDED, "--seeds", 0, "--methods", "zero-shot")
+    facts = json.loads(pouf(*usual, "--tasks", "office31:dslr", "--json", cwd=tmp_path).stdout)
+    assert facts["failed"] == 0 and (tmp_path / "pouf-bench" / "images.tex").is_file()
+    assert "| zero-shot |" in pouf(*usual, "--tasks", "office31:dslr", cwd=tmp_path).stdout
+    shutil.rmtree(tmp_path / "data" / "office31" / "amazon")
+    error = one_line_error(pouf(*usual, "--tasks", "office31:amazon", "--quiet", cwd=tmp_path, code=2))
+    assert "no cell could be computed" in error and "expected office31/{amazon|dslr|webcam}/images/<class>" in error
+    for wrong, words in (
+        (("--tasks", "office99"), "unknown --tasks 'office99': choose from office31:amazon"),
+        (("--set", "steps"), "expected name=value"),
+        (("--seeds", "a"), "expected whole numbers"),
+    ):
+        assert words in one_line_error(pouf(*usual, *wrong, cwd=tmp_path, code=2))
+    assert "is not empty" in one_line_error(pouf("bench", "make-data", "data", cwd=tmp_path, code=2))

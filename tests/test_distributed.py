@@ -15,9 +15,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_models import masked_lm, sentence_encoder
 
-from pouf import EMBEDDED
+from pouf import EMBEDDED, Classifier, FeatureCache, Images
 from pouf.demo import DIGITS
 from pouf.distributed import World
+from pouf.encoding import Reading
 
 HERE = Path(__file__).parent
 
@@ -65,10 +66,10 @@ def test_one_process_that_fails_in_a_step_ends_all_with_its_error(ran: Path) -> 
 
 
 def test_the_command_line_writes_and_speaks_once(ran: Path, tmp_path: Path) -> None:
-    def pouf(*arguments: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command = [sys.executable, *(launch if processes > 1 else []), "-m", "pouf", *arguments, "--device", "cpu"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "POUF_CACHE": str(tmp_path / f"cache{processes}")}
+    def pouf(*arguments: str) -> subprocess.CompletedProcess[str]:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pouf"]
+        command = [*launch, *arguments, "--device", "cpu"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "POUF_CACHE": str(tmp_path / "cache2")}
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
         assert result.returncode == 0, result.stderr[-3000:]
         return result
@@ -81,17 +82,16 @@ def test_the_command_line_writes_and_speaks_once(ran: Path, tmp_path: Path) -> N
     assert (facts["n"], facts["steps"]) == (17, 2)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
-    facts = json.loads(pouf("predict", "run", str(ran / "images"), "--json", "--out", "two.csv").stdout)
-    assert (facts["n"], facts["unreadable"]) == (16, ["3.png"])
-    pouf("predict", "run", str(ran / "images"), "--out", "one.csv", processes=1)
-    assert _classes(tmp_path / "two.csv") == _classes(tmp_path / "one.csv")
-    # The cache of one process serves two.
-    pouf("predict", "run", str(ran / "images"), "--cache", "cache1", "--out", "two.csv")
-    assert (tmp_path / "two.csv").read_text() == (tmp_path / "one.csv").read_text()
-
-
-def _classes(file: Path) -> list[list[str]]:
-    return [line.split(",")[:2] for line in file.read_text().splitlines()]
+    told = pouf("predict", "run", str(ran / "images"), "--use", "last", "--json", "--out", "two.csv").stdout
+    assert (json.loads(told)["n"], json.loads(told)["unreadable"]) == (16, ["3.png"])
+    # The cache of two processes serves one.
+    alone = Classifier.load(tmp_path / "run")
+    cache = FeatureCache(tmp_path / "cache2")
+    before = len(list(cache.folder.rglob("*.npy")))
+    predictions = alone.score(Images.from_folder(ran / "images"), Reading(cache=cache))
+    assert len(list(cache.folder.rglob("*.npy"))) == before
+    said = [line.split(",")[1] for line in (tmp_path / "two.csv").read_text().splitlines()[1:]]
+    assert said == [DIGITS[k] for k in predictions.log_probabilities.argmax(1).tolist()]
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8])

@@ -39,7 +39,7 @@ def test_evaluation_agrees_with_a_plain_count(tiny: Classifier, few_digits: Path
 
 def test_a_class_without_samples_has_no_recall(tiny: Classifier, few_digits: Path) -> None:
     result = evaluate(tiny, tiny, read_labelled(few_digits / "seven", DIGITS, "image"))
-    assert result.per_class["two"] == (0, None, None, None)
+    assert result.per_class["two"] == (0, None, None, None, None)
     assert result.per_class["seven"].n == result.n
 
 

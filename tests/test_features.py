@@ -28,7 +28,7 @@ def cloze(folder: Path) -> Classifier:
 
 def recipe(tune: str = "full", **settings: object) -> Recipe:
     """Three plain steps: what differs in the gradient shows in the weights."""
-    return Recipe(steps=3, batch_size=12, augment="none", temperature=0.1).with_settings(
+    return Recipe(steps=3, batch_size=12, augment="none", temperature=0.1, snapshots=0).with_settings(
         **{"tuning.name": tune, "optimisation.lr": 1e-2, "optimisation.weight_decay": 0.0, **settings}
     )
 

@@ -125,7 +125,7 @@ def test_a_known_prior_is_pulled_towards(few_digits: Path) -> None:
         classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
         if told:
             classifier.set_prior([0.5 if name == "one" else 0.5 / 9 for name in DIGITS])
-        recipe = Recipe.load("demo").with_settings(steps=20, batch_size=150)
+        recipe = Recipe.load("demo").with_settings(steps=12, batch_size=100, snapshots=0)
         adapt(classifier, Images.from_folder(few_digits), recipe, on_start=lambda message: None)
         shares[told] = classifier.score(Images.from_folder(few_digits)).log_probabilities.exp().mean(0)[1].item()
     assert shares[True] > shares[False] + 0.05

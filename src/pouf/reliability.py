@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,7 +40,7 @@ def reliability(
     return torch.stack([look.gather(1, guess).squeeze(1) for look in looks]).mean(0)
 
 
-def _shifted(change: Change, number: int):  # type: ignore[no-untyped-def]
+def _shifted(change: Change, number: int) -> Callable[[Any, int], Any]:
     return lambda sample, seed: change.apply(sample, seed + number)
 
 
@@ -45,10 +48,14 @@ def _probabilities(classifier: Classifier, encoded: Encoded) -> Tensor:
     return torch.cat([block.log_probabilities for block in classifier.score_features(encoded)]).exp()
 
 
-def kept_at(rate: float, estimated: Tensor) -> Tensor:
-    """(n,) bool: as many predictions as possible, the surest first, so that their mean estimated error is <= rate."""
+def check_rate(rate: float) -> None:
     if not 0 <= rate < 1:
         raise InputError(f"--abstain {rate:g}: expected a rate of errors from 0 to below 1, as 0.05")
+
+
+def kept_at(rate: float, estimated: Tensor) -> Tensor:
+    """(n,) bool: as many predictions as possible, the surest first, so that their mean estimated error is <= rate."""
+    check_rate(rate)
     order = estimated.argsort(descending=True)
     errors = (1 - estimated[order]).cumsum(0) / torch.arange(1, len(order) + 1)
     count = int((errors <= rate + 1e-9).nonzero().max()) + 1 if bool((errors <= rate + 1e-9).any()) else 0

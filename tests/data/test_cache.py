@@ -158,7 +158,7 @@ def test_texts_are_kept_by_their_words(cache: FeatureCache, tmp_path: Path, monk
 def test_views_are_kept_apart_and_chosen_by_the_draw(
     cache: FeatureCache, tiny: Classifier, few_digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe.load("demo-prompt").with_settings(steps=6, batch_size=50, augment="crop-flip", views=3)
+    recipe = Recipe.load("demo-prompt").with_settings(steps=6, batch_size=50, augment="crop-flip", views=3, snapshots=0)
     crop = Crop(crop_flip, 32)
     tables = [
         tiny.encode(Images.from_folder(few_digits), change=crop.view(seed, number)).features

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -55,11 +55,13 @@ def predict(
     from pouf.distributed import join
     from pouf.encoding import Reading
     from pouf.predictions import prediction_rows, writer_for
-    from pouf.reliability import UNKNOWN, kept_at, nearness, reliability
+    from pouf.reliability import UNKNOWN, check_rate, kept_at, nearness, reliability
     from pouf.runs import load_run, read_choice
 
     calm_libraries()
     write = writer_for(out_file)
+    if abstain is not None:
+        check_rate(abstain)
     classifier = load_run(run, use_of(use)).to(device_of(device))
     is_text = classifier.backbone.modality == "text"
     columns = columns_of(text_column, classifier.columns)
@@ -89,11 +91,12 @@ def predict(
     out_file.parent.mkdir(parents=True, exist_ok=True)
     rows = prediction_rows(classifier.classes, data, classifier.score_features(encoded), replaced, more)
     write(out_file, rows)
-    left_out = list(replaced.values())
-    facts = {
+    facts: dict[str, Any] = {
         "n": len(encoded.indices), "skipped": len(data.skipped), "predictions": str(out_file),
-        "abstained": left_out.count(""), "unknown": left_out.count(UNKNOWN),
     }  # fmt: skip
+    left_out = list(replaced.values())
+    facts |= {"abstained": left_out.count("")} if abstain is not None else {}
+    facts |= {"unknown": left_out.count(UNKNOWN)} if unknown else {}
     if as_json:
         typer.echo(json.dumps(facts | {"unreadable": [data.ids[i] for i in sorted(data.skipped)]}))
     elif not quiet:
