@@ -11,9 +11,10 @@ from pouf import EMBEDDED, Classifier, Images, Recipe, adapt
 from pouf.adaptation import Adaptation
 from pouf.alarms import Seen, alarms, disturbance, read_signs
 from pouf.data.base import Subset
+from pouf.data.vectors import Vectors
 from pouf.demo import DIGITS
 from pouf.runs import adapt_run, judge, load_run, read_choice
-from pouf.selection import choose, cluster, cluster_agreement, snapshot_steps, soft_neighbourhood_density
+from pouf.selection import Snapshots, choose, cluster, cluster_agreement, snapshot_steps, soft_neighbourhood_density
 from pouf.tuning import Trial, choose_trial, grid, tune
 
 K, N = 4, 60
@@ -147,6 +148,25 @@ def test_classes_that_are_not_in_the_data_raise_an_alarm(digits: Images) -> None
 def test_a_folder_with_a_single_class_raises_an_alarm(digits: Images) -> None:
     sevens = [i for i, name in enumerate(digits.ids) if name.startswith("seven/")]
     assert judge(run(Subset(digits, sevens), short())).alarms
+
+
+def test_the_chosen_step_has_an_adjustment_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Snapshots.choose
+    monkeypatch.setattr(Snapshots, "choose", lambda self: original(self)._replace(step=10))
+    draw = torch.Generator().manual_seed(0)
+    centres = F.normalize(torch.randn(6, 16, generator=draw), dim=1)
+    features = centres[torch.arange(120) % 6] + 0.2 * torch.randn(120, 16, generator=draw)
+    prototypes = centres + 0.3 * torch.randn(6, 16, generator=draw)
+    classifier = Classifier.from_vectors(prototypes, list("abcdef"), temperature=0.05)
+    recipe = Recipe.load("features").with_settings(steps=40, snapshots=4, **{"optimisation.lr": 0.05})
+    result = adapt_run(classifier, Vectors(features), recipe, tmp_path / "run", on_start=lambda message: None)
+    assert result.choice.step == 10 and judge(result).use == "chosen"
+    last, chosen = (load_run(tmp_path / "run", use) for use in ("last", "chosen"))
+    assert not torch.equal(last.adjustment.bias, chosen.adjustment.bias)
+    fitted = chosen.adjustment.bias.clone()
+    chosen.adjustment = None
+    chosen.adjust("refinement", chosen.encode(Vectors(features)))
+    assert torch.allclose(chosen.adjustment.bias, fitted, atol=1e-5)
 
 
 def test_without_snapshots_there_is_no_choice(digits: Images) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pouf.adjustment import Adjustment
 from pouf.alarms import Seen, disturbance
 from pouf.backbones.base import check_modality
 from pouf.classifier import Classifier, Predictions
@@ -51,6 +52,7 @@ class Adaptation(NamedTuple):
     total: int
     snapshots: Snapshots | None = None  # of some steps, where there are any: weights to go back to
     choice: Choice | None = None  # the step to believe, found without labels
+    chosen_adjustment: Adjustment | None = None  # of that step, where predictions are adjusted and it is not the last
 
 
 def adapt(
@@ -97,14 +99,21 @@ def adapt(
     if recipe.steps > 0:
         watch = Watch(on_start, on_step, on_snapshot)
         tuned = _tune(classifier, data, recipe, shots, reading, watch)
+    choice = tuned.snapshots.choose() if tuned.snapshots is not None else None
+    chosen_adjustment = None
     if recipe.adjust != "none":
         inputs = data if data is not None else shots.inputs if shots is not None else None
         if inputs is None:
             raise InputError(f"nothing to fit {recipe.adjust!r} on: give unlabelled data")
+        if tuned.snapshots is not None and choice is not None and choice.step not in (0, recipe.steps):
+            # Fitted on what the chosen step predicts: the last one's would not fit it.
+            tuned.snapshots.restore(choice.step)
+            classifier.adjust(recipe.adjust, classifier.encode(inputs, reading), recipe.seed)
+            chosen_adjustment = classifier.adjustment
+            tuned.snapshots.restore(recipe.steps)
         classifier.adjust(recipe.adjust, classifier.encode(inputs, reading), recipe.seed)
     total = sum(p.numel() for p in classifier.parameters())
-    choice = tuned.snapshots.choose() if tuned.snapshots is not None else None
-    return Adaptation(classifier, tuned.history, tuned.trainable, total, tuned.snapshots, choice)
+    return Adaptation(classifier, tuned.history, tuned.trainable, total, tuned.snapshots, choice, chosen_adjustment)
 
 
 class Watch(NamedTuple):

@@ -165,9 +165,12 @@ def judge(adaptation: Adaptation) -> Trust | None:
 def keep_choice(adaptation: Adaptation, trust: Trust, folder: Path) -> None:
     """Beside the last step in the run folder, the chosen one in a folder of its own."""
     if trust.chosen not in (0, trust.last) and adaptation.snapshots is not None:
+        classifier, of_last = adaptation.classifier, adaptation.classifier.adjustment
         adaptation.snapshots.restore(trust.chosen)
-        adaptation.classifier.save(folder / CHOSEN)
+        classifier.adjustment = adaptation.chosen_adjustment
+        classifier.save(folder / CHOSEN)
         adaptation.snapshots.restore(trust.last)
+        classifier.adjustment = of_last
     write_json(folder / CHOICE, trust.to_json())
 
 

@@ -14,6 +14,7 @@ from pouf.alarms import alarms
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.cache import FeatureCache
+from pouf.encoding import Reading
 from pouf.errors import Diverged, InputError
 from pouf.recipe import Recipe
 from pouf.runs import write_json
@@ -91,6 +92,8 @@ def tune(
     best = trials[tuning.best].adaptation
     assert best is not None and best.snapshots is not None
     best.snapshots.restore(tuning.step)
+    if recipe.adjust != "none":
+        best.classifier.adjust(recipe.adjust, best.classifier.encode(data, Reading(cache=cache)), recipe.seed)
     return tuning, best.classifier
 
 
