@@ -70,6 +70,7 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
     "views": lambda folder: images(folder, "prompt", augment="crop-flip", views=2),
     "chunks": lambda folder: images(folder, "full", **{"compute.chunk": 2}),
     "chunks, workers": lambda folder: images(folder, "full", **{"compute.chunk": 2, "compute.workers": 1}),
+    "estimated prior": lambda folder: images(folder, "full", **{"objective.prior": "estimated"}),
     "stream": lambda folder: streamed(folder, "full"),
     "batch of one": lambda folder: images(folder, "full", batch_size=1),
     "batch of one, prompt": lambda folder: cloze(folder, "prompt", batch_size=1),

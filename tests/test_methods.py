@@ -9,12 +9,12 @@ from PIL import Image
 from small_models import masked_lm
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, adapt
-from pouf.adaptation import Surest
 from pouf.classifier import Predictions
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
 from pouf.methods import METHODS
 from pouf.objectives import entropy
+from pouf.pseudo_labels import Surest
 
 TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?", "a sea", "the air"]
 

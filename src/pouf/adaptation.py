@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.adjustment import Adjustment
 from pouf.alarms import Seen, disturbance
 from pouf.backbones.base import check_modality
-from pouf.classifier import Classifier, Predictions
+from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.cache import FeatureCache
 from pouf.data.shots import Shots
@@ -27,6 +26,7 @@ from pouf.features import FeatureBatch, checkpointing, feature_batches, precisio
 from pouf.objectives import PriorEstimate, effective_classes
 from pouf.objectives.terms import Scores, label_terms, needs_unlabelled, total_loss, unlabelled_terms
 from pouf.optimisation import learning_rate, make_optimizer
+from pouf.pseudo_labels import pseudo_labelled
 from pouf.recipe import Recipe
 from pouf.reliability import nearness
 from pouf.selection import DISTURBED, SAMPLE, Choice, Snapshots, snapshot_steps
@@ -94,7 +94,7 @@ def adapt(
     world = join(classifier.backbone.device)
     reading = Reading(recipe.compute.chunk or 64, recipe.compute.workers, cache, world=world)
     if recipe.pseudo_labels:
-        data, shots = None, _pseudo_labelled(classifier, data, shots, recipe, reading)
+        data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, reading)
     tuned = Tuned([], 0, None)
     if recipe.steps > 0:
         watch = Watch(on_start, on_step, on_snapshot)
@@ -203,37 +203,6 @@ def _snapshots(
         snapshots.take(step, Seen(probabilities[0], probabilities[1][: len(both)], nearness(classifier, seen)))
 
     return snapshots, take
-
-
-def _pseudo_labelled(
-    classifier: Classifier, data: Unlabelled | None, shots: Shots | None, recipe: Recipe, reading: Reading
-) -> Shots:
-    """UPL: each input goes to its most likely class; the surest of each class are taken for labelled."""
-    if data is None or shots is not None:
-        raise InputError("pseudo-labels are made from unlabelled data alone: give data, and no labelled shots")
-    surest = Surest(recipe.pseudo_labels)
-    for block in classifier.score_features(classifier.encode(data, reading)):
-        surest.see(block)
-    places, labels = surest.found()
-    return Shots(Subset(data, places), F.one_hot(torch.tensor(labels), len(classifier.classes)).float())
-
-
-class Surest:
-    """The n surest predictions of each class, met block by block."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.best: dict[int, list[tuple[float, int]]] = {}  # class -> sureness and place, the surest first
-
-    def see(self, block: Predictions) -> None:
-        sureness, label = block.log_probabilities.max(1)
-        for place, value, k in zip(block.indices, sureness.tolist(), label.tolist(), strict=True):
-            self.best.setdefault(k, []).append((value, place))
-        self.best = {k: sorted(found, key=lambda pair: -pair[0])[: self.n] for k, found in self.best.items()}
-
-    def found(self) -> tuple[list[int], list[int]]:
-        pairs = [(place, k) for k, found in sorted(self.best.items()) for _, place in found]
-        return [place for place, _ in pairs], [k for _, k in pairs]
 
 
 def _check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:

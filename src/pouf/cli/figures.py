@@ -19,6 +19,7 @@ from pouf.cli.options import (
     cache_of,
     columns_of,
     device_of,
+    read_inputs,
 )
 from pouf.terminal import calm_libraries, out
 
@@ -39,7 +40,6 @@ def figures(
     """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; PNG and SVG."""
     from pouf.classifier import Classifier
     from pouf.data.labelled import read_labelled
-    from pouf.data.texts import Texts
     from pouf.encoding import Reading
     from pouf.figures import FIGURES, look, write
     from pouf.runs import check_run
@@ -47,13 +47,12 @@ def figures(
     calm_libraries()
     adapted = Classifier.load(check_run(run)).to(device_of(device))
     zero_shot = Classifier.load_zero_shot(run).to(device_of(device))
-    columns = columns_of(text_column, adapted.columns)
     labels = None
     if labelled:
+        columns = columns_of(text_column, adapted.columns)
         data, labels = read_labelled(inputs, adapted.classes, adapted.backbone.modality, columns, label_column)
     else:
-        is_text = adapted.backbone.modality == "text"
-        data = Texts.from_file(inputs, columns) if is_text else adapted.unlabelled(inputs)
+        data = read_inputs(adapted, inputs, text_column)
     sides = look(zero_shot, adapted, data, labels, Reading(cache=cache_of(cache, no_cache)))
     files = [file for name, draw in FIGURES.items() for file in write(draw(sides), out_dir, name)]
     if as_json:

@@ -12,6 +12,8 @@ import typer
 from pouf.errors import InputError
 
 if TYPE_CHECKING:
+    from pouf.classifier import Classifier
+    from pouf.data.base import Unlabelled
     from pouf.data.cache import FeatureCache
     from pouf.runs import Use
 
@@ -52,6 +54,15 @@ def columns_of(given: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
         expected = "one column" if len(usual) == 1 else "two columns, as question,answer"
         raise InputError(f"--text-column {given!r} names {len(columns)} columns, expected {expected}")
     return columns
+
+
+def read_inputs(classifier: Classifier, inputs: Path, text_column: str | None) -> Unlabelled:
+    """Images, texts or vectors, as the classifier reads them."""
+    from pouf.data.texts import Texts
+
+    if classifier.backbone.modality == "text":
+        return Texts.from_file(inputs, columns_of(text_column, classifier.columns))
+    return classifier.unlabelled(inputs)
 
 
 def cache_of(folder: Path | None, without: bool) -> FeatureCache | None:

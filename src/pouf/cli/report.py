@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pouf.cli.options import Cache, Json, LabelColumn, NoCache, Quiet, TextColumn, cache_of, columns_of
+from pouf.cli.options import Cache, Json, LabelColumn, NoCache, Quiet, TextColumn, cache_of, columns_of, read_inputs
 from pouf.errors import InputError
 from pouf.terminal import calm_libraries, out
 
@@ -59,7 +59,6 @@ def report(
 
 def inputs_of(run: Path, classifier: Classifier, inputs: Path | None, text_column: str | None) -> Unlabelled:
     """What a run was adapted to, or what is named instead."""
-    from pouf.data.texts import Texts
     from pouf.runs import MANIFEST
 
     source = inputs
@@ -68,6 +67,4 @@ def inputs_of(run: Path, classifier: Classifier, inputs: Path | None, text_colum
         source = Path(manifest.get("data", manifest.get("shots", {})).get("source", ""))
         if not source.exists():
             raise InputError(f"the data of the run, {str(source)!r}, are not there any more: name INPUT")
-    if classifier.backbone.modality == "text":
-        return Texts.from_file(source, columns_of(text_column, classifier.columns))
-    return classifier.unlabelled(source)
+    return read_inputs(classifier, source, text_column)

@@ -21,6 +21,7 @@ from pouf.cli.options import (
     cache_of,
     columns_of,
     device_of,
+    read_inputs,
     use_of,
 )
 from pouf.errors import InputError
@@ -51,7 +52,6 @@ def predict(
     import torch
 
     from pouf.classifier import Classifier, Predictions
-    from pouf.data.texts import Texts
     from pouf.distributed import join
     from pouf.encoding import Reading
     from pouf.predictions import prediction_rows, writer_for
@@ -63,9 +63,7 @@ def predict(
     if abstain is not None:
         check_rate(abstain)
     classifier = load_run(run, use_of(use)).to(device_of(device))
-    is_text = classifier.backbone.modality == "text"
-    columns = columns_of(text_column, classifier.columns)
-    data = Texts.from_file(inputs, columns) if is_text else classifier.unlabelled(inputs)
+    data = read_inputs(classifier, inputs, text_column)
     world = join(classifier.backbone.device)
     with bar("predicting", len(world.share(range(len(data)))), quiet or as_json or not world.is_first) as advance:
         encoded = classifier.encode(data, Reading(batch_size, workers or 0, cache_of(cache, no_cache), advance, world))
