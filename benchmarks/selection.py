@@ -3,9 +3,10 @@
     python benchmarks/selection.py --data DIR/text --out benchmarks/results/selection.json
 
 The digits of the demo with the embedded model, and MR, Subj and TREC with all-MiniLM-L6-v2 (see `texts.py`), each with
-five learning rates of which the largest is far too large. `pouf.tuning.tune` chooses among all trials and steps without
+five learning rates of which the largest is far too large. The choice of `pouf tune` among all trials and steps has no
 labels; the oracle takes the best of them by the labels; "last step" is the mean over the rates of where a run ends, and
-"choice within a run" the mean over the rates of what each run alone would advise.
+"choice within a run" the mean over the rates of what each run alone would advise. Runs for hours on two cores; with
+`--keep DIR` it goes on where it was interrupted, and another way to choose can be tried in seconds.
 """
 
 from __future__ import annotations
@@ -17,78 +18,129 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from texts import TASKS, UNLABELLED, model_folder, read
 
-from pouf import EMBEDDED, Classifier, Images, Recipe, Texts
+from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
+from pouf.alarms import Seen
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS, write_digits
 from pouf.encoding import Reading
+from pouf.errors import Diverged
 from pouf.evaluation import accuracy
 from pouf.runs import judge, versions
-from pouf.tuning import grid, tune
+from pouf.selection import Snapshots
+from pouf.tuning import Trial as JudgedTrial
+from pouf.tuning import choose_trial, judge_trial
 
 DIGIT_RATES = (2e-3, 6e-3, 2e-2, 6e-2, 2e-1)
 TEXT_RATES = (3e-6, 1e-5, 3e-5, 1e-4, 1e-3)
 
 
-def measure(
-    build: Callable[[], Classifier],
-    data: Unlabelled,
-    test: Unlabelled,
-    labels: torch.Tensor,
-    recipe: Recipe,
-    rates: Sequence[float],
-) -> dict[str, Any]:
-    at: dict[tuple[int, int], float] = {}
+class Task(NamedTuple):
+    build: Callable[[], Classifier]
+    data: Unlabelled
+    test: Unlabelled
+    labels: torch.Tensor
+    recipe: Recipe
+    rates: Sequence[float]
 
-    def look(trial: int, step: int, classifier: Classifier) -> None:
-        at[trial, step] = accuracy(classifier.score(test, Reading(256)).log_probabilities.argmax(1), labels)
-        print(f"    {rates[trial]:g} step {step}: {100 * at[trial, step]:.1f}", flush=True)
 
-    tuning, _ = tune(build, data, recipe, grid(**{"optimisation.lr": rates}), look=look)
-    zero_shot = at[0, 0]
-    within = []
-    for i, trial in enumerate(tuning.trials):
-        trust = judge(trial.adaptation) if trial.adaptation is not None else None
-        advised = 0 if trust is None or trust.use == "zero-shot" else trust.chosen
-        within.append(at.get((i, advised), zero_shot))
-    ends = [at.get((i, recipe.steps), 0.0) for i in range(len(rates))]
+class Trial(NamedTuple):
+    """What one rate gave: without labels, and how right it was."""
+
+    snapshots: Snapshots | None  # None where training diverged
+    accuracy: dict[int, float]  # by step
+
+
+def run_trial(task: Task, rate: float) -> Trial:
+    classifier, at = task.build(), dict[int, float]()
+
+    def look(step: int) -> None:
+        at[step] = accuracy(classifier.score(task.test, Reading(256)).log_probabilities.argmax(1), task.labels)
+        print(f"    {rate:g} step {step}: {100 * at[step]:.1f}", flush=True)
+
+    try:
+        recipe = task.recipe.with_settings(**{"optimisation.lr": rate})
+        result = adapt(classifier, task.data, recipe, on_start=lambda message: None, on_snapshot=look)
+    except Diverged:
+        return Trial(None, at)
+    return Trial(result.snapshots, at)
+
+
+def kept_trial(task: Task, rate: float, file: Path | None) -> Trial:
+    """A trial, or what a file holds of it, so that other ways to choose can be tried without training again."""
+    if file is not None and file.is_file():
+        held = torch.load(file)
+        seen = {step: Seen(*parts) for step, parts in held["seen"].items()}
+        return Trial(Snapshots({}, held["features"], seen=seen) if seen else None, held["accuracy"])
+    trial = run_trial(task, rate)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        held = {"accuracy": trial.accuracy, "features": None, "seen": {}}
+        if trial.snapshots is not None:
+            held["features"] = trial.snapshots.features
+            held["seen"] = {step: list(seen) for step, seen in trial.snapshots.seen.items()}
+        torch.save(held, file)
+    return trial
+
+
+def measure(task: Task, keep: Path | None) -> dict[str, Any]:
+    """`keep`: how the files of the trials begin."""
+    tried = [kept_trial(task, rate, keep and keep.with_name(f"{keep.name}-{rate:g}.pt")) for rate in task.rates]
+    zero_shot = tried[0].accuracy[0]
+    judged, within, ends = [], [], []
+    for rate, trial in zip(task.rates, tried, strict=True):
+        if trial.snapshots is None:
+            judged.append(JudgedTrial({"lr": rate}, {}, "diverged"))
+            within.append(zero_shot)
+            ends.append(0.0)
+            continue
+        judged.append(judge_trial({"lr": rate}, trial.snapshots))
+        trust = judge(trial.snapshots)
+        within.append(zero_shot if trust.use == "zero-shot" else trial.accuracy[trust.chosen])
+        ends.append(trial.accuracy[trust.last])
+    tuning = choose_trial(judged)
     return {
         "zero_shot": zero_shot,
         "last": ends,
         "within": within,
-        "chosen": zero_shot if tuning.best is None else at[tuning.best, tuning.step],
-        "chosen_setting": None if tuning.best is None else [rates[tuning.best], tuning.step],
-        "oracle": max(at.values()),
-        "not_believed": [rates[i] for i, trial in enumerate(tuning.trials) if trial.why_not],
-        "steps": {f"{rates[trial]:g} {step}": value for (trial, step), value in at.items()},
+        "chosen": zero_shot if tuning.best is None else tried[tuning.best].accuracy[tuning.step],
+        "chosen_setting": None if tuning.best is None else [task.rates[tuning.best], tuning.step],
+        "oracle": max(value for trial in tried for value in trial.accuracy.values()),
+        "not_believed": {f"{trial.settings['lr']:g}": trial.why_not for trial in judged if trial.why_not},
+        "steps": {
+            f"{rate:g}": {str(step): round(value, 4) for step, value in trial.accuracy.items()}
+            for rate, trial in zip(task.rates, tried, strict=True)
+        },
     }
 
 
-def on_digits(seed: int, snapshots: int) -> dict[str, Any]:
+def on_digits(seed: int, snapshots: int, keep: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         labelled = read_labelled(write_digits(folder), DIGITS, "image")
         recipe = Recipe.load("demo").with_settings(seed=seed, snapshots=snapshots)
-        return measure(
+        task = Task(
             lambda: Classifier.from_pretrained(EMBEDDED, DIGITS), Images.from_folder(folder), labelled.inputs,
             torch.tensor(labelled.labels), recipe, DIGIT_RATES,
         )  # fmt: skip
+        return measure(task, keep)
 
 
-def on_task(task: str, data: Path, model: Path, seed: int, snapshots: int) -> dict[str, Any]:
-    words, templates = TASKS[task]
-    unlabelled = random.Random(0).sample(read(data / task / "train.jsonl")[0], UNLABELLED)
-    texts, names = read(data / task / "test.jsonl")
-    labels = torch.tensor([list(words).index(name) for name in names])
+def on_texts(name: str, data: Path, model: Path, seed: int, snapshots: int, keep: Path | None) -> dict[str, Any]:
+    words, templates = TASKS[name]
+    unlabelled = random.Random(0).sample(read(data / name / "train.jsonl")[0], UNLABELLED)
+    texts, names = read(data / name / "test.jsonl")
+    labels = torch.tensor([list(words).index(label) for label in names])
     recipe = Recipe.load("texts").with_settings(seed=seed, snapshots=snapshots)
-    return measure(
+    task = Task(
         lambda: Classifier.from_pretrained(model, list(words.values()), templates), Texts(unlabelled), Texts(texts),
         labels, recipe, TEXT_RATES,
     )  # fmt: skip
+    return measure(task, keep)
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -111,15 +163,17 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--snapshots", type=int, default=5)
     parser.add_argument("--out", type=Path, help="file for the results, JSON; what is in it stays and is added to")
+    parser.add_argument("--keep", type=Path, help="folder for what each trial showed; what is in it is not run again")
     given = parser.parse_args()
     facts = json.loads(given.out.read_text()) if given.out and given.out.is_file() else {"results": {}}
     for seed in given.seeds:
         for name in given.names:
             print(f"{name}, seed {seed}", flush=True)
+            keep = given.keep and given.keep / f"{name}-{seed}"
             if name == "digits":
-                found = on_digits(seed, given.snapshots)
+                found = on_digits(seed, given.snapshots, keep)
             else:
-                found = on_task(name, given.data, model_folder(given.model), seed, given.snapshots)
+                found = on_texts(name, given.data, model_folder(given.model), seed, given.snapshots, keep)
             facts["results"].setdefault(name, {})[str(seed)] = found
             facts["versions"] = versions()
             if given.out is not None:

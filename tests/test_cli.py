@@ -1,6 +1,7 @@
 """The commands as a user runs them: real files, real processes where it matters, one-line errors."""
 
 import csv
+import html
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from transformers import AutoModelForMaskedLM, CLIPModel
 from pouf import EMBEDDED, Classifier
 from pouf.cli import main
 from pouf.demo import DIGITS
+from pouf.runs import load_run
 
 NAMES = ",".join(DIGITS)
 
@@ -92,10 +94,30 @@ def test_the_run_folder_holds_everything(run: Path) -> None:
     CLIPModel.from_pretrained(run)
 
 
+def test_a_run_brings_predictions_and_a_report(run: Path, few_digits: Path) -> None:
+    with (run / "predictions.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    advised = load_run(run).predict([run.parent / "images" / row["path"] for row in rows])
+    assert len(rows) == 150 and [row["class"] for row in rows] == advised
+    assert json.loads((run / "choice.json").read_text())["verdict"] in html.unescape((run / "report.html").read_text())
+
+
+def test_an_alarm_is_heard_even_where_all_else_is_quiet(few_digits: Path, tmp_path: Path) -> None:
+    usual = ("adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo")
+    collapse = ("--steps", 6, "--lr", 0.5, "--no-report", "--out", "run")
+    said = pouf(*usual, *collapse, "--quiet", cwd=tmp_path)
+    assert "Do not trust the adapted model" in said.stderr and said.stdout == ""
+    assert not (tmp_path / "run" / "report.html").exists() and not (tmp_path / "run" / "predictions.csv").exists()
+    said = pouf("predict", "run", few_digits, cwd=tmp_path)
+    assert "Do not trust" in said.stderr and "by zero-shot" in said.stdout
+    said = pouf("predict", "run", few_digits, "--use", "last", cwd=tmp_path)
+    assert "Do not trust" not in said.stderr and "by the last step" in said.stdout
+
+
 def test_the_run_can_be_repeated_from_its_folder(run: Path) -> None:
     pouf(
         "adapt", "--model", EMBEDDED, "--images", "images", "--classes", run / "classes.txt",
-        "--recipe", run / "recipe.toml", "--out", "again", "--quiet", cwd=run.parent,
+        "--recipe", run / "recipe.toml", "--out", "again", "--quiet", "--no-report", cwd=run.parent,
     )  # fmt: skip
     assert (run.parent / "again" / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
@@ -119,8 +141,10 @@ def test_predict_writes_csv_and_jsonl(run: Path) -> None:
 
 def test_predict_says_what_it_skipped(run: Path) -> None:
     facts = json.loads(pouf("predict", run, "images", "--json", cwd=run.parent).stdout)
+    used = json.loads((run / "choice.json").read_text())["use"]
     assert facts == {
-        "n": 150, "skipped": 2, "predictions": "predictions.csv", "unreadable": ["empty.jpg", "two/broken.png"]
+        "n": 150, "skipped": 2, "used": used, "predictions": "predictions.csv",
+        "unreadable": ["empty.jpg", "two/broken.png"],
     }  # fmt: skip
 
 
@@ -338,6 +362,9 @@ def test_vectors_go_all_the_way(tmp_path: Path) -> None:
     with (tmp_path / "p.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 100 and {row["class"] for row in rows} == set("abcd")
+    usual = ("tune", "--features", "f.npz", "--prototypes", "p.npz", "--temperature", 0.1, "--out", "tuned")
+    pouf(*usual, "--lrs", "1e-3,1e-2", "--steps", 20, "--quiet", cwd=tmp_path)
+    assert json.loads(pouf("evaluate", "tuned", "f.npz", "--json", cwd=tmp_path).stdout)["used"] > 0.9
 
 
 @pytest.mark.parametrize(
@@ -361,7 +388,7 @@ def test_what_does_not_go_together_is_said(tmp_path: Path, arguments: list[str],
 
 def test_a_method_by_name(few_digits: Path, tmp_path: Path) -> None:
     assert "tent" in pouf("adapt", "--method", "list", cwd=tmp_path).stdout
-    usual = ("adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--quiet")
+    usual = ("adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--quiet", "--no-report")
     pouf(*usual, "--method", "sinkhorn", "--out", "a", cwd=tmp_path)
     facts = json.loads(pouf("evaluate", "a", few_digits, "--json", cwd=tmp_path).stdout)
     assert facts["adapted"] != facts["zero_shot"]
@@ -400,9 +427,13 @@ def test_tune_report_review_and_figures_from_the_command_line(run: Path, few_dig
         "tune", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo", "--steps", 2,
         "--lrs", "1e-3,2e-2", "--lambdas", "0.3", "--out", "tuned", cwd=tmp_path,
     ).stdout  # fmt: skip
-    assert "Chosen without labels" in said or "zero-shot is kept" in said
-    assert Classifier.load(tmp_path / "tuned").classes == tuple(DIGITS)
-    assert len(json.loads((tmp_path / "tuned" / "tune.json").read_text())["trials"]) == 2
+    assert "Chosen without labels" in said or "Zero-shot is used" in said
+    tuned = tmp_path / "tuned"
+    assert len(json.loads((tuned / "tune.json").read_text())["trials"]) == 2
+    choice = json.loads((tuned / "choice.json").read_text())
+    assert choice["verdict"] in html.unescape((tuned / "report.html").read_text())
+    assert len((tuned / "metrics.jsonl").read_text().splitlines()) == choice["last"] == 2
+    pouf("review", tuned, "--n", 6, "--quiet", cwd=tmp_path)
     wrong = ("--lrs", "many")
     assert "--lrs 'many': expected numbers" in one_line_error(
         pouf("tune", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, *wrong, cwd=tmp_path, code=2)

@@ -64,13 +64,25 @@ def test_names_and_texts_are_escaped(text_run: Path) -> None:
         assert NASTY in json.dumps(json.loads(told), ensure_ascii=False).replace('\\"', '"'), "and nothing is lost"
 
 
-def test_an_alarm_stands_on_top(image_run: Path, few_digits: Path, tmp_path: Path) -> None:
+def test_an_alarm_stands_on_top_and_the_adapted_model_is_still_shown(
+    image_run: Path, few_digits: Path, tmp_path: Path
+) -> None:
     run = shutil.copytree(image_run, tmp_path / "run")
     choice = json.loads((run / "choice.json").read_text())
-    choice |= {"use": "zero-shot", "alarms": [{"name": "collapse", "words": "predictions use 1.0 of 10 classes"}]}
+    alarm = {"name": "collapse", "words": "predictions use 1.0 of 10 classes"}
+    choice |= {"use": "zero-shot", "verdict": "Do not trust it: 1.0 of 10.", "alarms": [alarm]}
     (run / "choice.json").write_text(json.dumps(choice))
     page = write_report(run, Images.from_folder(few_digits)).read_text()
-    assert 'class="verdict alarm"' in page and "zero-shot is used instead: predictions use 1.0 of 10 classes" in page
+    assert 'class="verdict alarm" id="verdict">Do not trust it: 1.0 of 10.' in page
+    assert "<b>collapse</b>: predictions use 1.0 of 10 classes" in page
+    items = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
+    assert any(item["before"] != item["after"] for item in items), "what training did is shown, though not used"
+
+
+def test_a_classifier_without_a_run_has_a_report(few_digits: Path, tmp_path: Path) -> None:
+    Classifier.from_pretrained(EMBEDDED, DIGITS).save(tmp_path / "saved")
+    page = write_report(tmp_path / "saved", Images.from_folder(few_digits)).read_text()
+    assert "Nothing was trained" in page and "No prediction changed" in page
 
 
 def test_wilsons_interval() -> None:
@@ -124,6 +136,9 @@ def test_the_report_in_a_browser(browser, kind: str, request: pytest.FixtureRequ
     wide = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
     assert wide <= 0, "a phone needs no scrolling sideways"
     browser.set_window_size(1100, 900)
+    assert browser.find_elements(By.CSS_SELECTOR, "details:not([open])")
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert not browser.find_elements(By.CSS_SELECTOR, "details:not([open])"), "paper shows everything"
     assert errors(browser) == []
 
 
@@ -137,8 +152,9 @@ def test_the_review_page_saves_answers(browser, kind: str, request: pytest.Fixtu
     browser.get(page)
     browser.execute_script("localStorage.clear()")
     browser.get(page)
-    for _ in range(3):
+    for _ in range(2):
         browser.find_elements(By.CSS_SELECTOR, "button.answer")[1].click()
+    browser.find_element(By.TAG_NAME, "body").send_keys("2")
     assert "3 answered" in browser.find_element(By.ID, "place").text
     browser.get(page)
     assert "Question 4 of 6, 3 answered" in browser.find_element(By.ID, "place").text, "kept by the browser"
@@ -149,5 +165,6 @@ def test_the_review_page_saves_answers(browser, kind: str, request: pytest.Fixtu
     from pouf.review import conclude, read_answers
 
     answers = read_answers(target, Classifier.load(run).classes)
-    assert len(answers) == 3 and conclude(run, answers).answered == 3
+    assert list(answers.values()) == [Classifier.load(run).classes[1]] * 3
+    assert conclude(run, answers).answered == 3
     assert errors(browser) == []

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,15 @@ def test_all_answers_give_the_accuracy_itself(run: Path, few_digits: Path) -> No
     expected = sum(said == name.split("/")[0] for said, name in zip(adapted, data.ids, strict=True)) / len(data)
     assert verdict.adapted.value == pytest.approx(expected)
     assert verdict.adapted.low == pytest.approx(expected) == verdict.adapted.high
+
+
+def test_the_adapted_model_is_the_chosen_step(run: Path, few_digits: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(run, tmp_path / "run")
+    Classifier.load_zero_shot(run).save(run / "chosen")
+    choice = json.loads((run / "choice.json").read_text()) | {"chosen": 5, "use": "chosen"}
+    (run / "choice.json").write_text(json.dumps(choice))
+    ask(run, Images.from_folder(few_digits), 20)
+    assert json.loads((run / PLAN).read_text())["sizes"][DISAGREE] == 0, "here the chosen step says what zero-shot says"
 
 
 def write_plan(run: Path, sizes: dict[str, int], questions: list[dict[str, str]]) -> None:

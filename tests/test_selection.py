@@ -67,6 +67,10 @@ def test_clusters_know_no_names() -> None:
     assert abs(cluster_agreement(labels[torch.randperm(N, generator=torch.Generator().manual_seed(0))], clusters)) < 0.2
 
 
+def seen_of(labels: torch.Tensor, k: int) -> Seen:
+    return Seen(sure(labels, k), sure(labels, k), torch.ones(len(labels)))
+
+
 def names_of(before: Seen, after: Seen) -> set[str]:
     return {alarm.name for alarm in alarms(read_signs(before, after))}
 
@@ -82,6 +86,18 @@ def test_a_good_run_raises_no_alarm_and_bad_ones_do() -> None:
     assert "estranged" in names_of(seen(start), seen((start + 1) % K))
     assert "unsteady" in names_of(seen(start, (start + torch.arange(N) % 2) % K), seen(truth))
     assert "overconfident" in names_of(seen(start), seen(truth, (truth + torch.arange(N) % 2) % K))
+
+
+def test_agreement_counts_beyond_chance_only() -> None:
+    """With six classes a good run can leave zero-shot on half of the inputs; with two classes that is chance."""
+    start, half = torch.arange(600) % 6, torch.arange(600) < 300
+    moved = torch.where(half, start, (start + 1 + torch.arange(600) // 6 % 5) % 6)
+    signs = read_signs(seen_of(start, 6), seen_of(moved, 6))
+    assert signs.agreement == 0.5 and signs.chance == pytest.approx(1 / 6, abs=0.01)
+    assert signs.kappa == pytest.approx(0.4, abs=0.01) and "estranged" not in {alarm.name for alarm in alarms(signs)}
+    two = torch.arange(600) % 2
+    signs = read_signs(seen_of(two, 2), seen_of(torch.where(torch.arange(600) % 4 < 2, two, 1 - two), 2))
+    assert signs.agreement == 0.5 and signs.kappa == pytest.approx(0) and "estranged" in {a.name for a in alarms(signs)}
 
 
 def test_alarms_say_what_was_seen_and_what_to_do() -> None:
@@ -117,7 +133,7 @@ def run(data, recipe: Recipe, classes=DIGITS) -> Adaptation:
 def test_a_good_run_on_the_digits_is_trusted(digits: Images, tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     result = adapt_run(classifier, digits, short(), tmp_path / "run", on_start=lambda message: None)
-    trust = judge(result)
+    trust = judge(result.snapshots)
     assert trust.alarms == [] and trust.use in ("chosen", "last") and trust.chosen > 0
     stored = read_choice(tmp_path / "run")
     assert stored["use"] == trust.use and len(stored["snapshots"]) == 4
@@ -133,7 +149,7 @@ def test_a_learning_rate_that_destroys_the_model_falls_back_to_zero_shot(digits:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     recipe = short(**{"optimisation.lr": 0.5})
     result = adapt_run(classifier, data, recipe, tmp_path / "run", on_start=lambda message: None)
-    trust = judge(result)
+    trust = judge(result.snapshots)
     assert trust.use == "zero-shot" and trust.alarms and "Do not trust" in trust.words()
     zero_shot = Classifier.from_pretrained(EMBEDDED, DIGITS).score(data).log_probabilities
     assert torch.allclose(load_run(tmp_path / "run").score(data).log_probabilities, zero_shot, atol=1e-5)
@@ -142,12 +158,12 @@ def test_a_learning_rate_that_destroys_the_model_falls_back_to_zero_shot(digits:
 
 def test_classes_that_are_not_in_the_data_raise_an_alarm(digits: Images) -> None:
     data = Subset(digits, range(0, len(digits), 4))
-    assert judge(run(data, short(), tuple("klmnopqrst"))).alarms
+    assert judge(run(data, short(), tuple("klmnopqrst")).snapshots).alarms
 
 
 def test_a_folder_with_a_single_class_raises_an_alarm(digits: Images) -> None:
     sevens = [i for i, name in enumerate(digits.ids) if name.startswith("seven/")]
-    assert judge(run(Subset(digits, sevens), short())).alarms
+    assert judge(run(Subset(digits, sevens), short()).snapshots).alarms
 
 
 def test_the_chosen_step_has_an_adjustment_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +176,7 @@ def test_the_chosen_step_has_an_adjustment_of_its_own(tmp_path: Path, monkeypatc
     classifier = Classifier.from_vectors(prototypes, list("abcdef"), temperature=0.05)
     recipe = Recipe.load("features").with_settings(steps=40, snapshots=4, **{"optimisation.lr": 0.05})
     result = adapt_run(classifier, Vectors(features), recipe, tmp_path / "run", on_start=lambda message: None)
-    assert result.choice.step == 10 and judge(result).use == "chosen"
+    assert result.choice.step == 10 and judge(result.snapshots).use == "chosen"
     last, chosen = (load_run(tmp_path / "run", use) for use in ("last", "chosen"))
     assert not torch.equal(last.adjustment.bias, chosen.adjustment.bias)
     fitted = chosen.adjustment.bias.clone()
@@ -171,7 +187,7 @@ def test_the_chosen_step_has_an_adjustment_of_its_own(tmp_path: Path, monkeypatc
 
 def test_without_snapshots_there_is_no_choice(digits: Images) -> None:
     result = run(Subset(digits, range(40)), short(steps=2, snapshots=0))
-    assert result.choice is None and judge(result) is None
+    assert result.choice is None and result.snapshots is None
 
 
 def test_trials_with_alarms_have_no_vote() -> None:
@@ -180,9 +196,9 @@ def test_trials_with_alarms_have_no_vote() -> None:
     good[:9] = (good[:9] + 1) % K
     better[:2] = (better[:2] + 1) % K
     trials = [
-        Trial({"optimisation.lr": 1.0}, None, {10: sure(good), 20: sure(better)}),
-        Trial({"optimisation.lr": 2.0}, None, {20: sure(truth)}),
-        Trial({"optimisation.lr": 9.0}, None, {}, "collapse"),
+        Trial({"optimisation.lr": 1.0}, {10: sure(good), 20: sure(better)}),
+        Trial({"optimisation.lr": 2.0}, {20: sure(truth)}),
+        Trial({"optimisation.lr": 9.0}, {}, "collapse"),
     ]
     tuning = choose_trial(trials)
     assert tuning.best in (0, 1) and tuning.step == 20 and (2, 20) not in tuning.agreement

@@ -24,10 +24,16 @@ class Signs(NamedTuple):
     unused_before: float  # share of classes that no input is given to
     unused_after: float
     agreement: float  # of zero-shot and adapted
+    chance: float  # what that would be if they had nothing in common but their shares of the classes
     confidence_before: float  # mean probability of the predicted class
     confidence_after: float
     stability_before: float  # share of predictions that survive a small change of the input
     stability_after: float
+
+    @property
+    def kappa(self) -> float:
+        """Agreement beyond chance (Cohen): 1 the same, 0 nothing in common."""
+        return 1.0 if self.chance >= 1 else (self.agreement - self.chance) / (1 - self.chance)
 
 
 class Alarm(NamedTuple):
@@ -59,6 +65,7 @@ def read_signs(before: Seen, after: Seen) -> Signs:
         unused_before=float((shares[0] == 0).double().mean()),
         unused_after=float((shares[1] == 0).double().mean()),
         agreement=(labels[0] == labels[1]).double().mean().item(),
+        chance=float(shares[0] @ shares[1]),
         confidence_before=before.probabilities.max(1).values.mean().item(),
         confidence_after=after.probabilities.max(1).values.mean().item(),
         stability_before=before.stability(),
@@ -85,12 +92,12 @@ def alarms(signs: Signs) -> list[Alarm]:
                 f"{signs.confidence_after:.2f}: the run has lost what the model knew. Try a smaller learning rate",
             )
         )
-    if signs.agreement < 0.5:
+    if signs.kappa < 0.2:
         found.append(
             Alarm(
                 "estranged",
-                f"zero-shot and adapted agree on {100 * signs.agreement:.0f} % of the inputs only: "
-                "either zero-shot is near chance, or the run has gone astray",
+                f"zero-shot and adapted agree on {100 * signs.agreement:.0f} % of the inputs, by chance it would be "
+                f"{100 * signs.chance:.0f} %: either zero-shot is near chance, or the run has gone astray",
             )
         )
     if signs.shift > 0.5:

@@ -22,7 +22,7 @@ from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.encoding import Reading
 from pouf.figures import COLOURS, Sides, embed, look, nearest, similarities
-from pouf.runs import MANIFEST, METRICS, RECIPE, SKIPPED, check_run, load_run, read_choice
+from pouf.runs import METRICS, RECIPE, SKIPPED, adapted_use, check_run, load_run, read_choice, read_manifest
 
 POINTS = 500  # inputs that are drawn
 CLASSES = 40  # with a row of their own
@@ -51,7 +51,7 @@ def write_report(
     file: str | Path | None = None,
     reading: Reading | None = None,
 ) -> Path:
-    """Write `run/report.html` about the classifier that the run advises to use, seen on these inputs.
+    """Write `run/report.html`: zero-shot against what training made of it, whether the run advises to use it or not.
 
     Args:
         data: what it was adapted to, or other inputs of the kind; at most 500 of them are drawn.
@@ -59,25 +59,25 @@ def write_report(
     """
     run = check_run(run)
     file = Path(file) if file is not None else run / "report.html"
-    zero_shot, used = Classifier.load_zero_shot(run), load_run(run)
+    zero_shot, adapted = Classifier.load_zero_shot(run), load_run(run, adapted_use(run))
     chosen = list(range(len(data)))
     if len(chosen) > POINTS:
         chosen = sorted(np.random.default_rng(0).permutation(len(data))[:POINTS].tolist())
     reading = reading or Reading()
     sample = Subset(data, chosen)
-    sides = look(zero_shot, used, sample, None, reading)
-    predicted = Predicted(*(c.score(sides.inputs, reading).log_probabilities.exp() for c in (zero_shot, used)))
+    sides = look(zero_shot, adapted, sample, None, reading)
+    predicted = Predicted(*(c.score(sides.inputs, reading).log_probabilities.exp() for c in (zero_shot, adapted)))
     evaluation = None
     if labels is not None:
-        last = Classifier.load(run)
-        evaluation = _evaluation(zero_shot, last, used, data, labels, reading)
+        compared = {"zero-shot": zero_shot, "adapted (last step)": Classifier.load(run), "advised": load_run(run)}
+        evaluation = _evaluation(compared, data, labels, reading)
     file.write_text(_page(run, sides, predicted, evaluation), encoding="utf-8")
     return file
 
 
 def _page(run: Path, sides: Sides, predicted: Predicted, evaluation: dict[str, Any] | None) -> str:
     choice = read_choice(run)
-    manifest = json.loads((run / MANIFEST).read_text(encoding="utf-8"))
+    manifest = read_manifest(run)
     steps = [json.loads(line) for line in _lines(run / METRICS)]
     samples = [_sample(sides.inputs.read(i)) for i in range(len(sides.inputs))]
     names = _said(predicted, sides.classes)
@@ -85,30 +85,32 @@ def _page(run: Path, sides: Sides, predicted: Predicted, evaluation: dict[str, A
         {**sample, "name": sides.inputs.ids[i], "before": before, "after": after}
         for i, (sample, (before, after)) in enumerate(zip(samples, names, strict=True))
     ]
-    alarms = choice["alarms"] if choice else []
     environment = Environment(autoescape=select_autoescape(default=True, default_for_string=True))
     template = environment.from_string(
         (resources.files("pouf") / "templates" / "report.html").read_text(encoding="utf-8")
     )
-    shown = sorted(range(len(sides.classes)), key=lambda k: -float(predicted.after.mean(0)[k]))[:CLASSES]
+    shares = [p.mean(0) for p in predicted]
+    shown = shares[1].argsort(descending=True)[:CLASSES].tolist()
     return template.render(
         title=f"pouf: {run.resolve().name}",
-        verdict=_verdict(choice),
-        alarms=alarms,
+        verdict=choice["verdict"] if choice else "Nothing was trained, so there was no step to choose between.",
+        trusted=choice is None or choice["use"] != "zero-shot",
+        alarms=choice["alarms"] if choice else [],
         facts=_facts(choice, manifest, predicted, steps),
         signs=_signs(choice),
         evaluation=evaluation,
         classes=sides.classes,
         curves=_curves(steps, choice),
-        shares=[(sides.classes[k], *(_percent(p[:, k].mean()) for p in predicted)) for k in shown],
+        shares=[(sides.classes[k], *(float(p[k]) for p in shares)) for k in shown],
+        highest=max(float(p.max()) for p in shares),
         more_classes=len(sides.classes) - len(shown),
         maps=_maps(sides, predicted),
         neighbours=[
-            (sides.classes[k], *([_item(samples[i]) for i in nearest(view, k)] for view in (sides.before, sides.after)))
+            (sides.classes[k], *([_item(items[i]) for i in nearest(view, k)] for view in (sides.before, sides.after)))
             for k in shown
         ],
         histogram=_histogram(sides),
-        changed=_changed(samples, sides, predicted, names),
+        changed=_changed(items, predicted),
         recipe=(run / RECIPE).read_text(encoding="utf-8") if (run / RECIPE).is_file() else "",
         manifest=json.dumps(manifest, indent=1, ensure_ascii=False),
         skipped=[f"{row['id']}: {row['reason']}" for row in map(json.loads, _lines(run / SKIPPED))],
@@ -119,18 +121,6 @@ def _page(run: Path, sides: Sides, predicted: Predicted, evaluation: dict[str, A
 
 def _lines(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-
-
-def _verdict(choice: dict[str, Any] | None) -> str:
-    if choice is None:
-        return "Nothing was trained, so there was no step to choose and nothing to compare it with."
-    if choice["use"] == "zero-shot":
-        why = "; ".join(alarm["words"] for alarm in choice["alarms"]) or "no later step agreed with the others as well"
-        return f"The adapted model should not be trusted, and zero-shot is used instead: {why}."
-    return (
-        f"Step {choice['chosen']} of {choice['last']} is used. It was chosen without labels, as the one that agrees "
-        "best with all snapshots together, and no sign speaks against it."
-    )
 
 
 def _facts(
@@ -187,43 +177,41 @@ def thumbnail(image: Image.Image, side: int = THUMB) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
-def _item(sample: dict[str, str]) -> Markup:
-    if sample["image"]:
-        return Markup('<img class="thumb" alt="" src="{}">').format(sample["image"])
-    return Markup('<span class="sample">{}</span>').format(sample["text"])
+def _item(item: dict[str, str]) -> Markup:
+    if item["image"]:
+        return Markup('<img class="thumb" alt="" src="{}">').format(item["image"])
+    return Markup('<span class="sample">{}</span>').format(item["text"] or item["name"])
 
 
-def _changed(
-    samples: list[dict[str, str]], sides: Sides, predicted: Predicted, names: list[tuple[str, str]]
-) -> list[tuple[Markup, str, str, str]]:
+def _changed(items: list[dict[str, str]], predicted: Predicted) -> list[tuple[Markup, str, str, str]]:
     """Inputs that went to another class, those first whose probabilities moved furthest."""
     moved = (predicted.before - predicted.after).abs().sum(1)
     other = predicted.before.argmax(1) != predicted.after.argmax(1)
     order = [i for i in moved.argsort(descending=True).tolist() if other[i]][:CHANGED]
-    return [(_item(samples[i]), sides.inputs.ids[i], *names[i]) for i in order]
+    shown = [items[i] for i in order]
+    return [
+        (_item(item), item["name"] if item["image"] or item["text"] else "", item["before"], item["after"])
+        for item in shown
+    ]
 
 
 def _evaluation(
-    zero_shot: Classifier,
-    last: Classifier,
-    used: Classifier,
-    data: Unlabelled,
-    labels: Sequence[int],
-    reading: Reading,
+    compared: dict[str, Classifier], data: Unlabelled, labels: Sequence[int], reading: Reading
 ) -> dict[str, Any]:
+    """Accuracies, and the confusion matrix of the last of them."""
     rows = []
-    for name, classifier in (("zero-shot", zero_shot), ("last step", last), ("used", used)):
+    for name, classifier in compared.items():
         scored = classifier.score(data, reading)
         truth = torch.tensor([labels[i] for i in scored.indices])
         guess = scored.log_probabilities.argmax(1)
         right = int((guess == truth).sum())
         low, high = wilson(right, len(truth))
         rows.append((name, _percent(right / len(truth)), _percent(low), _percent(high)))
-    k = len(used.classes)
+    k = len(classifier.classes)
     confusion = None
     if k <= CLASSES:
         counts = torch.bincount(truth * k + guess, minlength=k * k).view(k, k).tolist()
-        confusion = list(zip(used.classes, counts, strict=True))
+        confusion = list(zip(classifier.classes, counts, strict=True))
     return {"n": len(truth), "rows": rows, "confusion": confusion}
 
 
@@ -276,7 +264,7 @@ def _line(points: list[tuple[int, float]], mark: int | None) -> Markup:
 
 def _maps(sides: Sides, predicted: Predicted) -> list[dict[str, Any]]:
     drawn = []
-    for name, view, probabilities in zip(("zero-shot", "used"), sides[:2], predicted, strict=True):
+    for name, view, probabilities in zip(("zero-shot", "adapted"), sides[:2], predicted, strict=True):
         points, prototypes = embed(view)
         both = np.concatenate([points, prototypes])
         low, size = both.min(0), np.ptp(both, axis=0).clip(1e-6)
@@ -284,20 +272,25 @@ def _maps(sides: Sides, predicted: Predicted) -> list[dict[str, Any]]:
         parts = []
         for i, (point, label) in enumerate(zip(points, labels, strict=True)):
             x, y = 10 + 380 * (point - low) / size
-            colour = COLOURS[label % len(COLOURS)]
-            parts.append(f'<circle class="p" data-i="{i}" cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{colour}"/>')
+            parts.append(f'<circle class="p" data-i="{i}" cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{_colour(label)}"/>')
         for k, point in enumerate(prototypes):
             x, y = 10 + 380 * (point - low) / size
-            colour = COLOURS[k % len(COLOURS)]
             parts.append(
-                f'<path d="{_star(x, y)}" fill="{colour}" stroke="var(--ink)" stroke-width="1">'
+                f'<path d="{_star(x, y)}" fill="{_colour(k)}" stroke="var(--ink)" stroke-width="1">'
                 + str(Markup("<title>{}</title></path>").format(sides.classes[k]))
             )
             if len(prototypes) <= CLASSES:
-                parts.append(str(Markup('<text x="{}" y="{}">{}</text>').format(
-                    f"{min(x + 7, 340):.1f}", f"{y + 4:.1f}", sides.classes[k])))  # fmt: skip
+                side, anchor = (9, "start") if x < 300 else (-9, "end")
+                text = Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>')
+                parts.append(str(text.format(f"{x + side:.1f}", f"{y + 4:.1f}", anchor, sides.classes[k])))
         drawn.append({"name": name, "svg": _svg(400, 400, parts)})
     return drawn
+
+
+def _colour(k: int) -> str:
+    """Of a class; black would not be seen in the dark."""
+    colour = COLOURS[k % len(COLOURS)]
+    return "var(--ink)" if colour == "#000000" else colour
 
 
 def _star(x: float, y: float, radius: float = 8.0) -> str:

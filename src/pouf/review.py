@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import random
@@ -20,7 +21,7 @@ from pouf.data.texts import read_rows
 from pouf.encoding import Reading
 from pouf.errors import InputError
 from pouf.prompts import same_name
-from pouf.runs import check_run
+from pouf.runs import adapted_use, check_run, load_run
 
 PLAN, CSV_FILE, PAGE = "review.json", "review.csv", "review.html"
 DISAGREE, AGREE = "disagree", "agree"
@@ -49,6 +50,7 @@ class Verdict(NamedTuple):
     adapted: Estimate
     adapted_wins: int  # of the answered inputs on which they disagree
     zero_shot_wins: int
+    better: str | None  # what to use, as for `load_run`; None where the answers leave it open
     advice: str
 
 
@@ -57,14 +59,14 @@ def ask(
 ) -> tuple[Path, Path]:
     """Write `review.csv` and `review.html` into the run: n inputs, and room for their labels.
 
-    Where zero-shot and the adapted model (last step) agree, a label can't tell which is better; where they differ, each
+    Where zero-shot and the adapted model agree, a label can't tell which is better; where they differ, each
     label does. Two thirds of the questions are drawn at random from the latter, the rest from the former, and the size
     of both groups is kept, so that the answers give accuracies of all inputs.
     """
     run = check_run(run)
     if n < 2:
         raise InputError(f"a review needs at least 2 questions, not {n}")
-    zero_shot, adapted = Classifier.load_zero_shot(run), Classifier.load(run)
+    zero_shot, adapted = Classifier.load_zero_shot(run), load_run(run, adapted_use(run))
     reading = reading or Reading()
     said = [classifier.score(data, reading) for classifier in (zero_shot, adapted)]
     guesses = [each.log_probabilities.argmax(1) for each in said]
@@ -120,7 +122,9 @@ def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], name
     template = environment.from_string(
         (resources.files("pouf") / "templates" / "review.html").read_text(encoding="utf-8")
     )
-    told = json.dumps({"items": items, "classes": list(names)}, ensure_ascii=False).replace("<", "\\u003c")
+    # Answers that the browser keeps belong to these questions alone.
+    key = hashlib.sha256(json.dumps([run.resolve().name, [q.id for q in questions]]).encode()).hexdigest()[:16]
+    told = json.dumps({"key": key, "items": items, "classes": list(names)}, ensure_ascii=False).replace("<", "\\u003c")
     return template.render(title=f"pouf: {len(items)} questions about {run.resolve().name}", told=Markup(told))
 
 
@@ -138,7 +142,7 @@ def read_answers(file: str | Path, classes: Sequence[str]) -> dict[str, str]:
 
 
 def conclude(run: str | Path, answers: dict[str, str]) -> Verdict:
-    """What the answers say of zero-shot and of the adapted model at its last step."""
+    """What the answers say of zero-shot and of the adapted model."""
     file = check_run(run) / PLAN
     if not file.is_file():
         raise InputError(f"no review in {str(run)!r}: ask first, with pouf review {run}")
@@ -161,8 +165,11 @@ def conclude(run: str | Path, answers: dict[str, str]) -> Verdict:
         which: sum(getattr(q, which) == answers[q.id] for q in answered if q.stratum == DISAGREE)
         for which in ("adapted", "zero_shot")
     }
+    better, advice = _advice(wins)
+    if better == "adapted":
+        better = adapted_use(run)
     return Verdict(
-        len(answered), estimates["zero_shot"], estimates["adapted"], wins["adapted"], wins["zero_shot"], _advice(wins)
+        len(answered), estimates["zero_shot"], estimates["adapted"], wins["adapted"], wins["zero_shot"], better, advice
     )
 
 
@@ -187,18 +194,18 @@ def _stratified(right: dict[str, list[bool]], sizes: dict[str, int]) -> Estimate
     return Estimate(value, max(0.0, value - half + low), min(1.0, value + half + high))
 
 
-def _advice(wins: dict[str, int]) -> str:
-    """By the sign test on the inputs where they disagree."""
+def _advice(wins: dict[str, int]) -> tuple[str | None, str]:
+    """What is better and how that was found: by the sign test on the inputs where they disagree."""
     better, worse = wins["adapted"], wins["zero_shot"]
     n = better + worse
-    tail = sum(math.comb(n, i) for i in range(max(better, worse), n + 1)) / 2**n if n else 1.0
     if n == 0:
-        return "The answers do not tell them apart: neither was right where they differ."
-    leader = "the adapted model" if better >= worse else "zero-shot"
+        return None, "The answers do not tell them apart: neither was right where they differ."
     score = f"{max(better, worse)} to {min(better, worse)}"
-    if 2 * tail < 0.05:
-        return f"Use {leader}: it is right {score} where they differ (sign test, p = {2 * tail:.2g})."
     if better == worse:
-        return f"They are even where they differ ({score}): more answers are needed."
+        return None, f"They are even where they differ ({score}): more answers are needed."
+    which, leader = ("adapted", "the adapted model") if better > worse else ("zero-shot", "zero-shot")
+    p = 2 * sum(math.comb(n, i) for i in range(max(better, worse), n + 1)) / 2**n
+    if p < 0.05:
+        return which, f"Use {leader}: it is right {score} where they differ (sign test, p = {p:.2g})."
     start = leader[0].upper() + leader[1:]
-    return f"{start} leads {score} where they differ, which may be chance: more answers are needed."
+    return None, f"{start} leads {score} where they differ, which may be chance: more answers are needed."

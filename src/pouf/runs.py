@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,9 +23,9 @@ from pouf.distributed import join
 from pouf.errors import Diverged, InputError
 from pouf.recipe import Recipe
 from pouf.saving import CARD
-from pouf.selection import Choice
+from pouf.selection import Choice, Snapshots
 
-CHOICE, CHOSEN = "choice.json", "chosen"
+CHOICE, CHOSEN, PREDICTIONS = "choice.json", "chosen", "predictions.csv"
 Use = Literal["last", "chosen", "zero-shot"]
 RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
 PACKAGES = (
@@ -62,60 +62,77 @@ def adapt_run(
         return adapt(classifier, data, recipe, shots=shots, cache=cache, on_start=lambda message: None)
     inputs = {"data": data, "shots": shots.inputs if shots is not None else None}
     sources = {name: source for name, source in inputs.items() if source is not None}
-    folder = check_new(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest: dict[str, Any] = {
-        "status": "running",
-        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": list(command),
-        "model": classifier.model,
-        **{name: _facts(source) for name, source in sources.items()},
-        "versions": versions(),
-    }
-    (folder / RECIPE).write_text(recipe.to_toml(), encoding="utf-8")
-    (folder / CLASSES).write_text("".join(f"{name}\n" for name in classifier.classes), encoding="utf-8")
-    write_json(folder / MANIFEST, manifest)
-    start = time.perf_counter()
+    writer = RunWriter(check_new(folder), classifier, recipe, sources, command)
 
-    def finish(status: str, **more: Any) -> None:
-        classifier.save(folder)
+    def log(step: Step) -> None:
+        writer.log(step)
+        if on_step is not None:
+            on_step(step)
+
+    try:
+        adaptation = adapt(classifier, data, recipe, shots=shots, cache=cache, on_start=on_start, on_step=log)
+    except Diverged as error:
+        writer.finish("diverged", error=str(error))
+        raise
+    except KeyboardInterrupt:
+        writer.finish("interrupted")
+        raise
+    except InputError as error:
+        if writer.logged:
+            writer.finish("failed", error=str(error))
+        else:
+            shutil.rmtree(writer.folder)  # nothing was learned, and the next try may use the same name
+        raise
+    if adaptation.snapshots is not None:
+        keep_choice(adaptation, judge(adaptation.snapshots), writer.folder)
+    writer.finish("finished", trainable=adaptation.trainable, total=adaptation.total)
+    return adaptation
+
+
+class RunWriter:
+    """Writes a run folder as things happen: settings at once, steps as they come, the classifier at the end."""
+
+    def __init__(
+        self,
+        folder: Path,
+        classifier: Classifier,
+        recipe: Recipe,
+        sources: Mapping[str, Unlabelled],
+        command: Sequence[str],
+        start: float | None = None,  # of time.perf_counter
+    ) -> None:
+        self.folder, self.classifier, self.sources = folder, classifier, sources
+        self.start, self.logged = time.perf_counter() if start is None else start, 0
+        self.manifest: dict[str, Any] = {
+            "status": "running",
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": list(command),
+            "model": classifier.model,
+            **{name: _facts(source) for name, source in sources.items()},
+            "versions": versions(),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RECIPE).write_text(recipe.to_toml(), encoding="utf-8")
+        (folder / CLASSES).write_text("".join(f"{name}\n" for name in classifier.classes), encoding="utf-8")
+        (folder / METRICS).touch()
+        write_json(folder / MANIFEST, self.manifest)
+
+    def log(self, step: Step) -> None:
+        with (self.folder / METRICS).open("a", encoding="utf-8") as metrics:
+            metrics.write(json.dumps(step._asdict()) + "\n")
+        self.logged += 1
+
+    def finish(self, status: str, **more: Any) -> None:
+        self.classifier.save(self.folder)
         lines = [
             json.dumps({"of": name, "id": source.ids[i], "reason": why})
-            for name, source in sources.items()
+            for name, source in self.sources.items()
             for i, why in sorted(source.skipped.items())
         ]
-        (folder / SKIPPED).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        manifest.update({name: _facts(source) for name, source in sources.items()})
-        seconds = round(time.perf_counter() - start, 2)
-        write_json(folder / MANIFEST, manifest | {"status": status, "seconds": seconds} | more)
-
-    with (folder / METRICS).open("w", encoding="utf-8") as metrics:
-
-        def log(step: Step) -> None:
-            metrics.write(json.dumps(step._asdict()) + "\n")
-            metrics.flush()
-            if on_step is not None:
-                on_step(step)
-
-        try:
-            adaptation = adapt(classifier, data, recipe, shots=shots, cache=cache, on_start=on_start, on_step=log)
-        except Diverged as error:
-            finish("diverged", error=str(error))
-            raise
-        except KeyboardInterrupt:
-            finish("interrupted")
-            raise
-        except InputError as error:
-            if metrics.tell():
-                finish("failed", error=str(error))
-            else:
-                shutil.rmtree(folder)  # nothing was learned, and the next try may use the same name
-            raise
-    trust = judge(adaptation)
-    if trust is not None:
-        keep_choice(adaptation, trust, folder)
-    finish("finished", trainable=adaptation.trainable, total=adaptation.total)
-    return adaptation
+        (self.folder / SKIPPED).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        self.manifest.update({name: _facts(source) for name, source in self.sources.items()})
+        seconds = round(time.perf_counter() - self.start, 2)
+        write_json(self.folder / MANIFEST, self.manifest | {"status": status, "seconds": seconds} | more)
 
 
 class Trust(NamedTuple):
@@ -124,13 +141,14 @@ class Trust(NamedTuple):
     use: Use
     chosen: int  # the step
     last: int
-    alarms: list[Alarm]  # of the chosen step
-    signs: Signs
+    alarms: list[Alarm]  # of the chosen step, or of the last where zero-shot itself was chosen
+    signs: Signs  # of the same step
     choice: Choice
-    near: float  # cosine with the nearest prototype that 99 of 100 inputs reach
+    near: dict[Use, float]  # cosine with the nearest prototype that 99 of 100 inputs reach
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "verdict": self.words(),
             "use": self.use,
             "chosen": self.chosen,
             "last": self.last,
@@ -141,25 +159,28 @@ class Trust(NamedTuple):
         }
 
     def words(self) -> str:
-        """The verdict in a sentence."""
-        if self.alarms:
-            reasons = "; ".join(alarm.words for alarm in self.alarms)
-            return f"Do not trust the adapted model: {reasons}. Zero-shot is used instead (--use chosen overrides)."
+        """The verdict for people."""
+        if self.use == "zero-shot":
+            why = "; ".join(alarm.words for alarm in self.alarms)
+            why = why or "no later step agrees as well with all snapshots together as zero-shot itself"
+            override = "chosen" if self.chosen else "last"
+            return f"Do not trust the adapted model: {why}. Zero-shot is used instead (--use {override} overrides)."
         agreement = f"{100 * self.choice.chosen.agreement:.0f} % agreement with all snapshots together"
-        return f"No alarm. Step {self.chosen} of {self.last} was chosen without labels ({agreement})."
+        return f"No alarm. Step {self.chosen} of {self.last} was chosen without labels ({agreement}) and is used."
 
 
-def judge(adaptation: Adaptation) -> Trust | None:
-    """The step to use, unless an alarm speaks against it; None where there are no snapshots to judge by."""
-    if adaptation.choice is None or adaptation.snapshots is None:
-        return None
-    step, last = adaptation.choice.step, adaptation.history[-1].step
-    signs = adaptation.snapshots.signs(step)
+def judge(snapshots: Snapshots, step: int | None = None) -> Trust:
+    """The step to use, unless an alarm speaks against it. A step can be given, as where several runs chose together."""
+    choice, last = snapshots.choose(), max(snapshots.seen)
+    if step is not None:
+        choice = choice._replace(step=step)
     # A choice of zero-shot itself means that nothing later could be believed; how the run ended tells why.
-    found = alarms(signs) if step else alarms(adaptation.snapshots.signs(last))
-    use: Use = "zero-shot" if found or step == 0 else "last" if step == last else "chosen"
-    near = adaptation.snapshots.seen[0 if use == "zero-shot" else step].nearness.quantile(0.01).item()
-    return Trust(use, step, last, found, signs, adaptation.choice, near)
+    signs = snapshots.signs(choice.step or last)
+    found = alarms(signs)
+    use: Use = "zero-shot" if found or choice.step == 0 else "last" if choice.step == last else "chosen"
+    steps: dict[Use, int] = {"zero-shot": 0, "chosen": choice.step, "last": last}
+    near = {which: snapshots.seen[step].nearness.quantile(0.01).item() for which, step in steps.items()}
+    return Trust(use, choice.step, last, found, signs, choice, near)
 
 
 def keep_choice(adaptation: Adaptation, trust: Trust, folder: Path) -> None:
@@ -177,14 +198,31 @@ def keep_choice(adaptation: Adaptation, trust: Trust, folder: Path) -> None:
 def load_run(folder: str | Path, use: Use | Literal["auto"] = "auto") -> Classifier:
     """A classifier of a run: what it advises, or another: the last step, the chosen one, or zero-shot."""
     folder = check_run(folder)
-    advised = read_choice(folder)
-    if use == "auto":
-        use = advised["use"] if advised is not None else "last"
-    if use == "zero-shot":
-        return Classifier.load_zero_shot(folder)
-    if use == "chosen" and advised is not None and advised["chosen"] == 0:
+    use, advised = advised_use(folder, use), read_choice(folder)
+    if use == "zero-shot" or (use == "chosen" and advised is not None and advised["chosen"] == 0):
         return Classifier.load_zero_shot(folder)
     return Classifier.load(folder / CHOSEN if use == "chosen" and (folder / CHOSEN).is_dir() else folder)
+
+
+def advised_use(folder: str | Path, use: Use | Literal["auto"] = "auto") -> Use:
+    """What `auto` stands for in a run; anything else is what it says."""
+    if use != "auto":
+        return use
+    advised = read_choice(folder)
+    found: Use = advised["use"] if advised is not None else "last"
+    return found
+
+
+def adapted_use(folder: str | Path) -> Use:
+    """What stands for the adapted model, trusted or not: the chosen step, or the last where that is zero-shot."""
+    advised = read_choice(check_run(folder))
+    return "last" if advised is None or advised["chosen"] in (0, advised["last"]) else "chosen"
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """How a run came about; nothing for a classifier that was saved without one."""
+    file = Path(folder) / MANIFEST
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def read_choice(folder: str | Path) -> dict[str, Any] | None:

@@ -84,6 +84,14 @@ def show_evaluation(result: Evaluation, title: str) -> None:
     out.print(table)
 
 
+def tell_trust(words: str, use: str, quiet: bool) -> None:
+    """Whether a run can be trusted. A warning is an error message of sorts: it is told in any case."""
+    if use == "zero-shot":
+        console.print(words, style="bold red", markup=False, soft_wrap=True)
+    elif not quiet:
+        out.print(words, markup=False, soft_wrap=True)
+
+
 def tell_skipped(data: Unlabelled, listed_in: Path | None) -> None:
     if data.skipped:
         first = min(data.skipped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -17,8 +18,8 @@ from pouf.data.cache import FeatureCache
 from pouf.encoding import Reading
 from pouf.errors import Diverged, InputError
 from pouf.recipe import Recipe
-from pouf.runs import write_json
-from pouf.selection import ensemble_labels
+from pouf.runs import RunWriter, Trust, check_new, judge, keep_choice, write_json
+from pouf.selection import Snapshots, ensemble_labels
 
 SUMMARY = "tune.json"
 
@@ -27,9 +28,8 @@ class Trial(NamedTuple):
     """One setting, and its snapshots that no alarm speaks against."""
 
     settings: dict[str, Any]
-    adaptation: Adaptation | None  # None where it diverged
     believable: dict[int, Tensor]  # step -> (n, k) probabilities; without zero-shot
-    why_not: str = ""
+    why_not: str = ""  # there are none
 
 
 class Tuning(NamedTuple):
@@ -51,6 +51,9 @@ def grid(**values: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
 
 
+OnTrial = Callable[[dict[str, Any]], Callable[[Step], None] | None]
+
+
 def tune(
     build: Callable[[], Classifier],
     data: Unlabelled,
@@ -58,8 +61,7 @@ def tune(
     settings: Sequence[Mapping[str, Any]],
     *,
     cache: FeatureCache | None = None,
-    on_trial: Callable[[dict[str, Any]], Callable[[Step], None] | None] | None = None,
-    look: Callable[[int, int, Classifier], None] | None = None,
+    on_trial: OnTrial | None = None,
 ) -> tuple[Tuning, Classifier]:
     """Adapt with each setting, and take the trial and the step that agree best with all of them together.
 
@@ -68,28 +70,11 @@ def tune(
     Args:
         build: makes the classifier as it is before training.
         on_trial: is told the settings of a trial before it starts, and gives what is to be told of its steps.
-        look: is told of trial, step and classifier at each snapshot.
     """
-    if recipe.snapshots == 0:
-        raise InputError("a choice among settings needs snapshots: set snapshots = 10")
-    trials = []
-    for i, changes in enumerate(settings):
-        classifier, changes = build(), dict(changes)
-        told = on_trial(changes) if on_trial is not None else None
-        watch = None if look is None else _watch(look, i, classifier)
-        try:
-            result = adapt(
-                classifier, data, recipe.with_settings(**changes), cache=cache, on_start=lambda message: None,
-                on_step=told, on_snapshot=watch,
-            )  # fmt: skip
-        except Diverged as error:
-            trials.append(Trial(changes, None, {}, str(error)))
-            continue
-        trials.append(_judged(changes, result))
-    tuning = choose_trial(trials)
+    tuning, results = _run_trials(build, data, recipe, settings, cache, on_trial)
     if tuning.best is None:
         return tuning, build()
-    best = trials[tuning.best].adaptation
+    best = results[tuning.best]
     assert best is not None and best.snapshots is not None
     best.snapshots.restore(tuning.step)
     if recipe.adjust != "none":
@@ -97,20 +82,86 @@ def tune(
     return tuning, best.classifier
 
 
-def _watch(look: Callable[[int, int, Classifier], None], trial: int, classifier: Classifier) -> Callable[[int], None]:
-    return lambda step: look(trial, step, classifier)
+def tune_run(
+    build: Callable[[], Classifier],
+    data: Unlabelled,
+    recipe: Recipe,
+    settings: Sequence[Mapping[str, Any]],
+    folder: str | Path,
+    *,
+    cache: FeatureCache | None = None,
+    command: Sequence[str] = (),
+    on_trial: OnTrial | None = None,
+) -> tuple[Tuning, Trust]:
+    """`tune`, written as the run folder of the chosen trial; `tune.json` in it tells of all trials.
+
+    Where no trial is believable it is the folder of the first one, and advises zero-shot.
+    """
+    start, folder = time.perf_counter(), check_new(folder)
+    tuning, results = _run_trials(build, data, recipe, settings, cache, on_trial)
+    finished = [i for i, result in enumerate(results) if result is not None]
+    if not finished:
+        raise InputError(f"every trial diverged; the last one: {tuning.trials[-1].why_not}")
+    written = finished[0] if tuning.best is None else tuning.best
+    result = results[written]
+    assert result is not None and result.snapshots is not None
+    recipe = recipe.with_settings(**tuning.trials[written].settings)
+    classifier, last = result.classifier, result.classifier.adjustment
+    trust = judge(result.snapshots, None if tuning.best is None else tuning.step)
+    if recipe.adjust != "none" and trust.chosen not in (0, trust.last):
+        result.snapshots.restore(trust.chosen)
+        classifier.adjust(recipe.adjust, classifier.encode(data, Reading(cache=cache)), recipe.seed)
+        result = result._replace(chosen_adjustment=classifier.adjustment)
+        classifier.adjustment = last
+    writer = RunWriter(folder, classifier, recipe, {"data": data}, command, start)
+    for step in result.history:
+        writer.log(step)
+    keep_choice(result, trust, folder)
+    write_json(folder / SUMMARY, tuning.to_json())
+    writer.finish("finished", trainable=result.trainable, total=result.total)
+    return tuning, trust
 
 
-def _judged(changes: dict[str, Any], result: Adaptation) -> Trial:
-    assert result.snapshots is not None
+def _run_trials(
+    build: Callable[[], Classifier],
+    data: Unlabelled,
+    recipe: Recipe,
+    settings: Sequence[Mapping[str, Any]],
+    cache: FeatureCache | None,
+    on_trial: OnTrial | None,
+) -> tuple[Tuning, list[Adaptation | None]]:
+    """What came of each setting, None where it diverged; and the choice among them."""
+    if recipe.snapshots == 0:
+        raise InputError("a choice among settings needs snapshots: set snapshots = 10")
+    trials: list[Trial] = []
+    results: list[Adaptation | None] = []
+    for changes in map(dict, settings):
+        told = on_trial(changes) if on_trial is not None else None
+        try:
+            result = adapt(
+                build(), data, recipe.with_settings(**changes), cache=cache, on_start=lambda message: None, on_step=told
+            )
+        except Diverged as error:
+            trials.append(Trial(changes, {}, str(error)))
+            results.append(None)
+            continue
+        if result.snapshots is None:
+            raise InputError("these settings leave nothing to choose between: data must not be a stream, steps above 0")
+        trials.append(judge_trial(changes, result.snapshots))
+        results.append(result)
+    return choose_trial(trials), results
+
+
+def judge_trial(settings: dict[str, Any], snapshots: Snapshots) -> Trial:
+    """Which steps of a trial no alarm speaks against."""
     believable, reasons = {}, []
-    for step, seen in result.snapshots.seen.items():
-        against = alarms(result.snapshots.signs(step))
+    for step, seen in snapshots.seen.items():
+        against = alarms(snapshots.signs(step))
         if step and not against:
             believable[step] = seen.probabilities
         reasons += [alarm.name for alarm in against]
     why = "" if believable else ", ".join(dict.fromkeys(reasons))
-    return Trial(changes, result, believable, why)
+    return Trial(settings, believable, why)
 
 
 def choose_trial(trials: Sequence[Trial]) -> Tuning:
@@ -129,9 +180,3 @@ def choose_trial(trials: Sequence[Trial]) -> Tuning:
     }
     best = max(agreement, key=lambda place: (agreement[place], place[1]))
     return Tuning(list(trials), best[0], best[1], agreement)
-
-
-def write_tuning(tuning: Tuning, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SUMMARY, tuning.to_json())
-    return folder / SUMMARY

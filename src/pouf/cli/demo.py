@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pouf.cli.options import Json, Quiet, one_of
-from pouf.terminal import calm_libraries, out, show_evaluation, training_progress
+from pouf.terminal import calm_libraries, out, show_evaluation, tell_trust, training_progress
 
 
 def demo(
@@ -36,6 +36,8 @@ def demo(
     if as_json:
         typer.echo(json.dumps(facts))
     elif not quiet:
+        if result.trust is not None:
+            tell_trust(result.trust.words(), result.trust.use, quiet)
         show_evaluation(result.evaluation, f"{result.evaluation.n:,} handwritten digits, {tune} tuning, seed {seed}")
         out.print(f"{result.seconds:.0f} s. The run is in {result.run}, the images in {result.images}. Try:")
         out.print(f"  the report in a browser: {result.report}")

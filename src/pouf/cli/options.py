@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -17,23 +18,58 @@ if TYPE_CHECKING:
     from pouf.data.cache import FeatureCache
     from pouf.runs import Use
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables; errors only.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, and nothing else there.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes the fastest there is.")]
+# Options in groups of --help.
+DataOption = partial(typer.Option, rich_help_panel="Data")
+MethodOption = partial(typer.Option, rich_help_panel="Model and method")
+TrainingOption = partial(typer.Option, rich_help_panel="Training")
+SpeedOption = partial(typer.Option, rich_help_panel="Speed and memory")
+OutputOption = partial(typer.Option, rich_help_panel="Output")
+
+ClassNames = Annotated[str | None, DataOption(help="Names as a,b,c, or a file with one a line.")]
+ImagesFolder = Annotated[Path | None, DataOption(help="Folder of unlabelled images.")]
+TextsFile = Annotated[Path | None, DataOption(help="CSV, JSONL, Parquet or text file of unlabelled texts.")]
+FeaturesFile = Annotated[
+    str | None, DataOption(help="Vectors instead of a model and data: npy, npz, safetensors, Parquet.")
+]
+PrototypesFile = Annotated[str | None, DataOption(help="One vector a class, for --features.")]
+Model = Annotated[str | None, MethodOption(help="Hub name or local folder, as openai/clip-vit-base-patch16.")]
+Templates = Annotated[
+    list[str] | None,
+    MethodOption(
+        help="Sentence with {} for the class; repeat for several, or give a file. For a masked language model, "
+        "one with {text} and [MASK]."
+    ),
+]
+Words = Annotated[
+    str | None, MethodOption(help="Word for [MASK] of each class, as terrible,great; several as bad|awful,good.")
+]
+MaxLength = Annotated[int | None, MethodOption(help="Most tokens of a text in its template.")]
+Temperature = Annotated[float | None, MethodOption(help="T of the model.", show_default="its own; 0.01 for --features")]
+RecipeName = Annotated[str | None, TrainingOption(help="Name of a recipe, or a TOML file.")]
+Tuner = Annotated[str | None, TrainingOption(help="full, prompt or layernorm.")]
+Steps = Annotated[int | None, TrainingOption(help="Number of updates.")]
+BatchSize = Annotated[int | None, TrainingOption(help="Samples a step; several times the number of classes.")]
+Seed = Annotated[int | None, TrainingOption(help="Seed of everything random.")]
+Quiet = Annotated[bool, OutputOption("--quiet", "-q", help="No progress, no tables; errors only.")]
+Json = Annotated[bool, OutputOption("--json", help="One JSON object on standard output, and nothing else there.")]
+ReportOption = Annotated[
+    bool, OutputOption("--report/--no-report", help="Predictions and a report in the run as well.")
+]
+Device = Annotated[str, SpeedOption(help="cpu, cuda, mps; auto takes the fastest there is.")]
 TextColumn = Annotated[
     str | None,
-    typer.Option(help="Column of the texts in CSV, JSONL and Parquet files; a,b for pairs.", show_default="text"),
+    DataOption(help="Column of the texts in CSV, JSONL and Parquet files; a,b for pairs.", show_default="text"),
 ]
-Workers = Annotated[int | None, typer.Option(help="Processes that read and decode ahead.", show_default="0")]
+Workers = Annotated[int | None, SpeedOption(help="Processes that read and decode ahead.", show_default="0")]
 Cache = Annotated[
     Path | None,
-    typer.Option(help="Folder where features are kept and found again.", show_default="$POUF_CACHE or ~/.cache/pouf"),
+    SpeedOption(help="Folder where features are kept and found again.", show_default="$POUF_CACHE or ~/.cache/pouf"),
 ]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features and look for none.")]
+NoCache = Annotated[bool, SpeedOption("--no-cache", help="Keep no features and look for none.")]
 UseOption = Annotated[
     str, typer.Option("--use", help="auto takes what the run advises; or last, chosen, zero-shot.", metavar="WHICH")
 ]
-LabelColumn = Annotated[str, typer.Option(help="Column of the labels in text files.")]
+LabelColumn = Annotated[str, DataOption(help="Column of the labels in text files.")]
 
 
 T = TypeVar("T")

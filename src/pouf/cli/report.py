@@ -59,12 +59,12 @@ def report(
 
 def inputs_of(run: Path, classifier: Classifier, inputs: Path | None, text_column: str | None) -> Unlabelled:
     """What a run was adapted to, or what is named instead."""
-    from pouf.runs import MANIFEST
+    from pouf.runs import read_manifest
 
     source = inputs
     if source is None:
-        manifest = json.loads((run / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_manifest(run)
         source = Path(manifest.get("data", manifest.get("shots", {})).get("source", ""))
-        if not source.exists():
+        if source == Path() or not source.exists():
             raise InputError(f"the data of the run, {str(source)!r}, are not there any more: name INPUT")
     return read_inputs(classifier, source, text_column)

@@ -31,7 +31,7 @@ def review(
     from pouf.classifier import Classifier
     from pouf.encoding import Reading
     from pouf.review import ask, conclude, read_answers
-    from pouf.runs import check_run
+    from pouf.runs import advised_use, check_run
 
     calm_libraries()
     check_run(run)
@@ -47,6 +47,8 @@ def review(
                 value, low, high = (100 * number for number in estimate)
                 out.print(f"{name:10} {value:.1f} %, between {low:.1f} and {high:.1f}")
             out.print(f"From {verdict.answered} answers. {verdict.advice}", soft_wrap=True)
+            if verdict.better is not None and verdict.better != advised_use(run):
+                out.print(f"That is not what the run advises: pouf predict {run} INPUT --use {verdict.better}")
         return
     data = inputs_of(run, classifier, inputs, text_column)
     files = ask(run, data, n, seed=seed, reading=Reading(cache=cache_of(cache, no_cache)))

@@ -25,7 +25,7 @@ from pouf.cli.options import (
     use_of,
 )
 from pouf.errors import InputError
-from pouf.terminal import bar, calm_libraries, out, show_evaluation, tell_skipped
+from pouf.terminal import bar, calm_libraries, out, show_evaluation, tell_skipped, tell_trust
 
 
 def predict(
@@ -56,13 +56,14 @@ def predict(
     from pouf.encoding import Reading
     from pouf.predictions import prediction_rows, writer_for
     from pouf.reliability import UNKNOWN, check_rate, kept_at, nearness, reliability
-    from pouf.runs import load_run, read_choice
+    from pouf.runs import advised_use, check_run, load_run, read_choice
 
     calm_libraries()
     write = writer_for(out_file)
     if abstain is not None:
         check_rate(abstain)
-    classifier = load_run(run, use_of(use)).to(device_of(device))
+    used, choice = advised_use(check_run(run), use_of(use)), read_choice(run)
+    classifier = load_run(run, used).to(device_of(device))
     data = read_inputs(classifier, inputs, text_column)
     world = join(classifier.backbone.device)
     with bar("predicting", len(world.share(range(len(data)))), quiet or as_json or not world.is_first) as advance:
@@ -81,16 +82,15 @@ def predict(
         replaced |= {index: "" for index, stays in zip(encoded.indices, kept.tolist(), strict=True) if not stays}
         more["reliability"] = dict(zip(encoded.indices, estimated.tolist(), strict=True))
     if unknown:
-        choice = read_choice(run)
         if choice is None:
             raise InputError("this run does not know how near inputs usually are: --unknown needs one that was trained")
-        far = nearness(classifier, encoded) < choice["near"]
+        far = nearness(classifier, encoded) < choice["near"][used]
         replaced |= {index: UNKNOWN for index, is_far in zip(encoded.indices, far.tolist(), strict=True) if is_far}
     out_file.parent.mkdir(parents=True, exist_ok=True)
     rows = prediction_rows(classifier.classes, data, classifier.score_features(encoded), replaced, more)
     write(out_file, rows)
     facts: dict[str, Any] = {
-        "n": len(encoded.indices), "skipped": len(data.skipped), "predictions": str(out_file),
+        "n": len(encoded.indices), "skipped": len(data.skipped), "used": used, "predictions": str(out_file),
     }  # fmt: skip
     left_out = list(replaced.values())
     facts |= {"abstained": left_out.count("")} if abstain is not None else {}
@@ -99,6 +99,8 @@ def predict(
         typer.echo(json.dumps(facts | {"unreadable": [data.ids[i] for i in sorted(data.skipped)]}))
     elif not quiet:
         tell_skipped(data, None)
+        if use == "auto" and choice is not None:
+            tell_trust(choice["verdict"], used, True)
         if unknown:
             out.print(f"{facts['unknown']:,} are farther from all prototypes than 99 of 100 inputs of the run: unknown")
         if abstain is not None:
@@ -107,7 +109,10 @@ def predict(
                 "rests on how surely and steadily classes are predicted, by the adapted model and by zero-shot, and on "
                 "no label: check it with pouf review"
             )
-        out.print(f"{facts['n']:,} predictions in {out_file}")
+        out.print(
+            f"{facts['n']:,} predictions in {out_file}, by {used if used == 'zero-shot' else f'the {used} step'}",
+            soft_wrap=True,
+        )
 
 
 def evaluate(
