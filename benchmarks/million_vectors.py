@@ -56,7 +56,16 @@ def main() -> None:
         folder = Path(name)
         write(folder, given.n, given.k, given.d)
         commands = {
-            "adapt": ["adapt", "--features", "features.npy", "--prototypes", "prototypes.npz", "--out", "run"],
+            "adapt": [
+                "adapt",
+                "--features",
+                "features.npy",
+                "--prototypes",
+                "prototypes.npz",
+                "--out",
+                "run",
+                "--no-report",
+            ],
             "predict": ["predict", "run", "features.npy", "--out", "predictions.csv"],
         }
         for command, arguments in commands.items():

@@ -56,10 +56,14 @@ class Trial(NamedTuple):
     accuracy: dict[int, float]  # by step
 
 
-def run_trial(task: Task, rate: float) -> Trial:
+def run_trial(task: Task, rate: float, zero_shot: float | None) -> Trial:
+    """`zero_shot`: its accuracy, where an earlier trial has found it."""
     classifier, at = task.build(), dict[int, float]()
 
     def look(step: int) -> None:
+        if step == 0 and zero_shot is not None:
+            at[step] = zero_shot
+            return
         at[step] = accuracy(classifier.score(task.test, Reading(256)).log_probabilities.argmax(1), task.labels)
         print(f"    {rate:g} step {step}: {100 * at[step]:.1f}", flush=True)
 
@@ -71,13 +75,13 @@ def run_trial(task: Task, rate: float) -> Trial:
     return Trial(result.snapshots, at)
 
 
-def kept_trial(task: Task, rate: float, file: Path | None) -> Trial:
+def kept_trial(task: Task, rate: float, zero_shot: float | None, file: Path | None) -> Trial:
     """A trial, or what a file holds of it, so that other ways to choose can be tried without training again."""
     if file is not None and file.is_file():
         held = torch.load(file)
         seen = {step: Seen(*parts) for step, parts in held["seen"].items()}
         return Trial(Snapshots({}, held["features"], seen=seen) if seen else None, held["accuracy"])
-    trial = run_trial(task, rate)
+    trial = run_trial(task, rate, zero_shot)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         held = {"accuracy": trial.accuracy, "features": None, "seen": {}}
@@ -90,7 +94,10 @@ def kept_trial(task: Task, rate: float, file: Path | None) -> Trial:
 
 def measure(task: Task, keep: Path | None) -> dict[str, Any]:
     """`keep`: how the files of the trials begin."""
-    tried = [kept_trial(task, rate, keep and keep.with_name(f"{keep.name}-{rate:g}.pt")) for rate in task.rates]
+    tried: list[Trial] = []
+    for rate in task.rates:
+        zero_shot = tried[0].accuracy[0] if tried else None
+        tried.append(kept_trial(task, rate, zero_shot, keep and keep.with_name(f"{keep.name}-{rate:g}.pt")))
     zero_shot = tried[0].accuracy[0]
     judged, within, ends = [], [], []
     for rate, trial in zip(task.rates, tried, strict=True):
@@ -130,10 +137,13 @@ def on_digits(seed: int, snapshots: int, keep: Path | None) -> dict[str, Any]:
         return measure(task, keep)
 
 
-def on_texts(name: str, data: Path, model: Path, seed: int, snapshots: int, keep: Path | None) -> dict[str, Any]:
+def on_texts(
+    name: str, data: Path, model: Path, seed: int, snapshots: int, most: int, keep: Path | None
+) -> dict[str, Any]:
     words, templates = TASKS[name]
     unlabelled = random.Random(0).sample(read(data / name / "train.jsonl")[0], UNLABELLED)
-    texts, names = read(data / name / "test.jsonl")
+    rows = list(zip(*read(data / name / "test.jsonl"), strict=True))
+    texts, names = zip(*random.Random(0).sample(rows, min(most, len(rows))), strict=True)
     labels = torch.tensor([list(words).index(label) for label in names])
     recipe = Recipe.load("texts").with_settings(seed=seed, snapshots=snapshots)
     task = Task(
@@ -162,6 +172,7 @@ def main() -> None:
     parser.add_argument("--names", nargs="+", default=["digits", *TASKS], choices=["digits", *TASKS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--snapshots", type=int, default=5)
+    parser.add_argument("--test", type=int, default=1000, help="most test texts of a task, drawn at random")
     parser.add_argument("--out", type=Path, help="file for the results, JSON; what is in it stays and is added to")
     parser.add_argument("--keep", type=Path, help="folder for what each trial showed; what is in it is not run again")
     given = parser.parse_args()
@@ -173,7 +184,7 @@ def main() -> None:
             if name == "digits":
                 found = on_digits(seed, given.snapshots, keep)
             else:
-                found = on_texts(name, given.data, model_folder(given.model), seed, given.snapshots, keep)
+                found = on_texts(name, given.data, model_folder(given.model), seed, given.snapshots, given.test, keep)
             facts["results"].setdefault(name, {})[str(seed)] = found
             facts["versions"] = versions()
             if given.out is not None:

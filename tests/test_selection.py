@@ -42,6 +42,32 @@ def test_the_step_that_agrees_with_the_others_is_chosen() -> None:
     assert by_clusters.step == 20, "the second opinion sees it too"
 
 
+def test_beginnings_have_no_vote() -> None:
+    """A run that gets better all along: each step keeps what is right and mends some of the rest."""
+    truth = torch.arange(N) % K
+    steps = {step: truth.clone() for step in range(0, 110, 10)}
+    for step, labels in steps.items():
+        wrong = (100 - step) // 3
+        labels[:wrong] = (labels[:wrong] + 1) % K
+    choice = choose({step: sure(labels) for step, labels in steps.items()}, torch.randn(N, 3))
+    assert choice.step >= 70
+
+
+def ran(*labels: torch.Tensor) -> Snapshots:
+    return Snapshots({}, torch.randn(N, 3), seen={10 * i: seen(each) for i, each in enumerate(labels)})
+
+
+def test_a_run_that_ended_badly_is_not_trusted_however_good_it_was_before() -> None:
+    truth = torch.arange(N) % K
+    start = torch.where(torch.arange(N) < 12, (truth + 1) % K, truth)
+    good = judge(ran(start, truth, truth, truth))
+    assert good.use == "last" and good.alarms == []
+    bad = judge(ran(start, truth, truth, truth, torch.zeros(N, dtype=torch.long)))
+    assert bad.chosen == 30 and bad.use == "zero-shot" and "collapse" in {alarm.name for alarm in bad.alarms}
+    assert "--use chosen overrides" in bad.words()
+    assert judge(ran(start, truth, truth, truth, torch.zeros(N, dtype=torch.long)), 20).use == "chosen", "if told so"
+
+
 def test_of_equals_the_latest_is_chosen() -> None:
     same = sure(torch.arange(N) % K)
     assert choose({0: same, 5: same, 10: same}, torch.randn(N, 3)).step == 10

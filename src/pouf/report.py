@@ -234,7 +234,9 @@ def _curves(steps: list[dict[str, Any]], choice: dict[str, Any] | None) -> list[
         "classes in use": [(s["step"], s["effective_classes"]) for s in steps],
     }
     if choice:
-        series["agreement with all snapshots"] = [(s["step"], s["agreement"]) for s in choice["snapshots"]]
+        series["agreement with the snapshots of the second half"] = [
+            (s["step"], s["agreement"]) for s in choice["snapshots"]
+        ]
     return [{"name": name, "svg": _line(points, chosen)} for name, points in series.items()]
 
 

@@ -141,7 +141,7 @@ class Trust(NamedTuple):
     use: Use
     chosen: int  # the step
     last: int
-    alarms: list[Alarm]  # of the chosen step, or of the last where zero-shot itself was chosen
+    alarms: list[Alarm]  # of the chosen step, or of the last where the run ended badly or zero-shot was chosen
     signs: Signs  # of the same step
     choice: Choice
     near: dict[Use, float]  # cosine with the nearest prototype that 99 of 100 inputs reach
@@ -162,20 +162,25 @@ class Trust(NamedTuple):
         """The verdict for people."""
         if self.use == "zero-shot":
             why = "; ".join(alarm.words for alarm in self.alarms)
-            why = why or "no later step agrees as well with all snapshots together as zero-shot itself"
+            why = why or "no later step agrees as well with the rest of the run as zero-shot itself"
             override = "chosen" if self.chosen else "last"
             return f"Do not trust the adapted model: {why}. Zero-shot is used instead (--use {override} overrides)."
-        agreement = f"{100 * self.choice.chosen.agreement:.0f} % agreement with all snapshots together"
+        agreement = f"{100 * self.choice.chosen.agreement:.0f} % agreement with the snapshots of its second half"
         return f"No alarm. Step {self.chosen} of {self.last} was chosen without labels ({agreement}) and is used."
 
 
 def judge(snapshots: Snapshots, step: int | None = None) -> Trust:
-    """The step to use, unless an alarm speaks against it. A step can be given, as where several runs chose together."""
+    """The step to use, unless an alarm speaks against it or against how the run ended.
+
+    Args:
+        step: what several runs chose together; by default what this one chooses alone.
+    """
     choice, last = snapshots.choose(), max(snapshots.seen)
     if step is not None:
         choice = choice._replace(step=step)
-    # A choice of zero-shot itself means that nothing later could be believed; how the run ended tells why.
-    signs = snapshots.signs(choice.step or last)
+    # A run that ended badly was on its way there before. A choice of zero-shot, too, is told by how the run ended.
+    ended_badly = step is None and bool(alarms(snapshots.signs(last)))
+    signs = snapshots.signs(last if ended_badly or choice.step == 0 else choice.step)
     found = alarms(signs)
     use: Use = "zero-shot" if found or choice.step == 0 else "last" if choice.step == last else "chosen"
     steps: dict[Use, int] = {"zero-shot": 0, "chosen": choice.step, "last": last}

@@ -1,7 +1,7 @@
 """Choosing a step without labels: snapshots along a run, and which of them to believe.
 
-What resembles the training loss favours over-training. The choice here is agreement with the ensemble of all snapshots
-(as EnsV does): errors that come and go are outvoted. Two second opinions look at the features instead.
+What resembles the training loss favours over-training. The choice here is agreement with an ensemble of snapshots (as
+EnsV does): errors that come and go are outvoted. Two second opinions look at the features instead.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ class Snapshot(NamedTuple):
     """What is known of a step without labels."""
 
     step: int  # 0 is zero-shot
-    agreement: float  # share of inputs on which it says what the ensemble of all snapshots says
+    agreement: float  # share of inputs on which it says what the snapshots that vote say together
     neighbourhood: float  # soft neighbourhood density of its predictions: higher where neighbours agree surely
-    clustering: (
-        float  # adjusted mutual information of its predictions with a clustering of the features before training
-    )
+    clustering: float  # adjusted mutual information with a clustering of the features before training
     effective_classes: float  # exp H(mean p)
     agreement_with_zero_shot: float
 
@@ -87,8 +85,12 @@ def snapshot_steps(steps: int, count: int) -> list[int]:
 
 
 def choose(predictions: dict[int, Tensor], features: Tensor) -> Choice:
-    """The step that agrees most with the mean prediction of all; of equals the latest."""
-    ensemble = ensemble_labels(list(predictions.values()))
+    """The step that agrees most with the mean prediction of the run's second half; of equals the latest.
+
+    The first half has no vote: a run that gets better all along would be pulled back to its middle by its beginnings.
+    """
+    last = max(predictions)
+    ensemble = ensemble_labels([seen for step, seen in predictions.items() if 2 * step >= last])
     clusters = cluster(features, next(iter(predictions.values())).shape[1])
     first = next(iter(predictions.values())).argmax(1)
     judged = []
