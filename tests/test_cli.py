@@ -143,7 +143,7 @@ def test_predict_says_what_it_skipped(run: Path) -> None:
     facts = json.loads(pouf("predict", run, "images", "--json", cwd=run.parent).stdout)
     used = json.loads((run / "choice.json").read_text())["use"]
     assert facts == {
-        "n": 150, "skipped": 2, "used": used, "predictions": "predictions.csv",
+        "n": 150, "skipped": 2, "used": used, "predictions": "predictions.csv", "verdict": facts["verdict"],
         "unreadable": ["empty.jpg", "two/broken.png"],
     }  # fmt: skip
 
@@ -187,6 +187,9 @@ def test_texts_go_all_the_way(tmp_path: Path) -> None:
     facts = json.loads(pouf("evaluate", "run", "labelled.jsonl", "--json", cwd=tmp_path).stdout)
     assert facts["n"] == 40 and set(facts["per_class"]) == {"good", "bad"}
     pouf("predict", "run", "texts.csv", "--text-column", "review", "--out", "p.csv", cwd=tmp_path)
+    pouf("review", "run", "--n", 6, "--quiet", cwd=tmp_path)
+    with (tmp_path / "run" / "review.csv").open() as stream:
+        assert {row["text"] for row in csv.DictReader(stream)} <= set(rows), "the run knows its own file and column"
     predictions = list(csv.DictReader((tmp_path / "p.csv").open()))
     assert [row["row"] for row in predictions] == [str(i) for i in range(40)]
 
@@ -311,6 +314,10 @@ def test_a_run_that_diverges_keeps_its_last_good_weights(few_digits: Path, tmp_p
     manifest = json.loads((tmp_path / "run" / "run.json").read_text())
     assert manifest["status"] == "diverged"
     assert len(Classifier.load(tmp_path / "run").predict(few_digits)) == 150
+    said = pouf("predict", "run", few_digits, "--quiet", cwd=tmp_path)
+    assert "Zero-shot is used instead (--use last takes" in said.stderr
+    pouf("report", "run", "--quiet", cwd=tmp_path)
+    assert 'class="verdict alarm"' in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Path) -> None:
@@ -335,9 +342,13 @@ def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Pa
     finally:
         process.kill()
     assert process.returncode == 130
-    assert said.strip() == "error: interrupted; what was learned so far is in the run folder"
+    assert said.strip() == "error: interrupted; what a run learned so far is in its folder"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
     assert len(Classifier.load(tmp_path / "run").predict(few_digits)) == 150
+    said = pouf("predict", "run", few_digits, "--quiet", cwd=tmp_path)
+    assert "Zero-shot is used instead (--use last takes" in said.stderr
+    pouf("report", "run", "--quiet", cwd=tmp_path)
+    assert 'class="verdict alarm"' in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_help_lists_the_commands(tmp_path: Path) -> None:
@@ -362,6 +373,11 @@ def test_vectors_go_all_the_way(tmp_path: Path) -> None:
     with (tmp_path / "p.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 100 and {row["class"] for row in rows} == set("abcd")
+    np.savez(tmp_path / "far.npz", features=draw.normal(size=(40, 16)))
+    told = pouf("predict", "run", "far.npz", "--unknown", "--abstain", 0.2, "--json", "--out", "q.csv", cwd=tmp_path)
+    assert json.loads(told.stdout)["unknown"] > 20
+    told = pouf("predict", "run", "f.npz", "--unknown", "--json", "--out", "q.csv", cwd=tmp_path)
+    assert json.loads(told.stdout)["unknown"] < 5
     usual = ("tune", "--features", "f.npz", "--prototypes", "p.npz", "--temperature", 0.1, "--out", "tuned")
     pouf(*usual, "--lrs", "1e-3,1e-2", "--steps", 20, "--quiet", cwd=tmp_path)
     assert json.loads(pouf("evaluate", "tuned", "f.npz", "--json", cwd=tmp_path).stdout)["used"] > 0.9
@@ -427,7 +443,7 @@ def test_tune_report_review_and_figures_from_the_command_line(run: Path, few_dig
         "tune", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo", "--steps", 2,
         "--lrs", "1e-3,2e-2", "--lambdas", "0.3", "--out", "tuned", cwd=tmp_path,
     ).stdout  # fmt: skip
-    assert "Chosen without labels" in said or "Zero-shot is used" in said
+    assert "Chosen without labels: optimisation.lr" in said
     tuned = tmp_path / "tuned"
     assert len(json.loads((tuned / "tune.json").read_text())["trials"]) == 2
     choice = json.loads((tuned / "choice.json").read_text())

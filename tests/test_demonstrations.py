@@ -12,6 +12,7 @@ from pouf import Classifier, InputError, Recipe, Texts, adapt
 from pouf.cloze import Example
 from pouf.data.shots import Shots
 from pouf.demonstrations import Demonstrations
+from pouf.encoding import Change
 
 BAD = ["we hated the food", "the film was bad", "very bad service", "they hated it"]
 GOOD = ["we loved the food", "the film was good", "very good service", "they loved it"]
@@ -45,6 +46,15 @@ def test_in_context_examples_come_before_and_only_once_each() -> None:
     demonstrations = Demonstrations.from_shots(shots(), place="before", count=6)
     example = demonstrations.show("food", random.Random(0))
     assert len({text for text, _ in example.before}) == 6 and not example.after
+
+
+def test_a_changed_sample_is_seen_changed_among_its_demonstrations(base: Path) -> None:
+    classifier = classifier_of(base)
+    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=2)
+    plain, changed = (
+        classifier.encode(Texts(OTHERS), change=c).features for c in (None, Change("x", lambda s, _: "it"))
+    )
+    assert not torch.allclose(plain, changed)
 
 
 def test_a_class_without_a_shot_is_refused() -> None:

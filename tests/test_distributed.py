@@ -92,6 +92,12 @@ def test_the_command_line_writes_and_speaks_once(ran: Path, tmp_path: Path) -> N
     assert len(list(cache.folder.rglob("*.npy"))) == before
     said = [line.split(",")[1] for line in (tmp_path / "two.csv").read_text().splitlines()[1:]]
     assert said == [DIGITS[k] for k in predictions.log_probabilities.argmax(1).tolist()]
+    result = pouf(
+        "tune", "--model", EMBEDDED, "--images", str(ran / "images"), "--classes", ",".join(DIGITS), "--json",
+        "--recipe", "demo", "--steps", "2", "--batch-size", "8", "--lrs", "1e-3,1e-2", "--out", "tuned", "--no-report",
+    )  # fmt: skip
+    assert json.loads(result.stdout)["trials"] == 2
+    assert json.loads((tmp_path / "tuned" / "run.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8])

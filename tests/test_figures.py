@@ -46,7 +46,7 @@ def test_what_can_not_be_read_is_left_out(few_digits: Path, tmp_path: Path) -> N
 
 def test_nearest_and_similarity_are_cosines() -> None:
     features = F.normalize(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), dim=1)
-    view = View(features, torch.eye(2), torch.tensor([0, 1, 1]))
+    view = View(features, torch.eye(2), torch.tensor([0, 1, 1]), features.softmax(1))
     assert nearest(view, 0, 2) == [0, 2] and nearest(view, 1, 9) == [1, 2, 0]
     assert similarities(view).tolist() == pytest.approx([1.0, 1.0, 0.5**0.5])
 
@@ -56,7 +56,7 @@ def test_t_sne_keeps_clusters_together_and_is_the_same_each_time() -> None:
     centres = F.normalize(torch.randn(2, 8, generator=draw), dim=1)
     labels = torch.arange(2).repeat_interleave(20)
     features = F.normalize(centres[labels] + 0.05 * torch.randn(40, 8, generator=draw), dim=1)
-    view = View(features, centres, labels)
+    view = View(features, centres, labels, (features @ centres.T).softmax(1))
     points, prototypes = embed(view)
     assert points.shape == (40, 2) and prototypes.shape == (2, 2)
     middles = torch.stack([torch.from_numpy(points[labels == k]).mean(0) for k in (0, 1)])

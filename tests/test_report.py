@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from small_models import sentence_encoder
 
 from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt_run
-from pouf.data.labelled import read_labelled
-from pouf.demo import DIGITS
+from pouf.data.vectors import Vectors
+from pouf.demo import DIGITS, demo
 from pouf.report import wilson, write_report
 from pouf.review import ask
 
@@ -20,14 +21,11 @@ NASTY = '</script><script>document.title="broken"</script><img src=x onerror=ale
 
 
 @pytest.fixture(scope="module")
-def image_run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo, with few steps."""
     folder = tmp_path_factory.mktemp("report") / "images"
-    recipe = Recipe.load("demo").with_settings(steps=6, snapshots=2)
-    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    adapt_run(classifier, Images.from_folder(few_digits), recipe, folder, on_start=lambda message: None)
-    labelled = read_labelled(few_digits, DIGITS, "image")
-    write_report(folder, labelled.inputs, labelled.labels)
-    ask(folder, labelled.inputs, 6)
+    result = demo(folder, Recipe.load("demo").with_settings(steps=6, snapshots=2), on_start=lambda message: None)
+    ask(folder, Images.from_folder(result.images), 6)
     return folder
 
 
@@ -50,6 +48,12 @@ def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> No
                  "Similarity", "Most changed", "Settings", "Versions"):  # fmt: skip
         assert part in page, part
     assert not re.search(r"""(src|href)=["']?https?:""", page)
+    shown = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
+    assert page.count('class="p" data-i=') == 2 * len(shown) == 1000
+    neighbours = re.search(r'<table id="neighbours">(.*?)</table>', page, re.S).group(1)
+    assert neighbours.count("<tr>") == 11 and neighbours.count('class="thumb"') == 100
+    assert page.count("second opinion:") == 2
+    assert "Most often taken for each other" in page
     assert "@import" not in page and page.count("<svg") >= 5
     assert "prefers-color-scheme: dark" in page and "@media print" in page and "width=device-width" in page
     picture = re.search(r"data:image/png;base64,([\w+/=]+)", page)
@@ -83,6 +87,17 @@ def test_a_classifier_without_a_run_has_a_report(few_digits: Path, tmp_path: Pat
     Classifier.from_pretrained(EMBEDDED, DIGITS).save(tmp_path / "saved")
     page = write_report(tmp_path / "saved", Images.from_folder(few_digits)).read_text()
     assert "Nothing was trained" in page and "No prediction changed" in page
+
+
+def test_many_classes_have_pairs_instead_of_a_matrix(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    prototypes, labels = torch.randn(50, 8, generator=draw), torch.arange(200) % 50
+    Classifier.from_vectors(prototypes, [f"class {i}" for i in range(50)]).save(tmp_path / "saved")
+    labels[:20] = 7  # what is said of them stays the same
+    vectors = Vectors(prototypes[torch.arange(200) % 50])
+    page = write_report(tmp_path / "saved", vectors, labels.tolist()).read_text()
+    assert "Confusion matrix" not in page and "class 7 for class 3 (1)" in page
+    assert "10 more classes are not shown" in page and "Nothing was trained" in page
 
 
 def test_wilsons_interval() -> None:

@@ -37,6 +37,20 @@ def test_questions_are_mostly_where_the_models_differ(run: Path, few_digits: Pat
     assert "data:image/" in page.read_text()
 
 
+def test_more_questions_are_the_same_and_more_and_no_label_is_lost(run: Path, few_digits: Path) -> None:
+    data = Images.from_folder(few_digits)
+    table, _ = ask(run, data, 12)
+    with table.open() as stream:
+        first = [row["id"] for row in csv.DictReader(stream)]
+    table.write_text("id,text,label\n" + "".join(f"{name},,two\n" for name in first[:5]))
+    ask(run, data, 24)
+    with table.open() as stream:
+        rows = {row["id"]: row["label"] for row in csv.DictReader(stream)}
+    assert set(first) < set(rows) and [rows[name] for name in first[:5]] == ["two"] * 5
+    assert sum(label != "" for label in rows.values()) == 5
+    table.unlink()
+
+
 def test_all_answers_give_the_accuracy_itself(run: Path, few_digits: Path) -> None:
     data = Images.from_folder(few_digits)
     ask(run, data, 1000)

@@ -54,6 +54,12 @@ class Adaptation(NamedTuple):
     choice: Choice | None = None  # the step to believe, found without labels
     chosen_adjustment: Adjustment | None = None  # of that step, where predictions are adjusted and it is not the last
 
+    def use_chosen(self) -> None:
+        """Put the classifier back to the step that was chosen."""
+        if self.choice is not None and self.snapshots is not None and self.choice.step != max(self.snapshots.seen):
+            self.snapshots.restore(self.choice.step)
+            self.classifier.adjustment = self.chosen_adjustment
+
 
 def adapt(
     classifier: Classifier,
@@ -84,8 +90,8 @@ def adapt(
         on_snapshot: is told the number of a step at which the classifier can be looked at; 0 is before the first.
 
     Returns:
-        The classifier at the last step, and the step that was chosen without labels: `result.choice.step`, whose
-        weights `result.snapshots.restore(step)` puts back.
+        The classifier at the last step, and the step that was chosen without labels, `result.choice.step`, which
+        `result.use_chosen()` goes back to.
 
     Raises:
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
@@ -99,21 +105,37 @@ def adapt(
     if recipe.steps > 0:
         watch = Watch(on_start, on_step, on_snapshot)
         tuned = _tune(classifier, data, recipe, shots, reading, watch)
-    choice = tuned.snapshots.choose() if tuned.snapshots is not None else None
+    snapshots = tuned.snapshots
+    choice = snapshots.choose() if snapshots is not None else None
     chosen_adjustment = None
     if recipe.adjust != "none":
         inputs = data if data is not None else shots.inputs if shots is not None else None
         if inputs is None:
             raise InputError(f"nothing to fit {recipe.adjust!r} on: give unlabelled data")
-        if tuned.snapshots is not None and choice is not None and choice.step not in (0, recipe.steps):
+        if recipe.steps == 0:
+            snapshots = _snapshots(classifier, None, inputs, recipe, reading)
+        if snapshots is not None and choice is not None and choice.step not in (0, recipe.steps):
             # Fitted on what the chosen step predicts: the last one's would not fit it.
-            tuned.snapshots.restore(choice.step)
-            classifier.adjust(recipe.adjust, classifier.encode(inputs, reading), recipe.seed)
-            chosen_adjustment = classifier.adjustment
-            tuned.snapshots.restore(recipe.steps)
-        classifier.adjust(recipe.adjust, classifier.encode(inputs, reading), recipe.seed)
+            snapshots.restore(choice.step)
+            chosen_adjustment = adjust_at(classifier, choice.step, inputs, recipe, reading, snapshots)
+            snapshots.restore(recipe.steps)
+        # Where nothing is trained, the adjustment is the only step there is.
+        adjust_at(classifier, max(1, recipe.steps), inputs, recipe, reading, snapshots)
+        if snapshots is not None and recipe.steps == 0:
+            choice = snapshots.choose()
     total = sum(p.numel() for p in classifier.parameters())
-    return Adaptation(classifier, tuned.history, tuned.trainable, total, tuned.snapshots, choice, chosen_adjustment)
+    return Adaptation(classifier, tuned.history, tuned.trainable, total, snapshots, choice, chosen_adjustment)
+
+
+def adjust_at(
+    classifier: Classifier, step: int, data: Unlabelled, recipe: Recipe, reading: Reading, snapshots: Snapshots | None
+) -> Adjustment | None:
+    """Adjust predictions as the recipe says; the snapshot of this step then shows them as they will be used."""
+    classifier.adjustment = None
+    classifier.adjust(recipe.adjust, classifier.encode(data, reading), recipe.seed)
+    if snapshots is not None and snapshots.look is not None:
+        snapshots.seen[step] = snapshots.look(True)
+    return classifier.adjustment
 
 
 class Watch(NamedTuple):
@@ -163,10 +185,11 @@ def _tune(
         own = torch.Generator().manual_seed(recipe.seed)
         shot_batches = feature_batches(classifier, tuner, shots.inputs, recipe, own, world, cache)
     terms = _terms(classifier, batches, shots, shot_batches, recipe)
-    snapshots, take = _snapshots(classifier, tuner, stream, recipe, reading)
+    snapshots = _snapshots(classifier, tuner, stream, recipe, reading)
 
     def look(step: int) -> None:
-        take(step)
+        if snapshots is not None:
+            snapshots.take(step)
         if watch.on_snapshot is not None:
             watch.on_snapshot(step)
 
@@ -176,33 +199,35 @@ def _tune(
 
 
 def _snapshots(
-    classifier: Classifier, tuner: Tuner, stream: Unlabelled, recipe: Recipe, reading: Reading
-) -> tuple[Snapshots | None, Callable[[int], None]]:
-    """Where snapshots are kept, and what takes one; nothing where there is no choice to make."""
+    classifier: Classifier, tuner: Tuner | None, stream: Unlabelled, recipe: Recipe, reading: Reading
+) -> Snapshots | None:
+    """Where snapshots are kept, with the first one where nothing is to be trained; None where there is no choice."""
     if recipe.snapshots == 0 or stream.streamed or not needs_unlabelled(recipe.objective):
-        return None, lambda step: None
+        return None
     order = torch.randperm(len(stream), generator=torch.Generator().manual_seed(recipe.seed))
     by_content = stream.content_order()
     sample = Subset(stream, [by_content[int(place)] for place in order[:SAMPLE]])
     reading = replace(reading, on_batch=None)
     few, change = Subset(sample, range(min(DISTURBED, len(sample)))), disturbance(stream.modality)
     encoded, disturbed = classifier.encode(sample, reading), classifier.encode(few, reading, change=change)
-    snapshots = Snapshots(tuner.parameters, encoded.features)
     # The disturbed ones stand for the first of the others: what can't be read must not shift them.
-    both = [row for row, place in enumerate(encoded.indices) if place < len(few)]
+    both = sum(place < len(few) for place in encoded.indices)
 
-    def take(step: int) -> None:
+    def look(trained: bool) -> Seen:
         seen, changed = encoded, disturbed
-        if tuner.touches_inputs and step:
+        if trained and tuner is not None and tuner.touches_inputs:
             fresh = replace(reading, cache=None)
             seen, changed = classifier.encode(sample, fresh), classifier.encode(few, fresh, change=change)
         probabilities = [
             torch.cat([block.log_probabilities for block in classifier.score_features(each)]).exp()
             for each in (seen, changed)
         ]
-        snapshots.take(step, Seen(probabilities[0], probabilities[1][: len(both)], nearness(classifier, seen)))
+        return Seen(probabilities[0], probabilities[1][:both], nearness(classifier, seen))
 
-    return snapshots, take
+    snapshots = Snapshots(tuner.parameters if tuner is not None else {}, encoded.features, look)
+    if tuner is None:
+        snapshots.take(0)
+    return snapshots
 
 
 def _check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:

@@ -132,7 +132,7 @@ def alarms(signs: Signs) -> list[Alarm]:
 
 
 def disturbance(modality: str) -> Change:
-    """A small change that should not matter: the picture a little cropped, one word in ten left out, a little noise."""
+    """A small change that should not matter: a picture a little cropped, one word in ten left out, a little noise."""
     if modality == "image":
         return Change("disturbed", _crop)
     if modality == "text":
@@ -152,7 +152,10 @@ def _fewer_words(sample: Any, seed: int) -> Any:
     if isinstance(sample, tuple):
         return tuple(_fewer_words(part, seed + i) for i, part in enumerate(sample))
     words = str(sample).split()
-    return " ".join(word for word in words if draw.random() > 0.1) or str(sample)
+    kept = [word for word in words if draw.random() > 0.1]
+    if len(kept) == len(words) > 2:
+        del kept[draw.randrange(len(kept))]
+    return " ".join(kept) or str(sample)
 
 
 def _noise(vector: Any, seed: int) -> Any:

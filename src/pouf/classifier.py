@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -205,7 +205,7 @@ class Classifier(nn.Module):
         self.eval()
         if self.demonstrations is None:
             return encode(self.backbone, data, reading, change)
-        views = [Change("", self.demonstrations.view(i)) for i in range(self.demonstrations.samples)]
+        views = [Change("", _in_turn(change, self.demonstrations.view(i))) for i in range(self.demonstrations.samples)]
         # The bar advances once for each sample: during the last view.
         unseen = replace(reading, cache=None, on_batch=None)
         readings = [unseen] * (len(views) - 1) + [replace(unseen, on_batch=reading.on_batch)]
@@ -297,3 +297,8 @@ def _check_complete(data: Unlabelled) -> None:
             f"{len(data.skipped)} of {len(data)} inputs can't be read, the first {data.ids[index]}: {reason}. "
             "Leave them out, or use score(), which skips them."
         )
+
+
+def _in_turn(change: Change | None, view: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+    """A changed sample among its demonstrations."""
+    return view if change is None else lambda sample, seed: view(change.apply(sample, seed), seed)

@@ -19,7 +19,7 @@ from pouf.encoding import Reading
 from pouf.evaluation import Evaluation, evaluate
 from pouf.recipe import Recipe
 from pouf.report import write_report
-from pouf.runs import Trust, adapt_run, judge, load_run
+from pouf.runs import adapt_run, load_run
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -30,7 +30,6 @@ class Demo(NamedTuple):
     report: Path
     adaptation: Adaptation
     evaluation: Evaluation
-    trust: Trust | None  # None where the recipe takes no snapshots
     seconds: float
 
 
@@ -58,8 +57,7 @@ def demo(
     zero_shot = Classifier.from_pretrained(EMBEDDED, DIGITS)
     evaluation = evaluate(zero_shot, classifier, labelled, reading, load_run(folder))
     report = write_report(folder, labelled.inputs, labelled.labels, reading=reading)
-    trust = judge(adaptation.snapshots) if adaptation.snapshots is not None else None
-    return Demo(folder, images, report, adaptation, evaluation, trust, time.perf_counter() - start)
+    return Demo(folder, images, report, adaptation, evaluation, time.perf_counter() - start)
 
 
 def write_digits(folder: str | Path) -> Path:

@@ -56,7 +56,7 @@ class Change(NamedTuple):
 @torch.no_grad()
 def encode(backbone: Backbone, data: Unlabelled, reading: Reading, change: Change | None = None) -> Encoded:
     """Features of all that can be read; what can't is listed in `data.skipped`."""
-    ready = backbone.ready_features(data)
+    ready = backbone.ready_features(data) if change is None else None
     if ready is not None:
         kept_rows = [place for place in range(len(data)) if place not in data.skipped]
         data.check_readable()

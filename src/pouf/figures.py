@@ -34,6 +34,7 @@ class View(NamedTuple):
     features: Tensor  # (n, d), each of length 1
     prototypes: Tensor  # (k, d), each of length 1
     labels: Tensor  # (n,), the true classes where they are known, else what the classifier says
+    probabilities: Tensor  # (n, k)
 
 
 class Sides(NamedTuple):
@@ -50,20 +51,22 @@ def look(
     data: Unlabelled,
     labels: Sequence[int] | None = None,
     reading: Reading | None = None,
+    most: int = MOST,
 ) -> Sides:
     """Features and prototypes before and after, of at most 2,000 inputs at random."""
     chosen = list(range(len(data)))
-    if len(chosen) > MOST:
-        chosen = sorted(np.random.default_rng(0).permutation(len(data))[:MOST].tolist())
+    if len(chosen) > most:
+        chosen = sorted(np.random.default_rng(0).permutation(len(data))[:most].tolist())
     sample = Subset(data, chosen)
     views = []
     for classifier in (zero_shot, adapted):
         encoded = classifier.encode(sample, reading or Reading())
-        guesses = torch.cat([block.log_probabilities for block in classifier.score_features(encoded)]).argmax(1)
+        said = torch.cat([block.log_probabilities for block in classifier.score_features(encoded)]).exp()
         true = None if labels is None else torch.tensor([labels[chosen[i]] for i in encoded.indices])
         with torch.no_grad():
             prototypes = F.normalize(classifier.prototypes().float(), dim=1).cpu()
-        views.append(View(F.normalize(encoded.features.float(), dim=1), prototypes, guesses if true is None else true))
+        labels_shown = said.argmax(1) if true is None else true
+        views.append(View(F.normalize(encoded.features.float(), dim=1), prototypes, labels_shown, said))
     readable = [i for i in range(len(sample)) if i not in sample.skipped]
     before, after = views
     return Sides(before, after, Subset(sample, readable), adapted.classes, labels is not None)

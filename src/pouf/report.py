@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from jinja2 import Environment, select_autoescape
 from markupsafe import Markup
 from PIL import Image
-from torch import Tensor
 
 from pouf.classifier import Classifier
-from pouf.data.base import Subset, Unlabelled
+from pouf.data.base import Unlabelled, Unreadable
 from pouf.encoding import Reading
 from pouf.figures import COLOURS, Sides, embed, look, nearest, similarities
-from pouf.runs import METRICS, RECIPE, SKIPPED, adapted_use, check_run, load_run, read_choice, read_manifest
+from pouf.pages import as_text, render, script_data, thumbnail
+from pouf.runs import (
+    METRICS,
+    RECIPE,
+    SKIPPED,
+    adapted_use,
+    check_run,
+    load_run,
+    read_choice,
+    read_manifest,
+    read_verdict,
+)
 
 POINTS = 500  # inputs that are drawn
 CLASSES = 40  # with a row of their own
 CHANGED = 30
+PAIRS = 12  # of classes that are taken for each other
 THUMB = 48  # pixels
-
+OPINIONS = {
+    "agreement with the second half of the run, which chooses": "agreement",
+    "second opinion: density of neighbourhoods": "neighbourhood",
+    "second opinion: agreement with a clustering": "clustering",
+}
 SIGNS = {
     "classes in use": ("effective_before", "effective_after"),
     "share of classes given to no input": ("unused_before", "unused_after"),
@@ -39,17 +50,13 @@ SIGNS = {
 }
 
 
-class Predicted(NamedTuple):
-    before: Tensor  # (n, k) probabilities
-    after: Tensor
-
-
 def write_report(
     run: str | Path,
     data: Unlabelled,
     labels: Sequence[int] | None = None,
     file: str | Path | None = None,
     reading: Reading | None = None,
+    device: str | torch.device = "cpu",
 ) -> Path:
     """Write `run/report.html`: zero-shot against what training made of it, whether the run advises to use it or not.
 
@@ -59,44 +66,33 @@ def write_report(
     """
     run = check_run(run)
     file = Path(file) if file is not None else run / "report.html"
-    zero_shot, adapted = Classifier.load_zero_shot(run), load_run(run, adapted_use(run))
-    chosen = list(range(len(data)))
-    if len(chosen) > POINTS:
-        chosen = sorted(np.random.default_rng(0).permutation(len(data))[:POINTS].tolist())
+    zero_shot, adapted = (load_run(run, use).to(device) for use in ("zero-shot", adapted_use(run)))
     reading = reading or Reading()
-    sample = Subset(data, chosen)
-    sides = look(zero_shot, adapted, sample, None, reading)
-    predicted = Predicted(*(c.score(sides.inputs, reading).log_probabilities.exp() for c in (zero_shot, adapted)))
+    sides = look(zero_shot, adapted, data, reading=reading, most=POINTS)
     evaluation = None
     if labels is not None:
-        compared = {"zero-shot": zero_shot, "adapted (last step)": Classifier.load(run), "advised": load_run(run)}
+        others = {"adapted (last step)": load_run(run, "last"), "advised": load_run(run)}
+        compared = {"zero-shot": zero_shot, **{name: other.to(device) for name, other in others.items()}}
         evaluation = _evaluation(compared, data, labels, reading)
-    file.write_text(_page(run, sides, predicted, evaluation), encoding="utf-8")
+    file.write_text(_page(run, sides, len(data), evaluation), encoding="utf-8")
     return file
 
 
-def _page(run: Path, sides: Sides, predicted: Predicted, evaluation: dict[str, Any] | None) -> str:
-    choice = read_choice(run)
-    manifest = read_manifest(run)
+def _page(run: Path, sides: Sides, n: int, evaluation: dict[str, Any] | None) -> str:
+    choice, manifest = read_choice(run), read_manifest(run)
+    verdict, trusted = read_verdict(run)
     steps = [json.loads(line) for line in _lines(run / METRICS)]
-    samples = [_sample(sides.inputs.read(i)) for i in range(len(sides.inputs))]
-    names = _said(predicted, sides.classes)
-    items = [
-        {**sample, "name": sides.inputs.ids[i], "before": before, "after": after}
-        for i, (sample, (before, after)) in enumerate(zip(samples, names, strict=True))
-    ]
-    environment = Environment(autoescape=select_autoescape(default=True, default_for_string=True))
-    template = environment.from_string(
-        (resources.files("pouf") / "templates" / "report.html").read_text(encoding="utf-8")
-    )
-    shares = [p.mean(0) for p in predicted]
+    items = [_item(sides, i) for i in range(len(sides.inputs))]
+    shares = [view.probabilities.mean(0) for view in sides[:2]]
     shown = shares[1].argsort(descending=True)[:CLASSES].tolist()
-    return template.render(
+    return render(
+        "report.html",
         title=f"pouf: {run.resolve().name}",
-        verdict=choice["verdict"] if choice else "Nothing was trained, so there was no step to choose between.",
-        trusted=choice is None or choice["use"] != "zero-shot",
+        verdict=verdict,
+        trusted=trusted,
+        judged=choice is not None,
         alarms=choice["alarms"] if choice else [],
-        facts=_facts(choice, manifest, predicted, steps),
+        facts=_facts(choice, n, sides, steps),
         signs=_signs(choice),
         evaluation=evaluation,
         classes=sides.classes,
@@ -104,18 +100,16 @@ def _page(run: Path, sides: Sides, predicted: Predicted, evaluation: dict[str, A
         shares=[(sides.classes[k], *(float(p[k]) for p in shares)) for k in shown],
         highest=max(float(p.max()) for p in shares),
         more_classes=len(sides.classes) - len(shown),
-        maps=_maps(sides, predicted),
+        maps=_maps(sides),
         neighbours=[
-            (sides.classes[k], *([_item(items[i]) for i in nearest(view, k)] for view in (sides.before, sides.after)))
-            for k in shown
+            (sides.classes[k], *([_shown(items[i]) for i in nearest(view, k)] for view in sides[:2])) for k in shown
         ],
         histogram=_histogram(sides),
-        changed=_changed(items, predicted),
+        changed=_changed(items, sides),
         recipe=(run / RECIPE).read_text(encoding="utf-8") if (run / RECIPE).is_file() else "",
         manifest=json.dumps(manifest, indent=1, ensure_ascii=False),
         skipped=[f"{row['id']}: {row['reason']}" for row in map(json.loads, _lines(run / SKIPPED))],
-        # Inside a script element only "</" could end it early.
-        items=Markup(json.dumps(items, ensure_ascii=False).replace("<", "\\u003c")),
+        items=script_data(items),
     )
 
 
@@ -123,11 +117,9 @@ def _lines(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
 
 
-def _facts(
-    choice: dict[str, Any] | None, manifest: dict[str, Any], predicted: Predicted, steps: list[dict[str, Any]]
-) -> list[tuple[str, str]]:
-    changed = (predicted.before.argmax(1) != predicted.after.argmax(1)).double().mean()
-    facts = [("inputs", f"{manifest.get('data', {}).get('n', len(predicted.before)):,}")]
+def _facts(choice: dict[str, Any] | None, n: int, sides: Sides, steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    changed = (sides.before.probabilities.argmax(1) != sides.after.probabilities.argmax(1)).double().mean()
+    facts = [("inputs", f"{n:,}")]
     if choice is not None:
         facts += [("used", choice["use"]), ("chosen step", str(choice["chosen"])), ("last step", str(choice["last"]))]
     facts += [("predictions changed", f"{_percent(changed)} %")]
@@ -146,52 +138,48 @@ def _signs(choice: dict[str, Any] | None) -> list[tuple[str, str, str]]:
     ]
 
 
-def _said(predicted: Predicted, classes: Sequence[str]) -> list[tuple[str, str]]:
-    pairs = []
-    for before, after in zip(predicted.before, predicted.after, strict=True):
-        said = [f"{classes[int(p.argmax())]} {100 * float(p.max()):.0f} %" for p in (before, after)]
-        pairs.append((said[0], said[1]))
-    return pairs
-
-
 def _percent(share: Any) -> str:
     return f"{100 * float(share):.1f}"
 
 
-def _sample(sample: Any) -> dict[str, str]:
-    if isinstance(sample, Image.Image):
-        return {"image": thumbnail(sample), "text": ""}
-    if isinstance(sample, (str, tuple)):
-        text = " / ".join(sample) if isinstance(sample, tuple) else sample
-        return {"image": "", "text": text if len(text) <= 160 else text[:159] + "…"}
-    return {"image": "", "text": ""}
+def _item(sides: Sides, i: int) -> dict[str, str]:
+    """An input with what was said of it."""
+    sample = _read(sides.inputs, i)
+    text = as_text(sample)
+    before, after = (
+        f"{sides.classes[int(p.argmax())]} {100 * float(p.max()):.0f} %"
+        for p in (view.probabilities[i] for view in sides[:2])
+    )
+    return {
+        "image": thumbnail(sample, THUMB) if isinstance(sample, Image.Image) else "",
+        "text": text if len(text) <= 160 else text[:159] + "…",
+        "name": sides.inputs.ids[i],
+        "before": before,
+        "after": after,
+    }
 
 
-def thumbnail(image: Image.Image, side: int = THUMB) -> str:
-    """A small picture as a data address."""
-    small = image.copy()
-    small.thumbnail((side, side))
-    stream = io.BytesIO()
-    small.save(stream, "PNG" if max(small.size) <= 16 else "JPEG", quality=80)
-    kind = "png" if max(small.size) <= 16 else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"
+def _read(inputs: Unlabelled, i: int) -> Any:
+    try:
+        return inputs.read(i)
+    except Unreadable:  # it could be read before
+        return None
 
 
-def _item(item: dict[str, str]) -> Markup:
+def _shown(item: dict[str, str]) -> Markup:
     if item["image"]:
         return Markup('<img class="thumb" alt="" src="{}">').format(item["image"])
     return Markup('<span class="sample">{}</span>').format(item["text"] or item["name"])
 
 
-def _changed(items: list[dict[str, str]], predicted: Predicted) -> list[tuple[Markup, str, str, str]]:
+def _changed(items: list[dict[str, str]], sides: Sides) -> list[tuple[Markup, str, str, str]]:
     """Inputs that went to another class, those first whose probabilities moved furthest."""
-    moved = (predicted.before - predicted.after).abs().sum(1)
-    other = predicted.before.argmax(1) != predicted.after.argmax(1)
-    order = [i for i in moved.argsort(descending=True).tolist() if other[i]][:CHANGED]
-    shown = [items[i] for i in order]
+    before, after = (view.probabilities for view in sides[:2])
+    other = before.argmax(1) != after.argmax(1)
+    order = [i for i in (before - after).abs().sum(1).argsort(descending=True).tolist() if other[i]][:CHANGED]
     return [
-        (_item(item), item["name"] if item["image"] or item["text"] else "", item["before"], item["after"])
-        for item in shown
+        (_shown(item), item["name"] if item["image"] or item["text"] else "", item["before"], item["after"])
+        for item in (items[i] for i in order)
     ]
 
 
@@ -208,11 +196,14 @@ def _evaluation(
         low, high = wilson(right, len(truth))
         rows.append((name, _percent(right / len(truth)), _percent(low), _percent(high)))
     k = len(classifier.classes)
-    confusion = None
+    counts = torch.bincount(truth * k + guess, minlength=k * k).view(k, k)
+    names, confusion = classifier.classes, None
     if k <= CLASSES:
-        counts = torch.bincount(truth * k + guess, minlength=k * k).view(k, k).tolist()
-        confusion = list(zip(classifier.classes, counts, strict=True))
-    return {"n": len(truth), "rows": rows, "confusion": confusion}
+        confusion = list(zip(names, counts.tolist(), strict=True))
+    wrong = counts.clone().fill_diagonal_(0).flatten()
+    places = wrong.argsort(descending=True, stable=True)[:PAIRS].tolist()
+    pairs = [(names[place // k], names[place % k], int(wrong[place])) for place in places if wrong[place]]
+    return {"n": len(truth), "rows": rows, "confusion": confusion, "pairs": pairs}
 
 
 def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -233,10 +224,8 @@ def _curves(steps: list[dict[str, Any]], choice: dict[str, Any] | None) -> list[
         "loss": [(s["step"], s["loss"]) for s in steps],
         "classes in use": [(s["step"], s["effective_classes"]) for s in steps],
     }
-    if choice:
-        series["agreement with the snapshots of the second half"] = [
-            (s["step"], s["agreement"]) for s in choice["snapshots"]
-        ]
+    for name, field in OPINIONS.items():
+        series |= {name: [(s["step"], s[field]) for s in choice["snapshots"]]} if choice else {}
     return [{"name": name, "svg": _line(points, chosen)} for name, points in series.items()]
 
 
@@ -264,13 +253,13 @@ def _line(points: list[tuple[int, float]], mark: int | None) -> Markup:
     return _svg(width, height, parts)
 
 
-def _maps(sides: Sides, predicted: Predicted) -> list[dict[str, Any]]:
+def _maps(sides: Sides) -> list[dict[str, Any]]:
     drawn = []
-    for name, view, probabilities in zip(("zero-shot", "adapted"), sides[:2], predicted, strict=True):
+    for name, view in zip(("zero-shot", "adapted"), sides[:2], strict=True):
         points, prototypes = embed(view)
         both = np.concatenate([points, prototypes])
         low, size = both.min(0), np.ptp(both, axis=0).clip(1e-6)
-        labels = probabilities.argmax(1).tolist()
+        labels = view.probabilities.argmax(1).tolist()
         parts = []
         for i, (point, label) in enumerate(zip(points, labels, strict=True)):
             x, y = 10 + 380 * (point - low) / size

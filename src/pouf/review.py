@@ -8,18 +8,17 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, select_autoescape
-from markupsafe import Markup
+import torch
+from PIL import Image
 
-from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.texts import read_rows
 from pouf.encoding import Reading
 from pouf.errors import InputError
+from pouf.pages import as_text, render, script_data, thumbnail
 from pouf.prompts import same_name
 from pouf.runs import adapted_use, check_run, load_run
 
@@ -55,9 +54,17 @@ class Verdict(NamedTuple):
 
 
 def ask(
-    run: str | Path, data: Unlabelled, n: int = 50, *, seed: int = 0, reading: Reading | None = None
+    run: str | Path,
+    data: Unlabelled,
+    n: int = 50,
+    *,
+    seed: int = 0,
+    reading: Reading | None = None,
+    device: str | torch.device = "cpu",
 ) -> tuple[Path, Path]:
     """Write `review.csv` and `review.html` into the run: n inputs, and room for their labels.
+
+    Labels that are in `review.csv` already stay there, where they are asked for again.
 
     Where zero-shot and the adapted model agree, a label can't tell which is better; where they differ, each
     label does. Two thirds of the questions are drawn at random from the latter, the rest from the former, and the size
@@ -66,7 +73,7 @@ def ask(
     run = check_run(run)
     if n < 2:
         raise InputError(f"a review needs at least 2 questions, not {n}")
-    zero_shot, adapted = Classifier.load_zero_shot(run), load_run(run, adapted_use(run))
+    zero_shot, adapted = (load_run(run, use).to(device) for use in ("zero-shot", adapted_use(run)))
     reading = reading or Reading()
     said = [classifier.score(data, reading) for classifier in (zero_shot, adapted)]
     guesses = [each.log_probabilities.argmax(1) for each in said]
@@ -76,11 +83,12 @@ def ask(
         DISAGREE: [row for row, other in enumerate(differs) if other],
         AGREE: [row for row, other in enumerate(differs) if not other],
     }
-    draw = random.Random(seed)
+    # Each group is shuffled as a whole: a larger n asks the same questions and more.
+    shuffled = {group: random.Random(f"{seed} {group}").sample(rows, len(rows)) for group, rows in groups.items()}
     most = min(len(groups[DISAGREE]), max(round(n * 2 / 3), n - len(groups[AGREE])))
-    chosen = [(DISAGREE, row) for row in draw.sample(groups[DISAGREE], most)]
-    chosen += [(AGREE, row) for row in draw.sample(groups[AGREE], min(n - most, len(groups[AGREE])))]
-    draw.shuffle(chosen)
+    chosen = [(DISAGREE, row) for row in shuffled[DISAGREE][:most]]
+    chosen += [(AGREE, row) for row in shuffled[AGREE][: n - most]]
+    random.Random(seed).shuffle(chosen)
     names = adapted.classes
     questions = [
         Question(data.ids[indices[row]], group, names[int(guesses[0][row])], names[int(guesses[1][row])])
@@ -92,40 +100,29 @@ def ask(
     }
     (run / PLAN).write_text(json.dumps(plan, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     samples = [data.read(indices[row]) for _, row in chosen]
+    answered = read_answers(run / CSV_FILE, names) if (run / CSV_FILE).is_file() else {}
     with (run / CSV_FILE).open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["id", "text", "label"])
-        writer.writerows([q.id, _text(sample), ""] for q, sample in zip(questions, samples, strict=True))
+        writer.writerows([q.id, as_text(s), answered.get(q.id, "")] for q, s in zip(questions, samples, strict=True))
     (run / PAGE).write_text(_page(run, questions, samples, names), encoding="utf-8")
     return run / CSV_FILE, run / PAGE
 
 
-def _text(sample: Any) -> str:
-    return " / ".join(sample) if isinstance(sample, tuple) else sample if isinstance(sample, str) else ""
-
-
 def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], names: Sequence[str]) -> str:
-    from PIL import Image
-
-    from pouf.report import thumbnail
-
     # What the models said is not shown: it would lead the reader.
     items = [
         {
             "id": question.id,
-            "text": _text(sample),
+            "text": as_text(sample),
             "image": thumbnail(sample, 256) if isinstance(sample, Image.Image) else "",
         }
         for question, sample in zip(questions, samples, strict=True)
     ]
-    environment = Environment(autoescape=select_autoescape(default=True, default_for_string=True))
-    template = environment.from_string(
-        (resources.files("pouf") / "templates" / "review.html").read_text(encoding="utf-8")
-    )
     # Answers that the browser keeps belong to these questions alone.
     key = hashlib.sha256(json.dumps([run.resolve().name, [q.id for q in questions]]).encode()).hexdigest()[:16]
-    told = json.dumps({"key": key, "items": items, "classes": list(names)}, ensure_ascii=False).replace("<", "\\u003c")
-    return template.render(title=f"pouf: {len(items)} questions about {run.resolve().name}", told=Markup(told))
+    title = f"pouf: {len(items)} questions about {run.resolve().name}"
+    return render("review.html", title=title, told=script_data({"key": key, "items": items, "classes": list(names)}))
 
 
 def read_answers(file: str | Path, classes: Sequence[str]) -> dict[str, str]:
@@ -133,6 +130,8 @@ def read_answers(file: str | Path, classes: Sequence[str]) -> dict[str, str]:
     known = {same_name(name): name for name in classes}
     answers = {}
     for row in read_rows(file, "id", "label"):
+        if "id" not in row:
+            raise InputError(f"{str(file)!r}: a row without id; expected the columns id and label")
         label = str(row.get("label") or "").strip()
         if label and same_name(label) not in known:
             raise InputError(f"{str(file)!r}: label {label!r} of {row['id']} is no class: {', '.join(classes[:10])}")
@@ -199,7 +198,7 @@ def _advice(wins: dict[str, int]) -> tuple[str | None, str]:
     better, worse = wins["adapted"], wins["zero_shot"]
     n = better + worse
     if n == 0:
-        return None, "The answers do not tell them apart: neither was right where they differ."
+        return None, "The answers do not tell them apart: in none of them do they differ with one of them right."
     score = f"{max(better, worse)} to {min(better, worse)}"
     if better == worse:
         return None, f"They are even where they differ ({score}): more answers are needed."

@@ -19,6 +19,7 @@ from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.cache import FeatureCache
 from pouf.data.shots import Shots
+from pouf.data.texts import Texts
 from pouf.distributed import join
 from pouf.errors import Diverged, InputError
 from pouf.recipe import Recipe
@@ -84,7 +85,7 @@ def adapt_run(
             shutil.rmtree(writer.folder)  # nothing was learned, and the next try may use the same name
         raise
     if adaptation.snapshots is not None:
-        keep_choice(adaptation, judge(adaptation.snapshots), writer.folder)
+        keep_choice(adaptation, judge(adaptation.snapshots, adaptation.choice), writer.folder)
     writer.finish("finished", trainable=adaptation.trainable, total=adaptation.total)
     return adaptation
 
@@ -144,6 +145,7 @@ class Trust(NamedTuple):
     alarms: list[Alarm]  # of the chosen step, or of the last where the run ended badly or zero-shot was chosen
     signs: Signs  # of the same step
     choice: Choice
+    trained: bool
     near: dict[Use, float]  # cosine with the nearest prototype that 99 of 100 inputs reach
 
     def to_json(self) -> dict[str, Any]:
@@ -165,27 +167,26 @@ class Trust(NamedTuple):
             why = why or "no later step agrees as well with the rest of the run as zero-shot itself"
             override = "chosen" if self.chosen else "last"
             return f"Do not trust the adapted model: {why}. Zero-shot is used instead (--use {override} overrides)."
-        agreement = f"{100 * self.choice.chosen.agreement:.0f} % agreement with the snapshots of its second half"
-        return f"No alarm. Step {self.chosen} of {self.last} was chosen without labels ({agreement}) and is used."
+        if not self.trained:
+            return "No alarm. Nothing was trained; predictions are adjusted as a whole."
+        return f"No alarm. Step {self.chosen} of {self.last} was chosen without labels and is used."
 
 
-def judge(snapshots: Snapshots, step: int | None = None) -> Trust:
+def judge(snapshots: Snapshots, choice: Choice | None = None) -> Trust:
     """The step to use, unless an alarm speaks against it or against how the run ended.
 
     Args:
-        step: what several runs chose together; by default what this one chooses alone.
+        choice: what was chosen before, alone or among several runs; by default it is made now.
     """
-    choice, last = snapshots.choose(), max(snapshots.seen)
-    if step is not None:
-        choice = choice._replace(step=step)
+    choice, last = choice or snapshots.choose(), max(snapshots.seen)
     # A run that ended badly was on its way there before. A choice of zero-shot, too, is told by how the run ended.
-    ended_badly = step is None and bool(alarms(snapshots.signs(last)))
+    ended_badly = bool(alarms(snapshots.signs(last)))
     signs = snapshots.signs(last if ended_badly or choice.step == 0 else choice.step)
     found = alarms(signs)
     use: Use = "zero-shot" if found or choice.step == 0 else "last" if choice.step == last else "chosen"
     steps: dict[Use, int] = {"zero-shot": 0, "chosen": choice.step, "last": last}
     near = {which: snapshots.seen[step].nearness.quantile(0.01).item() for which, step in steps.items()}
-    return Trust(use, choice.step, last, found, signs, choice, near)
+    return Trust(use, choice.step, last, found, signs, choice, bool(snapshots.parameters), near)
 
 
 def keep_choice(adaptation: Adaptation, trust: Trust, folder: Path) -> None:
@@ -214,8 +215,25 @@ def advised_use(folder: str | Path, use: Use | Literal["auto"] = "auto") -> Use:
     if use != "auto":
         return use
     advised = read_choice(folder)
-    found: Use = advised["use"] if advised is not None else "last"
+    if advised is None:
+        return "zero-shot" if read_manifest(folder).get("status") == "diverged" else "last"
+    found: Use = advised["use"]
     return found
+
+
+def read_verdict(folder: str | Path) -> tuple[str, bool]:
+    """What a run says of itself, and whether that is good."""
+    choice, manifest = read_choice(folder), read_manifest(folder)
+    if choice is not None:
+        return choice["verdict"], choice["use"] != "zero-shot"
+    status = manifest.get("status", "finished")
+    if status == "diverged":
+        return f"{manifest['error']}. Zero-shot is used instead (--use last takes the last good weights).", False
+    if status != "finished":
+        return f"The run has not come to its end ({status}), so nothing speaks for it or against it.", False
+    if manifest.get("trainable"):
+        return "Not judged: this run took no snapshots, so no step was chosen and no alarm could be raised.", False
+    return "Nothing was trained.", True
 
 
 def adapted_use(folder: str | Path) -> Use:
@@ -237,8 +255,10 @@ def read_choice(folder: str | Path) -> dict[str, Any] | None:
 
 
 def _facts(data: Unlabelled) -> dict[str, Any]:
-    source = os.path.abspath(data.source) if os.path.exists(data.source) else data.source
-    return {"source": source, "n": len(data), "skipped": len(data.skipped)}
+    file, *inner = data.source.split("::")  # as features.npz::x
+    source = "::".join([os.path.abspath(file), *inner]) if os.path.exists(file) else data.source
+    facts = {"source": source, "n": len(data), "skipped": len(data.skipped)}
+    return facts | {"columns": ",".join(data.columns)} if isinstance(data, Texts) and data.columns else facts
 
 
 def check_new(folder: str | Path) -> Path:

@@ -60,11 +60,17 @@ def save(classifier: Classifier, folder: Path) -> None:
     (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def load(folder: Path, backbone: Backbone | None, adapted: bool) -> Classifier:
-    """With its tuning, or as it was before."""
+def read_card(folder: Path) -> dict[str, Any]:
+    """What a saved classifier is made of."""
     if not (folder / CARD).is_file():
         raise InputError(f"no saved classifier in {str(folder)!r}: expected a folder with {CARD}")
-    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    card: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    return card
+
+
+def load(folder: Path, backbone: Backbone | None, adapted: bool) -> Classifier:
+    """With its tuning, or as it was before."""
+    card = read_card(folder)
     tuning = Tuning(**card["tuning"]) if card["tuning"] is not None and adapted else None
     own_weights = tuning is not None and not (folder / WEIGHTS).is_file()
     if card.get("vectors"):

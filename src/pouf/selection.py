@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -50,8 +51,9 @@ class Choice(NamedTuple):
 class Snapshots:
     """Weights and predictions of some steps of a run. The weights wait on disk."""
 
-    parameters: dict[str, nn.Parameter]
+    parameters: dict[str, nn.Parameter]  # what is trained
     features: Tensor  # (n, d), of the sample before training
+    look: Callable[[bool], Seen] | None = None  # what the classifier says of the sample now; False: before training
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pouf-snapshots-")))
     seen: dict[int, Seen] = field(default_factory=dict)  # by step
 
@@ -59,10 +61,11 @@ class Snapshots:
         # The weights go when the last one who could ask for them goes.
         weakref.finalize(self, shutil.rmtree, self.folder, True)
 
-    def take(self, step: int, seen: Seen) -> None:
+    def take(self, step: int) -> None:
+        assert self.look is not None
         tensors = {name: p.detach().cpu().contiguous().clone() for name, p in self.parameters.items()}
         save_file(tensors, self.folder / f"{step}.safetensors")
-        self.seen[step] = seen
+        self.seen[step] = self.look(step > 0)
 
     @torch.no_grad()
     def restore(self, step: int) -> None:
@@ -120,6 +123,8 @@ def soft_neighbourhood_density(probabilities: Tensor, temperature: float = 0.05)
 
     It is high where predictions form dense groups and low where they are scattered.
     """
+    if len(probabilities) < 2:
+        return 0.0  # no neighbours
     unit = F.normalize(probabilities.float(), dim=1)
     near = unit @ unit.T / temperature
     near.fill_diagonal_(-torch.inf)
@@ -134,7 +139,9 @@ def cluster(features: Tensor, k: int) -> Tensor:
     from sklearn.cluster import KMeans
 
     unit = F.normalize(features.float(), dim=1).numpy()
-    groups = KMeans(min(k, len(unit)), n_init=3, random_state=0).fit(unit).labels_
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fewer different inputs than classes: then there are fewer groups
+        groups = KMeans(min(k, len(unit)), n_init=3, random_state=0).fit(unit).labels_
     return torch.from_numpy(groups).long()
 
 

@@ -84,9 +84,9 @@ def show_evaluation(result: Evaluation, title: str) -> None:
     out.print(table)
 
 
-def tell_trust(words: str, use: str, quiet: bool) -> None:
-    """Whether a run can be trusted. A warning is an error message of sorts: it is told in any case."""
-    if use == "zero-shot":
+def tell_trust(words: str, trusted: bool, quiet: bool) -> None:
+    """Whether a run can be trusted. A warning is told in any case, on standard error."""
+    if not trusted:
         console.print(words, style="bold red", markup=False, soft_wrap=True)
     elif not quiet:
         out.print(words, markup=False, soft_wrap=True)

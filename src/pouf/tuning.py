@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pouf.adaptation import Adaptation, Step, adapt
+from pouf.adaptation import Adaptation, Step, adapt, adjust_at
 from pouf.alarms import alarms
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.cache import FeatureCache
+from pouf.distributed import join
 from pouf.encoding import Reading
 from pouf.errors import Diverged, InputError
 from pouf.recipe import Recipe
@@ -75,10 +76,9 @@ def tune(
     if tuning.best is None:
         return tuning, build()
     best = results[tuning.best]
-    assert best is not None and best.snapshots is not None
-    best.snapshots.restore(tuning.step)
-    if recipe.adjust != "none":
-        best.classifier.adjust(recipe.adjust, best.classifier.encode(data, Reading(cache=cache)), recipe.seed)
+    assert best is not None
+    best = _at_choice(best, tuning.step, data, recipe, cache)
+    best.use_chosen()
     return tuning, best.classifier
 
 
@@ -103,23 +103,37 @@ def tune_run(
     if not finished:
         raise InputError(f"every trial diverged; the last one: {tuning.trials[-1].why_not}")
     written = finished[0] if tuning.best is None else tuning.best
-    result = results[written]
-    assert result is not None and result.snapshots is not None
-    recipe = recipe.with_settings(**tuning.trials[written].settings)
-    classifier, last = result.classifier, result.classifier.adjustment
-    trust = judge(result.snapshots, None if tuning.best is None else tuning.step)
-    if recipe.adjust != "none" and trust.chosen not in (0, trust.last):
-        result.snapshots.restore(trust.chosen)
-        classifier.adjust(recipe.adjust, classifier.encode(data, Reading(cache=cache)), recipe.seed)
-        result = result._replace(chosen_adjustment=classifier.adjustment)
-        classifier.adjustment = last
-    writer = RunWriter(folder, classifier, recipe, {"data": data}, command, start)
-    for step in result.history:
-        writer.log(step)
-    keep_choice(result, trust, folder)
-    write_json(folder / SUMMARY, tuning.to_json())
-    writer.finish("finished", trainable=result.trainable, total=result.total)
+    result, recipe = results[written], recipe.with_settings(**tuning.trials[written].settings)
+    assert result is not None
+    if tuning.best is not None:
+        result = _at_choice(result, tuning.step, data, recipe, cache)
+    assert result.snapshots is not None
+    trust = judge(result.snapshots, result.choice)
+    if join(result.classifier.backbone.device).is_first:
+        writer = RunWriter(folder, result.classifier, recipe, {"data": data}, command, start)
+        for step in result.history:
+            writer.log(step)
+        keep_choice(result, trust, writer.folder)
+        write_json(writer.folder / SUMMARY, tuning.to_json())
+        writer.finish("finished", trainable=result.trainable, total=result.total)
     return tuning, trust
+
+
+def _at_choice(
+    result: Adaptation, step: int, data: Unlabelled, recipe: Recipe, cache: FeatureCache | None
+) -> Adaptation:
+    """The trial that was chosen, as if it had chosen this step itself."""
+    snapshots, classifier = result.snapshots, result.classifier
+    assert snapshots is not None and result.choice is not None
+    adjustment = result.chosen_adjustment
+    if recipe.adjust != "none" and step not in (result.choice.step, max(snapshots.seen)):
+        of_last = classifier.adjustment
+        snapshots.restore(step)
+        reading = Reading(cache=cache, world=join(classifier.backbone.device))
+        adjustment = adjust_at(classifier, step, data, recipe, reading, snapshots)
+        snapshots.restore(max(snapshots.seen))
+        classifier.adjustment = of_last
+    return result._replace(choice=result.choice._replace(step=step), chosen_adjustment=adjustment)
 
 
 def _run_trials(
@@ -137,10 +151,13 @@ def _run_trials(
     results: list[Adaptation | None] = []
     for changes in map(dict, settings):
         told = on_trial(changes) if on_trial is not None else None
+        classifier = build()
+        device = classifier.backbone.device
         try:
             result = adapt(
-                build(), data, recipe.with_settings(**changes), cache=cache, on_start=lambda message: None, on_step=told
-            )
+                classifier, data, recipe.with_settings(**changes), cache=cache, on_start=lambda message: None,
+                on_step=told,
+            )  # fmt: skip
         except Diverged as error:
             trials.append(Trial(changes, {}, str(error)))
             results.append(None)
@@ -149,19 +166,21 @@ def _run_trials(
             raise InputError("these settings leave nothing to choose between: data must not be a stream, steps above 0")
         trials.append(judge_trial(changes, result.snapshots))
         results.append(result)
-    return choose_trial(trials), results
+        classifier.to("cpu")  # the device need not have room for all of them
+    tuning = choose_trial(trials)
+    best = results[tuning.best] if tuning.best is not None else None
+    if best is not None:
+        best.classifier.to(device)
+    return tuning, results
 
 
 def judge_trial(settings: dict[str, Any], snapshots: Snapshots) -> Trial:
-    """Which steps of a trial no alarm speaks against."""
-    believable, reasons = {}, []
-    for step, seen in snapshots.seen.items():
-        against = alarms(snapshots.signs(step))
-        if step and not against:
-            believable[step] = seen.probabilities
-        reasons += [alarm.name for alarm in against]
-    why = "" if believable else ", ".join(dict.fromkeys(reasons))
-    return Trial(settings, believable, why)
+    """The steps of a trial that no alarm speaks against; none where it ended badly, as `judge` sees it."""
+    against = {step: [alarm.name for alarm in alarms(snapshots.signs(step))] for step in snapshots.seen}
+    at_the_end = against[max(against)]
+    if at_the_end:
+        return Trial(settings, {}, ", ".join(at_the_end))
+    return Trial(settings, {s: seen.probabilities for s, seen in snapshots.seen.items() if s and not against[s]})
 
 
 def choose_trial(trials: Sequence[Trial]) -> Tuning:

@@ -69,5 +69,5 @@ def main() -> NoReturn:
             fail(error.format_message(), 2)
         code = 2
     if code == INTERRUPTED:
-        fail("interrupted; what was learned so far is in the run folder", code)
+        fail("interrupted; what a run learned so far is in its folder", code)
     sys.exit(code)

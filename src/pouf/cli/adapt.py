@@ -117,7 +117,7 @@ def adapt(
     from pouf.methods import METHODS
     from pouf.objectives.terms import needs_unlabelled
     from pouf.prompts import read_classes, read_templates
-    from pouf.runs import SKIPPED, adapt_run, check_new, judge
+    from pouf.runs import SKIPPED, adapt_run, advised_use, check_new, read_choice, read_verdict
 
     calm_libraries()
     if method == "list":
@@ -179,20 +179,19 @@ def adapt(
         return
     inputs = [i for i in (data, labelled.inputs if labelled is not None else None) if i is not None]
     last = result.history[-1] if result.history else None
-    trust = judge(result.snapshots) if result.snapshots is not None else None
+    choice, (verdict, trusted) = read_choice(out_dir), read_verdict(out_dir)
     facts = {
         "run": str(out_dir), "method": method, "n": sum(map(len, inputs)),
         "skipped": sum(len(each.skipped) for each in inputs), "steps": len(result.history),
         "loss": last.loss if last else None, "effective_classes": last.effective_classes if last else None,
-        "use": trust.use if trust else "last", "chosen": trust.chosen if trust else None,
-        "alarms": [alarm.name for alarm in trust.alarms] if trust else [],
+        "verdict": verdict, "use": advised_use(out_dir), "chosen": choice["chosen"] if choice else None,
+        "alarms": [alarm["name"] for alarm in choice["alarms"]] if choice else [],
         "seconds": round(last.seconds, 1) if last else 0.0, "trainable": result.trainable, "total": result.total,
     }  # fmt: skip
+    tell_trust(verdict, trusted, quiet or as_json)
     if report and data is not None:
         reading = Reading(settled.compute.chunk or 64, settled.compute.workers, cache_of(cache, no_cache))
         facts |= use_run(out_dir, data, reading, classifier.backbone.device)
-    if trust is not None and not as_json:
-        tell_trust(trust.words(), trust.use, quiet)
     if as_json:
         typer.echo(json.dumps(facts))
     elif not quiet:
@@ -206,7 +205,9 @@ def adapt(
             )
         out.print(f"{told}.", markup=False, soft_wrap=True)
         tell_files(facts)
-        out.print(f"Next:\n  pouf predict {out_dir} {inputs[0].source}\n  pouf review {out_dir}", soft_wrap=True)
+        out.print(
+            f"Next:\n  pouf predict {out_dir} {inputs[0].source}\n  pouf review {out_dir}", markup=False, soft_wrap=True
+        )
 
 
 def _proportions(text: str) -> list[float]:

@@ -23,21 +23,21 @@ def demo(
     """Teach a model that knows printed characters to read handwriting, offline, in under a minute."""
     from pouf.demo import demo as run_demo
     from pouf.recipe import Recipe
-    from pouf.runs import check_new
+    from pouf.runs import check_new, read_verdict
 
     calm_libraries()
     check_new(out_dir)
     recipe = Recipe.load(one_of("--tune", tune, {"full": "demo", "prompt": "demo-prompt"})).with_settings(seed=seed)
     with training_progress(recipe.steps, quiet or as_json) as (say, step):
         result = run_demo(out_dir, recipe, command=sys.argv, on_start=say, on_step=step)
+    tell_trust(*read_verdict(out_dir), quiet or as_json)
     facts = result.evaluation.to_json() | {
         "seconds": round(result.seconds, 1), "run": str(result.run), "report": str(result.report),
+        "verdict": read_verdict(out_dir)[0],
     }  # fmt: skip
     if as_json:
         typer.echo(json.dumps(facts))
     elif not quiet:
-        if result.trust is not None:
-            tell_trust(result.trust.words(), result.trust.use, quiet)
         show_evaluation(result.evaluation, f"{result.evaluation.n:,} handwritten digits, {tune} tuning, seed {seed}")
         out.print(f"{result.seconds:.0f} s. The run is in {result.run}, the images in {result.images}. Try:")
         out.print(f"  the report in a browser: {result.report}")

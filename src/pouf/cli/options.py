@@ -50,7 +50,7 @@ Tuner = Annotated[str | None, TrainingOption(help="full, prompt or layernorm.")]
 Steps = Annotated[int | None, TrainingOption(help="Number of updates.")]
 BatchSize = Annotated[int | None, TrainingOption(help="Samples a step; several times the number of classes.")]
 Seed = Annotated[int | None, TrainingOption(help="Seed of everything random.")]
-Quiet = Annotated[bool, OutputOption("--quiet", "-q", help="No progress, no tables; errors only.")]
+Quiet = Annotated[bool, OutputOption("--quiet", "-q", help="No progress, no tables; errors and alarms only.")]
 Json = Annotated[bool, OutputOption("--json", help="One JSON object on standard output, and nothing else there.")]
 ReportOption = Annotated[
     bool, OutputOption("--report/--no-report", help="Predictions and a report in the run as well.")

@@ -24,7 +24,7 @@ def use_run(run: Path, data: Unlabelled, reading: Reading, device: torch.device 
     file = run / PREDICTIONS
     used = load_run(run).to(device)
     writer_for(file)(file, prediction_rows(used.classes, data, used.score_features(used.encode(data, reading))))
-    return {"predictions": str(file), "report": str(write_report(run, data, reading=reading))}
+    return {"predictions": str(file), "report": str(write_report(run, data, reading=reading, device=device))}
 
 
 def tell_files(facts: Mapping[str, Any]) -> None:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pouf.cli.options import Cache, Json, LabelColumn, NoCache, Quiet, TextColumn, cache_of, columns_of, read_inputs
+from pouf.cli.options import (
+    Cache,
+    Device,
+    Json,
+    LabelColumn,
+    NoCache,
+    Quiet,
+    TextColumn,
+    cache_of,
+    columns_of,
+    device_of,
+    read_inputs,
+)
 from pouf.errors import InputError
 from pouf.terminal import calm_libraries, out
 
@@ -30,6 +43,7 @@ def report(
     no_cache: NoCache = False,
     text_column: TextColumn = None,
     label_column: LabelColumn = "label",
+    device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -50,7 +64,8 @@ def report(
         data, labels = read_labelled(inputs, classifier.classes, classifier.backbone.modality, columns, label_column)
     else:
         data = inputs_of(run, classifier, inputs, text_column)
-    file = write_report(run, data, labels, out_file, Reading(cache=cache_of(cache, no_cache)))
+    reading = Reading(cache=cache_of(cache, no_cache))
+    file = write_report(run, data, labels, out_file, reading, device_of(device))
     if as_json:
         typer.echo(json.dumps({"report": str(file)}))
     elif not quiet:
@@ -61,10 +76,11 @@ def inputs_of(run: Path, classifier: Classifier, inputs: Path | None, text_colum
     """What a run was adapted to, or what is named instead."""
     from pouf.runs import read_manifest
 
-    source = inputs
-    if source is None:
-        manifest = read_manifest(run)
-        source = Path(manifest.get("data", manifest.get("shots", {})).get("source", ""))
-        if source == Path() or not source.exists():
-            raise InputError(f"the data of the run, {str(source)!r}, are not there any more: name INPUT")
-    return read_inputs(classifier, source, text_column)
+    if inputs is not None:
+        return read_inputs(classifier, inputs, text_column)
+    manifest = read_manifest(run)
+    facts = manifest.get("data") or manifest.get("shots") or {}
+    source = facts.get("source", "")
+    if not source or not os.path.exists(source.split("::")[0]):
+        raise InputError(f"the data of the run, {source!r}, are not there any more: name INPUT")
+    return read_inputs(classifier, Path(source), text_column or facts.get("columns"))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pouf.cli.options import Cache, Json, NoCache, Quiet, TextColumn, cache_of
+from pouf.cli.options import Cache, Device, Json, NoCache, Quiet, TextColumn, cache_of, device_of
 from pouf.cli.report import inputs_of
 from pouf.terminal import calm_libraries, out
 
@@ -24,6 +24,7 @@ def review(
     cache: Cache = None,
     no_cache: NoCache = False,
     text_column: TextColumn = None,
+    device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -32,12 +33,12 @@ def review(
     from pouf.encoding import Reading
     from pouf.review import ask, conclude, read_answers
     from pouf.runs import advised_use, check_run
+    from pouf.saving import read_card
 
     calm_libraries()
     check_run(run)
-    classifier = Classifier.load(run)
     if answers is not None:
-        verdict = conclude(run, read_answers(answers, classifier.classes))
+        verdict = conclude(run, read_answers(answers, read_card(run)["classes"]))
         if as_json:
             told = verdict._asdict()
             told |= {"zero_shot": verdict.zero_shot._asdict(), "adapted": verdict.adapted._asdict()}
@@ -48,12 +49,15 @@ def review(
                 out.print(f"{name:10} {value:.1f} %, between {low:.1f} and {high:.1f}")
             out.print(f"From {verdict.answered} answers. {verdict.advice}", soft_wrap=True)
             if verdict.better is not None and verdict.better != advised_use(run):
-                out.print(f"That is not what the run advises: pouf predict {run} INPUT --use {verdict.better}")
+                out.print(
+                    f"That is not what the run advises: pouf predict {run} INPUT --use {verdict.better}", markup=False
+                )
         return
-    data = inputs_of(run, classifier, inputs, text_column)
-    files = ask(run, data, n, seed=seed, reading=Reading(cache=cache_of(cache, no_cache)))
+    data = inputs_of(run, Classifier.load(run), inputs, text_column)
+    reading = Reading(cache=cache_of(cache, no_cache))
+    files = ask(run, data, n, seed=seed, reading=reading, device=device_of(device))
     if as_json:
         typer.echo(json.dumps({"files": [str(file) for file in files]}))
     elif not quiet:
-        out.print(f"Fill in the labels in {files[0]}, or click through {files[1]}. Then:", soft_wrap=True)
-        out.print(f"  pouf review {run} --answers answers.csv", soft_wrap=True)
+        out.print(f"Fill in the labels in {files[0]}, or click through {files[1]}. Then:", markup=False, soft_wrap=True)
+        out.print(f"  pouf review {run} --answers answers.csv", markup=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,7 +41,7 @@ from pouf.cli.options import (
 )
 from pouf.cli.outcome import tell_files, use_run
 from pouf.errors import InputError
-from pouf.terminal import bar, calm_libraries, console, out, tell_trust
+from pouf.terminal import bar, calm_libraries, console, out, tell_skipped, tell_trust
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
@@ -82,7 +83,7 @@ def tune(
     from pouf.methods import USUAL
     from pouf.prompts import read_classes, read_templates
     from pouf.recipe import Recipe
-    from pouf.runs import check_new
+    from pouf.runs import SKIPPED, check_new
     from pouf.tuning import grid, tune_run
 
     calm_libraries()
@@ -119,11 +120,14 @@ def tune(
         tuning, trust = tune_run(
             build, data, settled, settings, out_dir, cache=cache_of(cache, no_cache), command=sys.argv, on_trial=started
         )
+    if os.environ.get("RANK", "0") != "0":  # of several processes the first speaks
+        return
     chosen = tuning.trials[tuning.best].settings if tuning.best is not None else None
     facts: dict[str, Any] = {
         "run": str(out_dir), "settings": chosen, "step": tuning.step, "trials": len(settings), "use": trust.use,
-        "alarms": [alarm.name for alarm in trust.alarms],
+        "verdict": trust.words(), "alarms": [alarm.name for alarm in trust.alarms],
     }  # fmt: skip
+    tell_trust(trust.words(), trust.use != "zero-shot", quiet or as_json)
     if report:
         facts |= use_run(out_dir, data, Reading(cache=cache_of(cache, no_cache)), device_of(device))
     if as_json:
@@ -135,8 +139,7 @@ def tune(
                 out.print(f"not believed: {_told(trial.settings)}: {trial.why_not}", markup=False, soft_wrap=True)
         if chosen is not None:
             out.print(f"Chosen without labels: {_told(chosen)}.", markup=False, soft_wrap=True)
-    tell_trust(trust.words(), trust.use, quiet)
-    if not quiet:
+        tell_skipped(data, out_dir / SKIPPED)
         tell_files(facts)
 
 

@@ -56,7 +56,7 @@ def predict(
     from pouf.encoding import Reading
     from pouf.predictions import prediction_rows, writer_for
     from pouf.reliability import UNKNOWN, check_rate, kept_at, nearness, reliability
-    from pouf.runs import advised_use, check_run, load_run, read_choice
+    from pouf.runs import advised_use, check_run, load_run, read_choice, read_verdict
 
     calm_libraries()
     write = writer_for(out_file)
@@ -95,19 +95,21 @@ def predict(
     left_out = list(replaced.values())
     facts |= {"abstained": left_out.count("")} if abstain is not None else {}
     facts |= {"unknown": left_out.count(UNKNOWN)} if unknown else {}
+    if use == "auto":
+        verdict, trusted = read_verdict(run)
+        facts |= {"verdict": verdict}
+        tell_trust(verdict, trusted, quiet=True)
     if as_json:
         typer.echo(json.dumps(facts | {"unreadable": [data.ids[i] for i in sorted(data.skipped)]}))
     elif not quiet:
         tell_skipped(data, None)
-        if use == "auto" and choice is not None:
-            tell_trust(choice["verdict"], used, True)
         if unknown:
             out.print(f"{facts['unknown']:,} are farther from all prototypes than 99 of 100 inputs of the run: unknown")
         if abstain is not None:
             out.print(
                 f"{facts['abstained']:,} are left out, so that {100 * abstain:g} % of the rest should be wrong. That "
-                "rests on how surely and steadily classes are predicted, by the adapted model and by zero-shot, and on "
-                "no label: check it with pouf review"
+                "rests on how surely and steadily classes are predicted, by the model and by zero-shot, and on no "
+                "label: check it with pouf review"
             )
         out.print(
             f"{facts['n']:,} predictions in {out_file}, by {used if used == 'zero-shot' else f'the {used} step'}",

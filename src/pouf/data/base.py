@@ -68,13 +68,17 @@ class Unlabelled(ABC):
 
         Args:
             only: positions of some samples; by default all that are not known to be unreadable.
-            seeded: the draws have seeds, which follow from the samples' contents.
+            seeded: the draws have seeds, which follow from the samples' contents, or from their places.
         """
         wanted = set(range(len(self)) if only is None else only) - self.skipped.keys()
         order = [place for place in self.reading_order() if place in wanted]
         for start in range(0, len(order), size):
             batch = order[start : start + size]
-            yield [Draw(place, int.from_bytes(self.digest(place)[:7], "big") if seeded else 0) for place in batch]
+            yield [Draw(place, self._seed(place) if seeded else 0) for place in batch]
+
+    def _seed(self, place: int) -> int:
+        digest = self.digest(place)
+        return int.from_bytes(digest[:7], "big") if digest else place
 
     def random_batches(self, size: int, generator: torch.Generator) -> Iterator[list[Draw]]:
         """Batches without end. Each epoch is a new permutation; no batch holds a sample twice.

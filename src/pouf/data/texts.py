@@ -24,6 +24,7 @@ class Texts(Unlabelled):
     """Texts in memory, or pairs of texts as tuples. An empty one counts as unreadable."""
 
     modality = "text"
+    columns: tuple[str, ...] = ()  # of the file they are from
 
     def __init__(self, items: Sequence[Any], ids: Sequence[str] | None = None, source: str = "the list") -> None:
         super().__init__([str(i) for i in range(len(items))] if ids is None else ids, source)
@@ -45,7 +46,9 @@ class Texts(Unlabelled):
     @classmethod
     def from_rows(cls, rows: Sequence[Row], columns: Sequence[str], source: str) -> Texts:
         samples = [tuple(row.get(name, BadRow(f"no {name!r} in this row")) for name in columns) for row in rows]
-        return cls([sample[0] if len(columns) == 1 else sample for sample in samples], source=source)
+        texts = cls([sample[0] if len(columns) == 1 else sample for sample in samples], source=source)
+        texts.columns = tuple(columns)
+        return texts
 
     def read(self, index: int) -> str | tuple[str, ...]:
         return _checked(self.items[index])

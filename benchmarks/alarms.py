@@ -1,0 +1,123 @@
+"""Where alarms fire and where they stay silent: good runs, and runs that can't be good.
+
+    python benchmarks/alarms.py --data DIR/text --out benchmarks/results/alarms.json
+
+The digits of the demo with the embedded model, and TREC with all-MiniLM-L6-v2 (see `texts.py`): the recipe as it is, a
+learning rate that is far too large, lambda too small, names of classes that are not in the data, and data of a single
+class. Labels are read after training, for the accuracies alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from texts import TASKS, UNLABELLED, model_folder, read
+
+from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
+from pouf.data.base import Subset, Unlabelled
+from pouf.demo import DIGITS, write_digits
+from pouf.evaluation import accuracy
+from pouf.runs import judge, versions
+
+ANIMALS = ("a cat", "a dog", "a horse", "a bird", "a fish", "a cow")
+
+
+class Case(NamedTuple):
+    name: str
+    good: bool  # whether the run deserves trust
+    model: str | Path
+    classes: Sequence[str]
+    templates: Sequence[str] | None
+    data: Unlabelled
+    labels: torch.Tensor | None  # positions in `classes`; None where they are others
+    recipe: Recipe
+
+
+def digit_cases(folder: Path) -> Iterator[Case]:
+    data, recipe = Images.from_folder(write_digits(folder)), Recipe.load("demo")
+    labels = torch.tensor([DIGITS.index(name.split("/")[0]) for name in data.ids])
+    letters, sevens = tuple("klmnopqrst"), (labels == 7).nonzero().flatten().tolist()
+    large = recipe.with_settings(**{"optimisation.lr": 10 * recipe.optimisation.lr})
+    yield Case("digits, as it is", True, EMBEDDED, DIGITS, None, data, labels, recipe)
+    yield Case("digits, learning rate × 10", False, EMBEDDED, DIGITS, None, data, labels, large)
+    yield Case("digits, named k to t", False, EMBEDDED, letters, None, data, None, recipe)
+    yield Case("digits, only sevens", False, EMBEDDED, DIGITS, None, Subset(data, sevens), labels[sevens], recipe)
+
+
+def text_cases(folder: Path, model: Path) -> Iterator[Case]:
+    words, templates = TASKS["trec"]
+    rows = list(zip(*read(folder / "trec" / "train.jsonl"), strict=True))
+    drawn = random.Random(0).sample(rows, UNLABELLED)
+    names, recipe = list(words), Recipe.load("texts")
+    people = [row for row in drawn if row[1] == "human"]
+    data, only = Texts([text for text, _ in drawn]), Texts([text for text, _ in people])
+    labels = torch.tensor([names.index(label) for _, label in drawn])
+    one = torch.full((len(people),), names.index("human"))
+    large = recipe.with_settings(**{"optimisation.lr": 100 * recipe.optimisation.lr})
+    small = recipe.with_settings(**{"objective.information": 0.1 * recipe.objective.information})
+    classes = list(words.values())
+    yield Case("TREC, as it is", True, model, classes, templates, data, labels, recipe)
+    yield Case("TREC, learning rate × 100", False, model, classes, templates, data, labels, large)
+    yield Case("TREC, lambda / 10", False, model, classes, templates, data, labels, small)
+    yield Case("TREC, named as animals", False, model, ANIMALS, templates, data, None, recipe)
+    yield Case("TREC, only people", False, model, classes, templates, only, one, recipe)
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    classifier = Classifier.from_pretrained(case.model, case.classes, case.templates)
+    scored: list[float | None] = []
+
+    def score() -> None:
+        right = None
+        if case.labels is not None:
+            right = accuracy(classifier.score(case.data).log_probabilities.argmax(1), case.labels)
+        scored.append(right)
+
+    score()
+    result = adapt(classifier, case.data, case.recipe.with_settings(snapshots=4), on_start=lambda message: None)
+    score()
+    assert result.snapshots is not None
+    trust = judge(result.snapshots)
+    return {
+        "deserves_trust": case.good, "zero_shot": scored[0], "last": scored[1], "use": trust.use,
+        "alarms": [alarm.name for alarm in trust.alarms], "kappa": trust.signs.kappa, "signs": trust.signs._asdict(),
+    }  # fmt: skip
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    lines = ["| run | zero-shot | last step | alarms | used |", "|---" * 5 + "|"]
+    for name, found in results.items():
+        numbers = ["–" if found[key] is None else f"{100 * found[key]:.1f}" for key in ("zero_shot", "last")]
+        lines.append(f"| {name} | {' | '.join(numbers)} | {', '.join(found['alarms']) or 'none'} | {found['use']} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of the language tasks; without it, the digits alone")
+    parser.add_argument("--model", type=Path, help="folder of a sentence encoder; default: the installed package")
+    parser.add_argument("--out", type=Path, help="file for the results, JSON")
+    given = parser.parse_args()
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        cases = list(digit_cases(Path(folder)))
+        if given.data is not None:
+            cases += text_cases(given.data, model_folder(given.model))
+        for case in cases:
+            results[case.name] = run_case(case)
+            print(case.name, results[case.name]["alarms"], results[case.name]["use"], flush=True)
+            if given.out is not None:
+                facts = {"results": results, "versions": versions()}
+                given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
