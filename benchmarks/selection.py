@@ -104,7 +104,7 @@ def measure(task: Task, keep: Path | None) -> dict[str, Any]:
         if trial.snapshots is None:
             judged.append(JudgedTrial({"lr": rate}, {}, "diverged"))
             within.append(zero_shot)
-            ends.append(0.0)
+            ends.append(trial.accuracy[max(trial.accuracy)])
             continue
         judged.append(judge_trial({"lr": rate}, trial.snapshots))
         trust = judge(trial.snapshots)

@@ -1,10 +1,11 @@
-"""Where alarms fire and where they stay silent: good runs, and runs that can't be good.
+"""Where alarms fire and where they stay silent; and how wrong what is kept after abstention is.
 
-    python benchmarks/alarms.py --data DIR/text --out benchmarks/results/alarms.json
+    python benchmarks/trust.py --data DIR/text --out benchmarks/results/trust.json
 
 The digits of the demo with the embedded model, and TREC with all-MiniLM-L6-v2 (see `texts.py`): the recipe as it is, a
 learning rate that is far too large, lambda too small, names of classes that are not in the data, and data of a single
-class. Labels are read after training, for the accuracies alone.
+class. Where the run is good, `--abstain` is asked for several rates. Labels are read after training, for the accuracies
+alone.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from texts import TASKS, UNLABELLED, model_folder, read
 from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
 from pouf.data.base import Subset, Unlabelled
 from pouf.demo import DIGITS, write_digits
+from pouf.encoding import Reading
 from pouf.evaluation import accuracy
+from pouf.reliability import kept_at, reliability
 from pouf.runs import judge, versions
 
+RATES = (0.02, 0.05, 0.1)
 ANIMALS = ("a cat", "a dog", "a horse", "a bird", "a fish", "a cow")
 
 
@@ -81,13 +85,25 @@ def run_case(case: Case) -> dict[str, Any]:
         scored.append(right)
 
     score()
+    zero_shot = Classifier.from_pretrained(case.model, case.classes, case.templates)
     result = adapt(classifier, case.data, case.recipe.with_settings(snapshots=4), on_start=lambda message: None)
     score()
     assert result.snapshots is not None
-    trust = judge(result.snapshots)
+    trust = judge(result.snapshots, result.choice)
+    abstained = {}
+    if case.good and case.labels is not None:
+        result.use_chosen()
+        predictions = classifier.score(case.data)
+        right = predictions.log_probabilities.argmax(1) == case.labels
+        estimated = reliability(classifier, zero_shot, case.data, predictions, Reading())
+        for rate in RATES:
+            kept = kept_at(rate, estimated)
+            wrong = 1 - right[kept].double().mean().item() if kept.any() else None
+            abstained[f"{rate:g}"] = {"n": len(kept), "kept": int(kept.sum()), "wrong": wrong}
     return {
         "deserves_trust": case.good, "zero_shot": scored[0], "last": scored[1], "use": trust.use,
         "alarms": [alarm.name for alarm in trust.alarms], "kappa": trust.signs.kappa, "signs": trust.signs._asdict(),
+        "abstained": abstained,
     }  # fmt: skip
 
 
@@ -96,6 +112,11 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     for name, found in results.items():
         numbers = ["–" if found[key] is None else f"{100 * found[key]:.1f}" for key in ("zero_shot", "last")]
         lines.append(f"| {name} | {' | '.join(numbers)} | {', '.join(found['alarms']) or 'none'} | {found['use']} |")
+    lines += ["", "| abstained | asked: wrong | kept | of them wrong |", "|---" * 4 + "|"]
+    for name, found in results.items():
+        for rate, part in found["abstained"].items():
+            wrong = "–" if part["wrong"] is None else f"{100 * part['wrong']:.1f} %"
+            lines.append(f"| {name} | {100 * float(rate):g} % | {part['kept']:,} of {part['n']:,} | {wrong} |")
     return "\n".join(lines)
 
 
