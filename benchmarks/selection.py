@@ -106,8 +106,9 @@ def measure(task: Task, keep: Path | None) -> dict[str, Any]:
             within.append(zero_shot)
             ends.append(trial.accuracy[max(trial.accuracy)])
             continue
-        judged.append(judge_trial({"lr": rate}, trial.snapshots))
-        trust = judge(trial.snapshots)
+        choice = trial.snapshots.choose()
+        judged.append(judge_trial({"lr": rate}, trial.snapshots, choice))
+        trust = judge(trial.snapshots, choice)
         within.append(zero_shot if trust.use == "zero-shot" else trial.accuracy[trust.chosen])
         ends.append(trial.accuracy[trust.last])
     tuning = choose_trial(judged)

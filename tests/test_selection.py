@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from pouf import EMBEDDED, Classifier, Images, Recipe, adapt
 from pouf.adaptation import Adaptation
-from pouf.alarms import Seen, alarms, disturbance, read_signs
+from pouf.alarms import Seen, alarms, disturbance, kappa, read_signs
 from pouf.data.base import Subset
 from pouf.data.vectors import Vectors
 from pouf.demo import DIGITS
@@ -66,9 +66,24 @@ def test_a_run_that_ended_badly_is_not_trusted_however_good_it_was_before() -> N
     bad = judge(ran(start, truth, truth, truth, torch.zeros(N, dtype=torch.long)))
     assert bad.chosen == 30 and bad.use == "zero-shot" and "collapse" in {alarm.name for alarm in bad.alarms}
     assert "--use chosen overrides" in bad.words()
-    trial = judge_trial({}, ran(start, truth, truth, truth, torch.zeros(N, dtype=torch.long)))
+    collapsed = ran(start, truth, truth, truth, torch.zeros(N, dtype=torch.long))
+    trial = judge_trial({}, collapsed, collapsed.choose())
     assert trial.believable == {} and "collapse" in trial.why_not, "nor has it a vote among others"
-    assert list(judge_trial({}, ran(start, truth, truth)).believable) == [10, 20]
+    fine = ran(start, truth, truth)
+    assert list(judge_trial({}, fine, fine.choose()).believable) == [10, 20]
+
+
+def test_a_run_that_does_not_settle_is_not_trusted() -> None:
+    """Each step is near zero-shot; it is the way from one to the next that tells."""
+    truth = torch.arange(N) % K
+    start, early, late = truth.clone(), truth.clone(), truth.clone()
+    early[:12], late[-12:] = (early[:12] + 1) % K, (late[-12:] + 1) % K
+    steady, restless = ran(start, early, early, early), ran(start, early, early, late)
+    assert judge(steady).choice.settled == 1 and judge(steady).alarms == []
+    assert judge(restless).choice.settled == kappa(early, late) < 0.7
+    assert [alarm.name for alarm in judge(restless).alarms] == ["restless"] and judge(restless).use == "zero-shot"
+    assert judge_trial({}, restless, restless.choose()).believable == {}
+    assert judge(ran(start, late, early, early, early, early)).alarms == [], "in its first third a run may jump"
 
 
 def test_of_equals_the_latest_is_chosen() -> None:

@@ -32,8 +32,7 @@ class Signs(NamedTuple):
 
     @property
     def kappa(self) -> float:
-        """Agreement beyond chance (Cohen): 1 the same, 0 nothing in common."""
-        return 1.0 if self.chance >= 1 else (self.agreement - self.chance) / (1 - self.chance)
+        return beyond_chance(self.agreement, self.chance)
 
 
 class Alarm(NamedTuple):
@@ -73,9 +72,33 @@ def read_signs(before: Seen, after: Seen) -> Signs:
     )
 
 
-def alarms(signs: Signs) -> list[Alarm]:
-    """What speaks against the adapted classifier. The limits were set on the handwritten digits: see docs/trust.md."""
+def beyond_chance(agreement: float, chance: float) -> float:
+    """Cohen's kappa: 1 the same, 0 nothing in common."""
+    return 1.0 if chance >= 1 else (agreement - chance) / (1 - chance)
+
+
+def kappa(labels: Tensor, others: Tensor) -> float:
+    """Agreement of two classifiers beyond chance: (n,), (n,) -> at most 1."""
+    k = int(max(labels.max(), others.max())) + 1
+    shares = [torch.bincount(each, minlength=k).double() / len(each) for each in (labels, others)]
+    return beyond_chance((labels == others).double().mean().item(), float(shares[0] @ shares[1]))
+
+
+def alarms(signs: Signs, settled: float = 1.0) -> list[Alarm]:
+    """What speaks against the adapted classifier. How the limits were set: see docs/trust.md.
+
+    Args:
+        settled: of `Choice`, where this is the end of a run.
+    """
     found = []
+    if settled < 0.7:
+        found.append(
+            Alarm(
+                "restless",
+                f"the run has not settled: late in it, predictions still changed so much that they agree with those of "
+                f"its end by a kappa of {settled:.2f} only. Try a smaller learning rate",
+            )
+        )
     if signs.effective_after < 0.5 * signs.effective_before:
         found.append(
             Alarm(

@@ -47,6 +47,7 @@ SIGNS = {
     "share of predictions that survive a small change of the input": ("stability_before", "stability_after"),
     "share of inputs on which both agree": (None, "agreement"),
     "share of predictions that moved to other classes": (None, "shift"),
+    "agreement of the run's last two thirds with its end, beyond chance": (None, "settled"),
 }
 
 
@@ -131,7 +132,7 @@ def _facts(choice: dict[str, Any] | None, n: int, sides: Sides, steps: list[dict
 def _signs(choice: dict[str, Any] | None) -> list[tuple[str, str, str]]:
     if choice is None:
         return []
-    signs = choice["signs"]
+    signs = choice["signs"] | {"settled": choice["settled"]}
     return [
         (name, "" if before is None else f"{signs[before]:.2f}", f"{signs[after]:.2f}")
         for name, (before, after) in SIGNS.items()

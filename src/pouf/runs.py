@@ -157,6 +157,7 @@ class Trust(NamedTuple):
             "near": self.near,
             "alarms": [alarm._asdict() for alarm in self.alarms],
             "signs": self.signs._asdict(),
+            "settled": self.choice.settled,
             "snapshots": [snapshot._asdict() for snapshot in self.choice.snapshots],
         }
 
@@ -180,9 +181,9 @@ def judge(snapshots: Snapshots, choice: Choice | None = None) -> Trust:
     """
     choice, last = choice or snapshots.choose(), max(snapshots.seen)
     # A run that ended badly was on its way there before. A choice of zero-shot, too, is told by how the run ended.
-    ended_badly = bool(alarms(snapshots.signs(last)))
-    signs = snapshots.signs(last if ended_badly or choice.step == 0 else choice.step)
-    found = alarms(signs)
+    at_the_end = alarms(snapshots.signs(last), choice.settled)
+    signs = snapshots.signs(last if at_the_end or choice.step == 0 else choice.step)
+    found = at_the_end or alarms(signs)
     use: Use = "zero-shot" if found or choice.step == 0 else "last" if choice.step == last else "chosen"
     steps: dict[Use, int] = {"zero-shot": 0, "chosen": choice.step, "last": last}
     near = {which: snapshots.seen[step].nearness.quantile(0.01).item() for which, step in steps.items()}

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pouf.alarms import Seen, Signs, read_signs
+from pouf.alarms import Seen, Signs, kappa, read_signs
 from pouf.objectives.prior import share_of_classes
 
 SAMPLE = 512  # inputs that snapshots are judged on
@@ -41,6 +41,7 @@ class Snapshot(NamedTuple):
 class Choice(NamedTuple):
     step: int
     snapshots: list[Snapshot]
+    settled: float  # agreement beyond chance (kappa) of the run's last two thirds with its end, at the lowest
 
     @property
     def chosen(self) -> Snapshot:
@@ -110,7 +111,9 @@ def choose(predictions: dict[int, Tensor], features: Tensor) -> Choice:
             )
         )
     best = max(judged, key=lambda snapshot: (snapshot.agreement, snapshot.step))
-    return Choice(best.step, judged)
+    late = [seen.argmax(1) for step, seen in predictions.items() if last <= 3 * step < 3 * last]
+    settled = min((kappa(labels, predictions[last].argmax(1)) for labels in late), default=1.0)
+    return Choice(best.step, judged, settled)
 
 
 def ensemble_labels(predictions: Sequence[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ from pouf.encoding import Reading
 from pouf.errors import Diverged, InputError
 from pouf.recipe import Recipe
 from pouf.runs import RunWriter, Trust, check_new, judge, keep_choice, write_json
-from pouf.selection import Snapshots, ensemble_labels
+from pouf.selection import Choice, Snapshots, ensemble_labels
 
 SUMMARY = "tune.json"
 
@@ -162,9 +162,9 @@ def _run_trials(
             trials.append(Trial(changes, {}, str(error)))
             results.append(None)
             continue
-        if result.snapshots is None:
+        if result.snapshots is None or result.choice is None:
             raise InputError("these settings leave nothing to choose between: data must not be a stream, steps above 0")
-        trials.append(judge_trial(changes, result.snapshots))
+        trials.append(judge_trial(changes, result.snapshots, result.choice))
         results.append(result)
         classifier.to("cpu")  # the device need not have room for all of them
     tuning = choose_trial(trials)
@@ -174,13 +174,15 @@ def _run_trials(
     return tuning, results
 
 
-def judge_trial(settings: dict[str, Any], snapshots: Snapshots) -> Trial:
+def judge_trial(settings: dict[str, Any], snapshots: Snapshots, choice: Choice) -> Trial:
     """The steps of a trial that no alarm speaks against; none where it ended badly, as `judge` sees it."""
-    against = {step: [alarm.name for alarm in alarms(snapshots.signs(step))] for step in snapshots.seen}
-    at_the_end = against[max(against)]
+    at_the_end = alarms(snapshots.signs(max(snapshots.seen)), choice.settled)
     if at_the_end:
-        return Trial(settings, {}, ", ".join(at_the_end))
-    return Trial(settings, {s: seen.probabilities for s, seen in snapshots.seen.items() if s and not against[s]})
+        return Trial(settings, {}, ", ".join(alarm.name for alarm in at_the_end))
+    believable = {
+        step: seen.probabilities for step, seen in snapshots.seen.items() if step and not alarms(snapshots.signs(step))
+    }
+    return Trial(settings, believable)
 
 
 def choose_trial(trials: Sequence[Trial]) -> Tuning:
