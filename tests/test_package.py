@@ -28,12 +28,18 @@ def test_the_public_names_are_these() -> None:
         "Step",
         "Stream",
         "Texts",
+        "Vectors",
         "adapt",
         "adapt_run",
         "calibrate",
         "evaluate",
+        "judge",
+        "load_run",
         "read_labelled",
         "read_shots",
+        "tune",
+        "tune_run",
+        "write_report",
     ]
 
 

@@ -73,12 +73,12 @@ def test_an_alarm_stands_on_top_and_the_adapted_model_is_still_shown(
 ) -> None:
     run = shutil.copytree(image_run, tmp_path / "run")
     choice = json.loads((run / "choice.json").read_text())
-    alarm = {"name": "collapse", "words": "predictions use 1.0 of 10 classes"}
+    alarm = {"name": "collapse", "words": "predictions use 1.0 of 10 classes", "advice": "Slow."}
     choice |= {"use": "zero-shot", "verdict": "Do not trust it: 1.0 of 10.", "alarms": [alarm]}
     (run / "choice.json").write_text(json.dumps(choice))
     page = write_report(run, Images.from_folder(few_digits)).read_text()
     assert 'class="verdict alarm" id="verdict">Do not trust it: 1.0 of 10.' in page
-    assert "<b>collapse</b>: predictions use 1.0 of 10 classes" in page
+    assert "<b>collapse</b>: predictions use 1.0 of 10 classes. Slow." in page
     items = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
     assert any(item["before"] != item["after"] for item in items), "what training did is shown, though not used"
 

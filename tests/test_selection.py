@@ -65,7 +65,8 @@ def test_a_run_that_ended_badly_is_not_trusted_however_good_it_was_before() -> N
     assert good.use == "last" and good.alarms == []
     bad = judge(ran(start, truth, truth, truth, torch.zeros(N, dtype=torch.long)))
     assert bad.chosen == 30 and bad.use == "zero-shot" and "collapse" in {alarm.name for alarm in bad.alarms}
-    assert "--use chosen overrides" in bad.words()
+    assert "the run has collapsed (also: " in bad.words()
+    assert bad.words().endswith("(--use chosen overrides). Try a smaller learning rate.")
     collapsed = ran(start, truth, truth, truth, torch.zeros(N, dtype=torch.long))
     trial = judge_trial({}, collapsed, collapsed.choose())
     assert trial.believable == {} and "collapse" in trial.why_not, "nor has it a vote among others"
@@ -149,8 +150,8 @@ def test_agreement_counts_beyond_chance_only() -> None:
 
 def test_alarms_say_what_was_seen_and_what_to_do() -> None:
     signs = read_signs(seen(torch.arange(N) % K), seen(torch.zeros(N, dtype=torch.long)))
-    (words,) = [alarm.words for alarm in alarms(signs) if alarm.name == "collapse"]
-    assert "of 4 classes, zero-shot used 4.0" in words and "smaller learning rate" in words
+    (alarm,) = [alarm for alarm in alarms(signs) if alarm.name == "collapse"]
+    assert "of 4 classes, zero-shot used 4.0" in alarm.words and "smaller learning rate" in alarm.advice
 
 
 def test_disturbances_are_small_and_the_same_for_the_same_seed(pictures) -> None:

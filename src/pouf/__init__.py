@@ -20,12 +20,18 @@ if TYPE_CHECKING:
     from pouf.data.shots import read_shots as read_shots
     from pouf.data.stream import Stream as Stream
     from pouf.data.texts import Texts as Texts
+    from pouf.data.vectors import Vectors as Vectors
     from pouf.demonstrations import Demonstrations as Demonstrations
     from pouf.errors import Diverged as Diverged
     from pouf.errors import InputError as InputError
     from pouf.evaluation import evaluate as evaluate
     from pouf.recipe import Recipe as Recipe
+    from pouf.report import write_report as write_report
     from pouf.runs import adapt_run as adapt_run
+    from pouf.runs import judge as judge
+    from pouf.runs import load_run as load_run
+    from pouf.tuning import tune as tune
+    from pouf.tuning import tune_run as tune_run
 
 __version__ = "0.1.0"
 
@@ -45,12 +51,18 @@ _HOME = {
     "Step": "adaptation",
     "Stream": "data.stream",
     "Texts": "data.texts",
+    "Vectors": "data.vectors",
     "adapt": "adaptation",
     "adapt_run": "runs",
     "calibrate": "adjustment",
     "evaluate": "evaluation",
+    "judge": "runs",
+    "load_run": "runs",
     "read_labelled": "data.labelled",
     "read_shots": "data.shots",
+    "tune": "tuning",
+    "tune_run": "tuning",
+    "write_report": "report",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

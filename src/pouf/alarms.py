@@ -38,6 +38,7 @@ class Signs(NamedTuple):
 class Alarm(NamedTuple):
     name: str
     words: str  # for people: what was seen and what it may mean
+    advice: str = ""  # a sentence on what to do
 
 
 class Seen(NamedTuple):
@@ -85,72 +86,58 @@ def kappa(labels: Tensor, others: Tensor) -> float:
 
 
 def alarms(signs: Signs, settled: float = 1.0) -> list[Alarm]:
-    """What speaks against the adapted classifier. How the limits were set: see docs/trust.md.
+    """What speaks against the adapted classifier, the plainest first. How the limits were set: see docs/trust.md.
 
     Args:
         settled: of `Choice`, where this is the end of a run.
     """
+    slower = "Try a smaller learning rate."
     found = []
-    if settled < 0.7:
-        found.append(
-            Alarm(
-                "restless",
-                f"the run has not settled: late in it, predictions still changed so much that they agree with those of "
-                f"its end by a kappa of {settled:.2f} only. Try a smaller learning rate",
-            )
-        )
     if signs.effective_after < 0.5 * signs.effective_before:
-        found.append(
-            Alarm(
-                "collapse",
-                f"predictions use {signs.effective_after:.1f} of {signs.classes} classes, zero-shot used "
-                f"{signs.effective_before:.1f}: the run has collapsed. Try a smaller learning rate",
-            )
+        words = (
+            f"predictions use {signs.effective_after:.1f} of {signs.classes} classes, zero-shot used "
+            f"{signs.effective_before:.1f}: the run has collapsed"
         )
+        found.append(Alarm("collapse", words, slower))
     if signs.confidence_after < 0.5 * signs.confidence_before:
-        found.append(
-            Alarm(
-                "undecided",
-                f"the mean probability of the predicted class fell from {signs.confidence_before:.2f} to "
-                f"{signs.confidence_after:.2f}: the run has lost what the model knew. Try a smaller learning rate",
-            )
+        words = (
+            f"the mean probability of the predicted class fell from {signs.confidence_before:.2f} to "
+            f"{signs.confidence_after:.2f}: the run has lost what the model knew"
         )
+        found.append(Alarm("undecided", words, slower))
     if signs.kappa < 0.2:
-        found.append(
-            Alarm(
-                "estranged",
-                f"zero-shot and adapted agree on {100 * signs.agreement:.0f} % of the inputs, by chance it would be "
-                f"{100 * signs.chance:.0f} %: either zero-shot is near chance, or the run has gone astray",
-            )
+        words = (
+            f"zero-shot and adapted agree on {100 * signs.agreement:.0f} % of the inputs, by chance it would be "
+            f"{100 * signs.chance:.0f} %: either zero-shot is near chance, or the run has gone astray"
         )
+        found.append(Alarm("estranged", words, slower))
+    if settled < 0.7:
+        words = (
+            "the run has not settled: late in it, predictions still changed so much that they agree with its end by a "
+            f"kappa of {settled:.2f} only"
+        )
+        found.append(Alarm("restless", words, slower))
     if signs.shift > 0.5:
-        found.append(
-            Alarm("shifted", f"{100 * signs.shift:.0f} % of the predicted shares moved to other classes"),
-        )
+        found.append(Alarm("shifted", f"{100 * signs.shift:.0f} % of the predicted shares moved to other classes"))
     if signs.unused_after > signs.unused_before + 0.3:
-        found.append(
-            Alarm(
-                "unchosen",
-                f"{100 * signs.unused_after:.0f} % of the classes are given to no input, "
-                f"{100 * signs.unused_before:.0f} % before",
-            )
+        words = (
+            f"{100 * signs.unused_after:.0f} % of the classes are given to no input, "
+            f"{100 * signs.unused_before:.0f} % before"
         )
+        found.append(Alarm("unchosen", words))
     if signs.stability_before < 0.62:
-        found.append(
-            Alarm(
-                "unsteady",
-                f"{100 * (1 - signs.stability_before):.0f} % of zero-shot's predictions change with a small change of "
-                "the input: are the classes that were named the ones in the data, and more than one of them?",
-            )
+        words = (
+            f"{100 * (1 - signs.stability_before):.0f} % of zero-shot's predictions change with a small change of the "
+            "input"
         )
+        question = "Are the classes that were named the ones in the data, and more than one of them?"
+        found.append(Alarm("unsteady", words, question))
     if signs.confidence_after - signs.stability_after > 0.4:
-        found.append(
-            Alarm(
-                "overconfident",
-                f"a mean probability of {signs.confidence_after:.2f} for the predicted class, but only "
-                f"{100 * signs.stability_after:.0f} % of the predictions survive a small change of the input",
-            )
+        words = (
+            f"a mean probability of {signs.confidence_after:.2f} for the predicted class, but only "
+            f"{100 * signs.stability_after:.0f} % of the predictions survive a small change of the input"
         )
+        found.append(Alarm("overconfident", words))
     return found
 
 

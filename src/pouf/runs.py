@@ -164,10 +164,13 @@ class Trust(NamedTuple):
     def words(self) -> str:
         """The verdict for people."""
         if self.use == "zero-shot":
-            why = "; ".join(alarm.words for alarm in self.alarms)
-            why = why or "no later step agrees as well with the rest of the run as zero-shot itself"
-            override = "chosen" if self.chosen else "last"
-            return f"Do not trust the adapted model: {why}. Zero-shot is used instead (--use {override} overrides)."
+            why, advice = "no later step agrees as well with the rest of the run as zero-shot itself", ""
+            if self.alarms:
+                first, *others = self.alarms
+                also = f" (also: {', '.join(alarm.name for alarm in others)})" if others else ""
+                why, advice = first.words + also, f" {first.advice}" if first.advice else ""
+            override = f"--use {'chosen' if self.chosen else 'last'} overrides"
+            return f"Do not trust the adapted model: {why}. Zero-shot is used instead ({override}).{advice}"
         if not self.trained:
             return "No alarm. Nothing was trained; predictions are adjusted as a whole."
         return f"No alarm. Step {self.chosen} of {self.last} was chosen without labels and is used."
