@@ -83,7 +83,10 @@ def test_a_run_that_does_not_settle_is_not_trusted() -> None:
     assert judge(steady).choice.settled == 1 and judge(steady).alarms == []
     assert judge(restless).choice.settled == kappa(early, late) < 0.7
     assert [alarm.name for alarm in judge(restless).alarms] == ["restless"] and judge(restless).use == "zero-shot"
-    assert judge_trial({}, restless, restless.choose()).believable == {}
+    trial = judge_trial({}, restless, restless.choose())
+    assert trial.why_not == "restless" and list(trial.believable) == [10, 20, 30], "it may vote, and is not chosen"
+    settled = judge_trial({}, steady, steady.choose())
+    assert choose_trial([trial, trial, settled]).best == 2 and choose_trial([trial]).best is None
     assert judge(ran(start, late, early, early, early, early)).alarms == [], "in its first third a run may jump"
 
 

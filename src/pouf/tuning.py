@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pouf.adaptation import Adaptation, Step, adapt, adjust_at
@@ -26,11 +27,11 @@ SUMMARY = "tune.json"
 
 
 class Trial(NamedTuple):
-    """One setting, and its snapshots that no alarm speaks against."""
+    """One setting, and its snapshots that no alarm speaks against. One with a `why_not` is not chosen."""
 
     settings: dict[str, Any]
     believable: dict[int, Tensor]  # step -> (n, k) probabilities; without zero-shot
-    why_not: str = ""  # there are none
+    why_not: str = ""
 
 
 class Tuning(NamedTuple):
@@ -175,14 +176,17 @@ def _run_trials(
 
 
 def judge_trial(settings: dict[str, Any], snapshots: Snapshots, choice: Choice) -> Trial:
-    """The steps of a trial that no alarm speaks against; none where it ended badly, as `judge` sees it."""
-    at_the_end = alarms(snapshots.signs(max(snapshots.seen)), choice.settled)
-    if at_the_end:
-        return Trial(settings, {}, ", ".join(alarm.name for alarm in at_the_end))
+    """The steps of a trial that no alarm speaks against; none where it ended badly, as `judge` sees it.
+
+    A trial that has not settled may still vote: where there are others, it is they who outvote it.
+    """
+    at_the_end = [alarm.name for alarm in alarms(snapshots.signs(max(snapshots.seen)), choice.settled)]
+    if at_the_end not in ([], ["restless"]):
+        return Trial(settings, {}, ", ".join(at_the_end))
     believable = {
         step: seen.probabilities for step, seen in snapshots.seen.items() if step and not alarms(snapshots.signs(step))
     }
-    return Trial(settings, believable)
+    return Trial(settings, believable, ", ".join(at_the_end))
 
 
 def choose_trial(trials: Sequence[Trial]) -> Tuning:
@@ -191,13 +195,14 @@ def choose_trial(trials: Sequence[Trial]) -> Tuning:
     The last ones alone, since the many early snapshots of slow settings would otherwise outvote those that got further.
     """
     last = [trial.believable[max(trial.believable)] for trial in trials if trial.believable]
-    if not last:
-        return Tuning(list(trials), None, 0, {})
-    voted = ensemble_labels(last)
+    voted = ensemble_labels(last) if last else torch.zeros(0)
     agreement = {
         (i, step): (probabilities.argmax(1) == voted).double().mean().item()
         for i, trial in enumerate(trials)
         for step, probabilities in trial.believable.items()
     }
-    best = max(agreement, key=lambda place: (agreement[place], place[1]))
+    chosen = [place for place in agreement if not trials[place[0]].why_not]
+    if not chosen:
+        return Tuning(list(trials), None, 0, agreement)
+    best = max(chosen, key=lambda place: (agreement[place], place[1]))
     return Tuning(list(trials), best[0], best[1], agreement)
