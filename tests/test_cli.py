@@ -165,7 +165,7 @@ def test_a_run_that_keeps_its_base_goes_all_the_way(few_digits: Path, tmp_path: 
     said = pouf(
         "adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo-prompt",
         "--tune", tune, "--steps", 3, "--optimizer", "adamw", "--template", "a {}.", "--template", "the {}.",
-        cwd=tmp_path,
+        "--no-report", cwd=tmp_path,
     )  # fmt: skip
     assert "trainable " in said.stderr and "150 unlabelled images, 10 classes" in said.stderr
     assert "pouf predict pouf-run" in said.stdout
