@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from pouf.cli.given import build_classifier, check_together, read_data
+from pouf.cli.given import build_classifier, check_together, read_asked, read_data
 from pouf.cli.options import (
     BatchSize,
     Cache,
@@ -111,12 +111,10 @@ def adapt(
     as_json: Json = False,
 ) -> None:
     """Adapt a model to unlabelled images or texts, given the names of the classes."""
-    from pouf.cloze import make_cloze, read_words
     from pouf.data.shots import read_shots
     from pouf.encoding import Reading
     from pouf.methods import METHODS
     from pouf.objectives.terms import needs_unlabelled
-    from pouf.prompts import read_classes, read_templates
     from pouf.runs import SKIPPED, adapt_run, advised_use, check_new, read_choice, read_verdict
 
     calm_libraries()
@@ -125,10 +123,7 @@ def adapt(
             out.print(f"{known:12} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
         return
     chosen = one_of("--method", method, METHODS)
-    names = read_classes(classes) if classes is not None else None
-    templates = read_templates(template) if template else None
-    label_words = read_words(words) if words is not None else None
-    cloze = make_cloze(names or (), templates, label_words, max_length)
+    names, templates, label_words, cloze = read_asked(classes, template, words, max_length)
     kind, data = read_data(images, texts, features, shots, cloze, text_column)
     check_together(kind, model, names, prototypes, max_length, cloze)
     assert names is not None or kind == "vector"

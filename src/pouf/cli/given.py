@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pouf.cli.options import columns_of
 from pouf.errors import InputError
@@ -15,6 +15,25 @@ if TYPE_CHECKING:
     from pouf.cloze import Cloze
     from pouf.data.base import Unlabelled
     from pouf.methods import Kind, Method
+
+
+class Asked(NamedTuple):
+    """What is to be told apart, and how the model is asked."""
+
+    names: Sequence[str] | None  # None: they come with the prototypes
+    templates: Sequence[str] | None
+    words: Sequence[Sequence[str]] | None  # for [MASK]
+    cloze: Cloze | None
+
+
+def read_asked(classes: str | None, template: list[str] | None, words: str | None, max_length: int | None) -> Asked:
+    from pouf.cloze import make_cloze, read_words
+    from pouf.prompts import read_classes, read_templates
+
+    names = read_classes(classes) if classes is not None else None
+    templates = read_templates(template) if template else None
+    label_words = read_words(words) if words is not None else None
+    return Asked(names, templates, label_words, make_cloze(names or (), templates, label_words, max_length))
 
 
 def read_data(

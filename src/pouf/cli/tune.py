@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pouf.cli.given import build_classifier, check_together, read_data
+from pouf.cli.given import build_classifier, check_together, read_asked, read_data
 from pouf.cli.options import (
     BatchSize,
     Cache,
@@ -78,20 +78,15 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Try a few learning rates (and lambdas), and choose among all their steps without labels."""
-    from pouf.cloze import make_cloze, read_words
     from pouf.encoding import Reading
     from pouf.methods import USUAL
-    from pouf.prompts import read_classes, read_templates
     from pouf.recipe import Recipe
     from pouf.runs import SKIPPED, check_new
     from pouf.tuning import grid, tune_run
 
     calm_libraries()
     check_new(out_dir)
-    names = read_classes(classes) if classes is not None else None
-    templates = read_templates(template) if template else None
-    label_words = read_words(words) if words is not None else None
-    cloze = make_cloze(names or (), templates, label_words, max_length)
+    names, templates, label_words, cloze = read_asked(classes, template, words, max_length)
     kind, data = read_data(images, texts, features, None, cloze, text_column)
     check_together(kind, model, names, prototypes, max_length, cloze)
     assert data is not None
