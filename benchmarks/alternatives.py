@@ -32,9 +32,9 @@ from pouf.data.base import Subset
 from pouf.data.labelled import read_labelled
 from pouf.data.vectors import Vectors
 from pouf.demo import DIGITS, write_digits
-from pouf.evaluation import accuracy
-from pouf.methods import METHODS
-from pouf.runs import versions
+from pouf.runs.folder import versions
+from pouf.training.methods import METHODS
+from pouf.validation.evaluation import accuracy
 
 Keep = Callable[[str, str, object], None]
 SEEDS = (0, 1, 2)
@@ -94,7 +94,7 @@ def on_features(file: Path, only: Sequence[str], keep: Keep) -> None:
         for which, rows in sets.items():
             classifier, data = Classifier.from_vectors(prototypes, names), Vectors(vectors[rows])
             adapt(classifier, data, FEATURE_METHODS[method], on_start=lambda message: None)
-            guess = classifier.score(data).log_probabilities.argmax(1)
+            guess = classifier.infer(data).log_probabilities.argmax(1)
             found[which] = accuracy(guess, torch.from_numpy(labels[rows]))
         found["skewed"] = statistics.mean(found[f"skewed {seed}"] for seed in SEEDS)
         columns = ("balanced", "skewed", "100 classes", "30 classes", "10 classes")
@@ -161,7 +161,7 @@ def one_digit_run(
         classifier, None if shots is not None else data, recipe.with_settings(seed=seed), shots=shots,
         on_start=lambda message: None,
     )  # fmt: skip
-    return accuracy(classifier.score(data).log_probabilities.argmax(1), torch.from_numpy(labels[rows]))
+    return accuracy(classifier.infer(data).log_probabilities.argmax(1), torch.from_numpy(labels[rows]))
 
 
 def spread(values: list[float]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pouf import Recipe
 from pouf.demo import demo
-from pouf.runs import versions
+from pouf.runs.folder import versions
 
 RECIPES = {"full": "demo", "prompt": "demo-prompt"}
 

@@ -30,12 +30,12 @@ from pouf import Classifier, Recipe, Texts, adapt, calibrate
 from pouf.bench.archives import read_task
 from pouf.bench.language import TASKS, Task
 from pouf.bench.splits import few_shot, subset
-from pouf.cloze import Sample
 from pouf.data.shots import Shots
 from pouf.data.texts import read_rows
-from pouf.demonstrations import Demonstrations
-from pouf.metrics import METRICS
-from pouf.runs import versions
+from pouf.models.cloze import Sample
+from pouf.models.demonstrations import Demonstrations
+from pouf.runs.folder import versions
+from pouf.validation.metrics import METRICS
 
 DOMAINS = ("tweets", "amazon", "nyt")
 GLUE_LIKE = ("SST-2", "SST-5", "MR", "Subj", "TREC", "CoLA", "RTE", "MRPC")
@@ -78,7 +78,7 @@ class Bench:
         return Classifier.from_pretrained(self.model, self.task.labels, [self.task.template], words=words,
                                           max_length=self.task.max_length)  # fmt: skip
 
-    def judge(self, log_probabilities: torch.Tensor) -> float:
+    def assess(self, log_probabilities: torch.Tensor) -> float:
         return self.measure(log_probabilities.exp(), self.labelled.targets)
 
     def untrained(self) -> Result:
@@ -90,8 +90,8 @@ class Bench:
             "metric": self.task.metrics[0],
             "n": len(scores),
             "majority": self.measure(majority, self.labelled.targets),
-            "zero_shot": self.judge(scores),
-            "calibrated": self.judge(calibrate(scores)),
+            "zero_shot": self.assess(scores),
+            "calibrated": self.assess(calibrate(scores)),
         }
 
     def train(
@@ -102,7 +102,7 @@ class Bench:
             classifier.demonstrations = Demonstrations.from_shots(shots, samples=self.task.draws, seed=seed)
         data = Texts(self.unlabelled) if unlabelled else None
         adapt(classifier, data, recipe.with_settings(seed=seed), shots=shots, on_start=lambda message: None)
-        return self.judge(classifier.score(self.labelled.inputs).log_probabilities)
+        return self.assess(classifier.score(self.labelled.inputs).log_probabilities)
 
 
 def repeated(name: str, seeds: list[int], run: Callable[[int], float]) -> list[float]:

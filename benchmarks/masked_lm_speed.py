@@ -25,10 +25,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
 from pouf import Recipe
-from pouf.backbones.masked_lm import MaskedLM
-from pouf.cloze import Cloze
-from pouf.objectives.terms import Scores, total_loss, unlabelled_terms
-from pouf.runs import versions
+from pouf.losses.objective import Scores, total_loss, unlabelled_terms
+from pouf.models.cloze import Cloze
+from pouf.models.masked_lm import MaskedLM
+from pouf.runs.folder import versions
 
 LENGTH, PADDED, BATCH = 25, 128, 8
 MARKS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

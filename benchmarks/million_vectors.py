@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pouf.runs import versions
+from pouf.runs.folder import versions
 
 # Runs a command and tells the peak memory of its process in GB.
 CHILD = """

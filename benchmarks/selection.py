@@ -24,17 +24,17 @@ import torch
 from texts import TASKS, UNLABELLED, model_folder, read
 
 from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
-from pouf.alarms import Seen
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS, write_digits
-from pouf.encoding import Reading
 from pouf.errors import Diverged
-from pouf.evaluation import accuracy
-from pouf.runs import judge, versions
-from pouf.selection import Snapshots
-from pouf.tuning import Trial as JudgedTrial
-from pouf.tuning import choose_trial, judge_trial
+from pouf.inference import InferenceConfig
+from pouf.runs.folder import assess, versions
+from pouf.training.search import Trial as JudgedTrial
+from pouf.training.search import choose_trial, judge_trial
+from pouf.validation.diagnostics import SnapshotPredictions
+from pouf.validation.evaluation import accuracy
+from pouf.validation.selectors import Snapshots
 
 DIGIT_RATES = (2e-3, 6e-3, 2e-2, 6e-2, 2e-1)
 TEXT_RATES = (3e-6, 1e-5, 3e-5, 1e-4, 1e-3)
@@ -64,7 +64,7 @@ def run_trial(task: Task, rate: float, zero_shot: float | None) -> Trial:
         if step == 0 and zero_shot is not None:
             at[step] = zero_shot
             return
-        at[step] = accuracy(classifier.score(task.test, Reading(256)).log_probabilities.argmax(1), task.labels)
+        at[step] = accuracy(classifier.infer(task.test, InferenceConfig(256)).log_probabilities.argmax(1), task.labels)
         print(f"    {rate:g} step {step}: {100 * at[step]:.1f}", flush=True)
 
     try:
@@ -79,7 +79,7 @@ def kept_trial(task: Task, rate: float, zero_shot: float | None, file: Path | No
     """A trial, or what a file holds of it, so that other ways to choose can be tried without training again."""
     if file is not None and file.is_file():
         held = torch.load(file)
-        seen = {step: Seen(*parts) for step, parts in held["seen"].items()}
+        seen = {step: SnapshotPredictions(*parts) for step, parts in held["seen"].items()}
         return Trial(Snapshots({}, held["features"], seen=seen) if seen else None, held["accuracy"])
     trial = run_trial(task, rate, zero_shot)
     if file is not None:
@@ -108,7 +108,7 @@ def measure(task: Task, keep: Path | None) -> dict[str, Any]:
             continue
         choice = trial.snapshots.choose()
         judged.append(judge_trial({"lr": rate}, trial.snapshots, choice))
-        trust = judge(trial.snapshots, choice)
+        trust = assess(trial.snapshots, choice)
         within.append(zero_shot if trust.use == "zero-shot" else trial.accuracy[trust.chosen])
         ends.append(trial.accuracy[trust.last])
     tuning = choose_trial(judged)

@@ -31,10 +31,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
 from pouf import Classifier, Images, Recipe
-from pouf.adaptation import Step, adapt
-from pouf.backbones.dual_encoder import DualEncoder
-from pouf.encoding import Reading
-from pouf.runs import versions
+from pouf.inference import InferenceConfig
+from pouf.models.dual_encoder import DualEncoder
+from pouf.runs.folder import versions
+from pouf.training.trainer import Step, adapt
 
 WORDS = 400  # each a token of its own: class names of one or two words are as long as CLIP's
 NOISE = np.random.default_rng(0)
@@ -190,7 +190,7 @@ def encoding(steps: int) -> dict[str, float]:
             backbone.encode_inputs(backbone.prepare(images[start : start + 32]))
 
     def ours() -> None:
-        classifier.encode(Images(images), Reading(32))
+        classifier.encode(Images(images), InferenceConfig(32))
 
     pairs = []
     for turn in range(5 * steps + 1):  # who goes first changes: the second finds a warmer machine

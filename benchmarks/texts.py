@@ -21,8 +21,8 @@ import torch
 
 from pouf import Classifier, Recipe, Texts, adapt, calibrate
 from pouf.data.texts import read_rows
-from pouf.evaluation import accuracy
-from pouf.runs import versions
+from pouf.runs.folder import versions
+from pouf.validation.evaluation import accuracy
 
 # Label → how the text side is told of the class, and the sentences it stands in.
 TASKS = {
@@ -69,13 +69,13 @@ def run_task(task: str, data: Path, model: Path, recipe: Recipe, seeds: tuple[in
     for seed in seeds:
         classifier = Classifier.from_pretrained(model, list(words.values()), templates)
         if seed == seeds[0]:
-            zero_shot = classifier.score(Texts(texts)).log_probabilities
+            zero_shot = classifier.infer(Texts(texts)).log_probabilities
             result["zero_shot"] = accuracy(zero_shot.argmax(1), labels)
             result["calibrated"] = accuracy(calibrate(zero_shot).argmax(1), labels)
         start = time.perf_counter()
         adapt(classifier, Texts(unlabelled), recipe.with_settings(seed=seed))
         seconds.append(time.perf_counter() - start)
-        adapted.append(accuracy(classifier.score(Texts(texts)).log_probabilities.argmax(1), labels))
+        adapted.append(accuracy(classifier.infer(Texts(texts)).log_probabilities.argmax(1), labels))
         print(f"{task} seed {seed}: zero-shot {result['zero_shot']:.3f} calibrated {result['calibrated']:.3f} "
               f"adapted {adapted[-1]:.3f} ({seconds[-1]:.0f} s)", flush=True)  # fmt: skip
     return result | {"adapted": adapted, "seconds": [round(s, 1) for s in seconds]}

@@ -23,10 +23,10 @@ from texts import TASKS, UNLABELLED, model_folder, read
 from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
 from pouf.data.base import Subset, Unlabelled
 from pouf.demo import DIGITS, write_digits
-from pouf.encoding import Reading
-from pouf.evaluation import accuracy
-from pouf.reliability import kept_at, reliability
-from pouf.runs import judge, versions
+from pouf.inference import InferenceConfig
+from pouf.runs.folder import assess, versions
+from pouf.validation.evaluation import accuracy
+from pouf.validation.selective import kept_at, reliability
 
 RATES = (0.02, 0.05, 0.1)
 ANIMALS = ("a cat", "a dog", "a horse", "a bird", "a fish", "a cow")
@@ -80,7 +80,7 @@ def run_case(case: Case) -> dict[str, Any]:
     def score() -> None:
         right = None
         if case.labels is not None:
-            right = accuracy(classifier.score(case.data).log_probabilities.argmax(1), case.labels)
+            right = accuracy(classifier.infer(case.data).log_probabilities.argmax(1), case.labels)
         scored.append(right)
 
     score()
@@ -88,20 +88,21 @@ def run_case(case: Case) -> dict[str, Any]:
     result = adapt(classifier, case.data, case.recipe.with_settings(snapshots=4), on_start=lambda message: None)
     score()
     assert result.snapshots is not None
-    trust = judge(result.snapshots, result.choice)
+    trust = assess(result.snapshots, result.choice)
     abstained = {}
     if case.usual and case.labels is not None:
         result.use_chosen()
-        predictions = classifier.score(case.data)
+        predictions = classifier.infer(case.data)
         right = predictions.log_probabilities.argmax(1) == case.labels
-        estimated = reliability(classifier, zero_shot, case.data, predictions, Reading())
+        estimated = reliability(classifier, zero_shot, case.data, predictions, InferenceConfig())
         for rate in RATES:
             kept = kept_at(rate, estimated)
             wrong = 1 - right[kept].double().mean().item() if kept.any() else None
             abstained[f"{rate:g}"] = {"n": len(kept), "kept": int(kept.sum()), "wrong": wrong}
     return {
         "zero_shot": scored[0], "last": scored[1], "use": trust.use,
-        "alarms": [alarm.name for alarm in trust.alarms], "kappa": trust.signs.kappa, "signs": trust.signs._asdict(),
+        "alarms": [alarm.name for alarm in trust.alarms], "kappa": trust.diagnostics.kappa,
+        "signs": trust.diagnostics._asdict(),
         "abstained": abstained,
     }  # fmt: skip
 

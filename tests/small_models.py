@@ -29,7 +29,7 @@ from transformers import (
     SiglipModel,
 )
 
-from pouf.backbones.load import embedded_folder
+from pouf.models.load import embedded_folder
 
 WORDS = "a photo of the it is about text cat dog sea air good bad great film book . , how many who where".split()
 

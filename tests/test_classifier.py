@@ -9,8 +9,8 @@ from PIL import Image
 from transformers import CLIPModel
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, adapt
-from pouf.backbones.load import embedded_folder
 from pouf.demo import DIGITS
+from pouf.models.load import embedded_folder
 from pouf.tuners import TUNERS
 
 SHORT = Recipe.load("demo").with_settings(steps=2, batch_size=12)

@@ -18,7 +18,7 @@ from small_models import masked_lm, sentence_encoder
 from pouf import EMBEDDED, Classifier, FeatureCache, Images
 from pouf.demo import DIGITS
 from pouf.distributed import World
-from pouf.encoding import Reading
+from pouf.inference import InferenceConfig
 
 HERE = Path(__file__).parent
 
@@ -88,7 +88,7 @@ def test_the_command_line_writes_and_speaks_once(ran: Path, tmp_path: Path) -> N
     alone = Classifier.load(tmp_path / "run")
     cache = FeatureCache(tmp_path / "cache2")
     before = len(list(cache.folder.rglob("*.npy")))
-    predictions = alone.score(Images.from_folder(ran / "images"), Reading(cache=cache))
+    predictions = alone.infer(Images.from_folder(ran / "images"), InferenceConfig(cache=cache))
     assert len(list(cache.folder.rglob("*.npy"))) == before
     said = [line.split(",")[1] for line in (tmp_path / "two.csv").read_text().splitlines()[1:]]
     assert said == [DIGITS[k] for k in predictions.log_probabilities.argmax(1).tolist()]

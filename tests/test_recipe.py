@@ -8,9 +8,9 @@ import pytest
 
 from pouf import InputError, Recipe
 from pouf.data.augment import AUGMENTATIONS
-from pouf.objectives import COSTS
-from pouf.optimisation import OPTIMIZERS, SCHEDULES
+from pouf.losses import COSTS
 from pouf.recipe import Objective, Optimisation, Tuning, recipe_names
+from pouf.training.optim import OPTIMIZERS, SCHEDULES
 from pouf.tuners import TUNERS
 
 

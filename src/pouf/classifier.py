@@ -13,24 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pouf.adjustment import ADJUSTMENTS, FITTED_ON, Adjustment
-from pouf.backbones import EMBEDDED, Backbone, load_backbone, load_fresh_head
-from pouf.backbones.base import check_modality
-from pouf.backbones.embeddings import Embeddings
-from pouf.cloze import MAX_LENGTH, make_cloze
 from pouf.data.base import Unlabelled
 from pouf.data.images import Images
 from pouf.data.texts import Texts
 from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, read_arrays
-from pouf.demonstrations import Demonstrations
-from pouf.encoding import Change, Encoded, Reading, encode
 from pouf.errors import InputError
-from pouf.prompts import DEFAULT_TEMPLATES, check_classes, check_templates, numbered
+from pouf.inference import FeatureSet, InferenceConfig, Transform, encode
+from pouf.models import EMBEDDED, Backbone, load_backbone, load_sequence_classifier
+from pouf.models.base import check_modality
+from pouf.models.cloze import MAX_LENGTH, make_cloze
+from pouf.models.demonstrations import Demonstrations
+from pouf.models.precomputed import Precomputed
+from pouf.models.prompts import DEFAULT_TEMPLATES, check_classes, check_templates, numbered
+from pouf.postprocess.postprocessor import FITTED_ON, POSTPROCESSORS, Postprocessor
 from pouf.recipe import Tuning
 from pouf.tuners import TUNERS, Tuner
 from pouf.tuners.soft_prompt import SoftPrompt
 
-READING = Reading()
+INFERENCE = InferenceConfig()
 Inputs = Unlabelled | str | Path | Sequence[Any]
 
 
@@ -70,7 +70,7 @@ class Classifier(nn.Module):
         self.demonstrations: Demonstrations | None = None  # solved examples to show beside each sample
         self.fresh_head: int | None = None  # the seed of a head that started without knowledge
         self.prior: Tensor | None = None  # (k,) class proportions, where they are known
-        self.adjustment: Adjustment | None = None  # of predictions, fitted on many of them
+        self.postprocessor: Postprocessor | None = None  # of predictions, fitted on many of them
         self.temperature: float | None = None
         if temperature is not None:
             self.set_temperature(temperature)
@@ -110,7 +110,7 @@ class Classifier(nn.Module):
     ) -> Classifier:
         """A text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on labelled shots."""
         names = check_classes(classes)
-        backbone = load_fresh_head(name_or_path, len(names), seed, max_length)
+        backbone = load_sequence_classifier(name_or_path, len(names), seed, max_length)
         classifier = cls(backbone, names, model=_lasting(name_or_path))
         classifier.fresh_head = seed
         return classifier
@@ -134,7 +134,7 @@ class Classifier(nn.Module):
             raise InputError(
                 f"expected names for {len(prototypes)} prototypes, not {came}: give the classes in their order"
             )
-        return cls(Embeddings(prototypes), numbered(classes), temperature=temperature)
+        return cls(Precomputed(prototypes), numbered(classes), temperature=temperature)
 
     def set_temperature(self, temperature: float) -> None:
         self.backbone.set_temperature(temperature)
@@ -174,14 +174,14 @@ class Classifier(nn.Module):
     def features(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
         """(n, d), each of length 1."""
         data = self.unlabelled(inputs)
-        encoded = self.encode(data, Reading(batch_size))
+        encoded = self.encode(data, InferenceConfig(batch_size))
         _check_complete(data)
         return F.normalize(encoded.features, dim=1)
 
     def predict_proba(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
         """(n, k), rows sum to 1."""
         data = self.unlabelled(inputs)
-        predictions = self.score(data, Reading(batch_size))
+        predictions = self.infer(data, InferenceConfig(batch_size))
         _check_complete(data)
         return predictions.log_probabilities.exp()
 
@@ -190,7 +190,9 @@ class Classifier(nn.Module):
         return [self.classes[i] for i in self.predict_proba(inputs, batch_size).argmax(1).tolist()]
 
     @torch.no_grad()
-    def encode(self, data: Unlabelled, reading: Reading = READING, *, change: Change | None = None) -> Encoded:
+    def encode(
+        self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, change: Transform | None = None
+    ) -> FeatureSet:
         """Features of all that can be read; what can't is listed in `data.skipped`.
 
         With demonstrations they are means over several draws of these (the logits are linear in them), and not kept.
@@ -204,39 +206,43 @@ class Classifier(nn.Module):
             raise InputError(f"{data.source} has no known end: take some of it with take(n)")
         self.eval()
         if self.demonstrations is None:
-            return encode(self.backbone, data, reading, change)
-        views = [Change("", _in_turn(change, self.demonstrations.view(i))) for i in range(self.demonstrations.samples)]
+            return encode(self.backbone, data, inference, change)
+        views = [
+            Transform("", _in_turn(change, self.demonstrations.view(i))) for i in range(self.demonstrations.samples)
+        ]
         # The bar advances once for each sample: during the last view.
-        unseen = replace(reading, cache=None, on_batch=None)
-        readings = [unseen] * (len(views) - 1) + [replace(unseen, on_batch=reading.on_batch)]
+        unseen = replace(inference, cache=None, on_batch=None)
+        readings = [unseen] * (len(views) - 1) + [replace(unseen, on_batch=inference.on_batch)]
         encoded = [encode(self.backbone, data, how, view) for how, view in zip(readings, views, strict=True)]
-        return Encoded(encoded[0].indices, torch.stack([each.features for each in encoded]).mean(0))
+        return FeatureSet(encoded[0].indices, torch.stack([each.features for each in encoded]).mean(0))
 
-    def score(self, data: Unlabelled, reading: Reading = READING) -> Predictions:
+    def infer(self, data: Unlabelled, inference: InferenceConfig = INFERENCE) -> Predictions:
         """Log-probabilities of all that can be read; prototypes are computed once."""
-        encoded = self.encode(data, reading)
+        encoded = self.encode(data, inference)
         blocks = list(self.score_features(encoded))
         return Predictions(encoded.indices, torch.cat([block.log_probabilities for block in blocks]))
 
     @torch.no_grad()
-    def adjust(self, name: str, encoded: Encoded, seed: int = 0) -> None:
+    def adjust(self, name: str, encoded: FeatureSet, seed: int = 0) -> None:
         """Fit one of `ADJUSTMENTS` on these features (a random part where they are very many) and predict with it."""
         features = encoded.features
         if len(features) > FITTED_ON:
             chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))[:FITTED_ON]
             features = features[chosen.sort().values]
         features = features.to(self.backbone.device).float()
-        self.adjustment = ADJUSTMENTS[name](features, self.backbone.scores(features, self.prototypes()), self.prior)
+        self.postprocessor = POSTPROCESSORS[name](
+            features, self.backbone.scores(features, self.prototypes()), self.prior
+        )
 
     @torch.no_grad()
-    def score_features(self, encoded: Encoded, rows: int = 8192) -> Iterator[Predictions]:
+    def score_features(self, encoded: FeatureSet, rows: int = 8192) -> Iterator[Predictions]:
         """The same, block by block: a million samples and a thousand classes need not be in memory at once."""
         prototypes = self.prototypes()
         for start in range(0, len(encoded.indices), rows):
             features = encoded.features[start : start + rows].to(self.backbone.device).float()
             logits = self.backbone.scores(features, prototypes).logits
-            if self.adjustment is not None:
-                logits = self.adjustment(features, logits)
+            if self.postprocessor is not None:
+                logits = self.postprocessor(features, logits)
             yield Predictions(encoded.indices[start : start + rows], logits.float().log_softmax(1).cpu())
 
     def unlabelled(self, inputs: Inputs) -> Unlabelled:
@@ -299,6 +305,6 @@ def _check_complete(data: Unlabelled) -> None:
         )
 
 
-def _in_turn(change: Change | None, view: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+def _in_turn(change: Transform | None, view: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
     """A changed sample among its demonstrations."""
     return view if change is None else lambda sample, seed: view(change.apply(sample, seed), seed)

@@ -10,16 +10,16 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from pouf.adaptation import Adaptation, Step
-from pouf.backbones import EMBEDDED
 from pouf.classifier import Classifier
 from pouf.data.images import Images
 from pouf.data.labelled import read_labelled
-from pouf.encoding import Reading
-from pouf.evaluation import Evaluation, evaluate
+from pouf.inference import InferenceConfig
+from pouf.models import EMBEDDED
 from pouf.recipe import Recipe
-from pouf.report import write_report
-from pouf.runs import adapt_run, load_run
+from pouf.reporting.html import write_report
+from pouf.runs.folder import adapt_run, load_run
+from pouf.training.trainer import Adaptation, Step
+from pouf.validation.evaluation import Evaluation, evaluate
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -53,10 +53,10 @@ def demo(
         classifier, Images.from_folder(images), recipe, folder, command=command, on_start=on_start, on_step=on_step
     )
     labelled = read_labelled(images, DIGITS, "image")
-    reading = Reading(256)
+    inference = InferenceConfig(256)
     zero_shot = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    evaluation = evaluate(zero_shot, classifier, labelled, reading, load_run(folder))
-    report = write_report(folder, labelled.inputs, labelled.labels, reading=reading)
+    evaluation = evaluate(zero_shot, classifier, labelled, inference, load_run(folder))
+    report = write_report(folder, labelled.inputs, labelled.labels, inference=inference)
     return Demo(folder, images, report, adaptation, evaluation, time.perf_counter() - start)
 
 

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pouf.adjustment import Adjustment
-from pouf.backbones import Backbone, load_backbone, load_fresh_head
-from pouf.backbones.embeddings import Embeddings
 from pouf.classifier import Classifier
-from pouf.cloze import make_cloze
-from pouf.demonstrations import Demonstrations
 from pouf.errors import InputError
+from pouf.models import Backbone, load_backbone, load_sequence_classifier
+from pouf.models.cloze import make_cloze
+from pouf.models.demonstrations import Demonstrations
+from pouf.models.precomputed import Precomputed
+from pouf.postprocess.postprocessor import Postprocessor
 from pouf.recipe import Tuning
 from pouf.tuners import TUNERS, Tuner
 
@@ -38,14 +38,14 @@ def save(classifier: Classifier, folder: Path) -> None:
         "words": cloze.words if cloze is not None else None,
         "max_length": getattr(cloze or classifier.backbone, "max_length", None),
         "fresh_head": classifier.fresh_head,
-        "vectors": isinstance(classifier.backbone, Embeddings),
+        "vectors": isinstance(classifier.backbone, Precomputed),
         "demonstrations": classifier.demonstrations.to_json() if classifier.demonstrations is not None else None,
         "temperature": classifier.temperature,
         "prior": classifier.prior.tolist() if classifier.prior is not None else None,
-        "adjusted": classifier.adjustment is not None,
+        "adjusted": classifier.postprocessor is not None,
         "tuning": asdict(tuning) if tuning is not None else None,
     }
-    if isinstance(classifier.backbone, Embeddings):
+    if isinstance(classifier.backbone, Precomputed):
         classifier.backbone.save_pretrained(folder)
     elif tuning is not None:
         tuner = TUNERS[tuning.name](classifier, tuning)
@@ -54,8 +54,8 @@ def save(classifier: Classifier, folder: Path) -> None:
             save_file(tensors, folder / WEIGHTS)
         else:
             classifier.backbone.save_pretrained(folder)
-    if classifier.adjustment is not None:
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in classifier.adjustment.tensors().items()}
+    if classifier.postprocessor is not None:
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in classifier.postprocessor.tensors().items()}
         save_file(tensors, folder / ADJUSTMENT)
     (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -74,7 +74,7 @@ def load(folder: Path, backbone: Backbone | None, adapted: bool) -> Classifier:
     tuning = Tuning(**card["tuning"]) if card["tuning"] is not None and adapted else None
     own_weights = tuning is not None and not (folder / WEIGHTS).is_file()
     if card.get("vectors"):
-        backbone = Embeddings.from_saved(folder, adapted)
+        backbone = Precomputed.from_saved(folder, adapted)
     elif backbone is None:
         if card["model"] is None:
             raise InputError(f"{str(folder)!r} was saved from a backbone of your own: give it as backbone=…")
@@ -96,13 +96,13 @@ def load(folder: Path, backbone: Backbone | None, adapted: bool) -> Classifier:
     if card.get("prior") is not None:
         classifier.set_prior(card["prior"])
     if adapted and card.get("adjusted"):
-        classifier.adjustment = Adjustment(**load_file(folder / ADJUSTMENT))
+        classifier.postprocessor = Postprocessor(**load_file(folder / ADJUSTMENT))
     return classifier
 
 
 def _load_carded(name_or_path: str | Path, card: dict[str, Any]) -> Backbone:
     if card.get("fresh_head") is not None:
-        return load_fresh_head(name_or_path, len(card["classes"]), card["fresh_head"], card["max_length"])
+        return load_sequence_classifier(name_or_path, len(card["classes"]), card["fresh_head"], card["max_length"])
     cloze = make_cloze(card["classes"], card["templates"], card.get("words"), card.get("max_length"))
     return load_backbone(name_or_path, cloze)
 

@@ -12,8 +12,8 @@ from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
 from pouf.data.augment import crop_flip
 from pouf.data.cache import FeatureCache
 from pouf.demo import DIGITS
-from pouf.encoding import Reading
-from pouf.features import Crop
+from pouf.inference import InferenceConfig
+from pouf.training.feature_batches import Crop
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def test_nothing_is_encoded_twice(
     cache: FeatureCache, tiny: Classifier, few_digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = tiny.encode(Images.from_folder(few_digits))
-    first = tiny.encode(Images.from_folder(few_digits), Reading(cache=cache))
+    first = tiny.encode(Images.from_folder(few_digits), InferenceConfig(cache=cache))
     counts = encoded_samples(tiny, monkeypatch)
-    again = tiny.encode(Images.from_folder(few_digits), Reading(cache=cache))
+    again = tiny.encode(Images.from_folder(few_digits), InferenceConfig(cache=cache))
     assert counts == []
     assert plain.indices == first.indices == again.indices
     assert torch.equal(plain.features, first.features) and torch.equal(plain.features, again.features)
@@ -57,10 +57,10 @@ def test_what_was_computed_before_an_interruption_is_kept(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tiny.encode(Images.from_folder(few_digits), Reading(10, cache=cache, on_batch=interrupt))
+        tiny.encode(Images.from_folder(few_digits), InferenceConfig(10, cache=cache, on_batch=interrupt))
     counts = encoded_samples(tiny, monkeypatch)
     data = Images.from_folder(few_digits)
-    again = tiny.encode(data, Reading(cache=cache))
+    again = tiny.encode(data, InferenceConfig(cache=cache))
     assert sum(counts) == len(data) - 20
     monkeypatch.undo()
     assert torch.allclose(again.features, tiny.encode(data).features, atol=1e-5)
@@ -70,7 +70,7 @@ def test_what_is_new_is_encoded_and_nothing_else(
     cache: FeatureCache, tiny: Classifier, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names and folders play no part: a moved file is found again, a changed one is not."""
-    tiny.encode(Images.from_folder(few_digits), Reading(cache=cache))
+    tiny.encode(Images.from_folder(few_digits), InferenceConfig(cache=cache))
     paths = sorted(few_digits.rglob("*.png"))[:5]
     for i, path in enumerate(paths):
         (tmp_path / f"moved{9 - i}.png").write_bytes(path.read_bytes())
@@ -80,7 +80,7 @@ def test_what_is_new_is_encoded_and_nothing_else(
     data = Images.from_folder(tmp_path)
     expected = tiny.encode(Images.from_folder(tmp_path))
     counts = encoded_samples(tiny, monkeypatch)
-    found = tiny.encode(data, Reading(cache=cache))
+    found = tiny.encode(data, InferenceConfig(cache=cache))
     assert counts == [1] and list(data.skipped) == [0]
     # In a batch of its own a picture can come out with other rounding.
     assert found.indices == expected.indices and torch.allclose(found.features, expected.features, atol=1e-5)
@@ -110,16 +110,16 @@ def test_prompt_tuning_and_its_prediction_share_features(
     classifier.save(tmp_path / "run")
     again = Classifier.load(tmp_path / "run")
     counts = encoded_samples(again, monkeypatch)
-    cached = again.score(Images.from_folder(few_digits), Reading(cache=cache))
+    cached = again.infer(Images.from_folder(few_digits), InferenceConfig(cache=cache))
     assert counts == []
-    assert torch.equal(cached.log_probabilities, again.score(Images.from_folder(few_digits)).log_probabilities)
+    assert torch.equal(cached.log_probabilities, again.infer(Images.from_folder(few_digits)).log_probabilities)
 
 
 def test_other_weights_are_another_model(cache: FeatureCache, tiny: Classifier, few_digits: Path) -> None:
-    before = tiny.encode(Images.from_folder(few_digits), Reading(cache=cache)).features
+    before = tiny.encode(Images.from_folder(few_digits), InferenceConfig(cache=cache)).features
     with torch.no_grad():
         tiny.backbone.model.visual_projection.weight[0, 0] += 1e-3
-    after = tiny.encode(Images.from_folder(few_digits), Reading(cache=cache)).features
+    after = tiny.encode(Images.from_folder(few_digits), InferenceConfig(cache=cache)).features
     assert not torch.equal(before, after)
     assert torch.equal(after, tiny.encode(Images.from_folder(few_digits)).features)
 
@@ -149,9 +149,9 @@ def test_fingerprints_tell_preprocessing_pooling_and_template_apart(tmp_path: Pa
 
 def test_texts_are_kept_by_their_words(cache: FeatureCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), ["good", "bad"])
-    classifier.encode(Texts(["a cat", "a dog", "a cat"]), Reading(cache=cache))
+    classifier.encode(Texts(["a cat", "a dog", "a cat"]), InferenceConfig(cache=cache))
     counts = encoded_samples(classifier, monkeypatch)
-    found = classifier.encode(Texts(["the sea", "a dog", "a cat"]), Reading(cache=cache))
+    found = classifier.encode(Texts(["the sea", "a dog", "a cat"]), InferenceConfig(cache=cache))
     assert counts == [1] and found.indices == [0, 1, 2]
 
 
@@ -192,9 +192,9 @@ def test_a_file_without_a_fingerprint_does_not_keep_the_others_from_the_cache(
         picture.save(tmp_path / f"{i}.png")
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
     (tmp_path / "broken.png").write_bytes(b"no")
-    tiny.encode(Images.from_folder(tmp_path), Reading(cache=cache))
+    tiny.encode(Images.from_folder(tmp_path), InferenceConfig(cache=cache))
     counts = encoded_samples(tiny, monkeypatch)
-    again = tiny.encode(Images.from_folder(tmp_path), Reading(cache=cache))
+    again = tiny.encode(Images.from_folder(tmp_path), InferenceConfig(cache=cache))
     assert counts == [] and len(again.indices) == 3
     assert len(list(cache.folder.rglob("*.digests.npy"))) == 1, "nothing new, so nothing written"
 

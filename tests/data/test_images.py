@@ -11,8 +11,8 @@ from PIL import Image
 from pouf import Classifier, Images, InputError, Recipe, adapt
 from pouf.data.augment import crop_flip
 from pouf.data.base import Unreadable
-from pouf.data.reading import Reader, read_batches
-from pouf.encoding import Reading
+from pouf.data.loader import Reader, read_batches
+from pouf.inference import InferenceConfig
 
 
 def photo(size: tuple[int, int] = (40, 30)) -> Image.Image:
@@ -138,9 +138,9 @@ def test_broken_files_are_met_once_and_then_left_out(tmp_path: Path, tiny: Class
 
 def test_worker_processes_read_the_same_in_the_same_order(tmp_path: Path, tiny: Classifier) -> None:
     data = Images.from_folder(broken_folder(tmp_path))
-    alone = tiny.encode(data, Reading(2))
+    alone = tiny.encode(data, InferenceConfig(2))
     again = Images.from_folder(tmp_path)
-    together = tiny.encode(again, Reading(2, workers=2))
+    together = tiny.encode(again, InferenceConfig(2, workers=2))
     assert together.indices == alone.indices and torch.equal(together.features, alone.features)
     assert again.skipped == data.skipped
 

@@ -11,7 +11,7 @@ from small_models import sentence_encoder
 
 from pouf import Classifier, InputError, Texts
 from pouf.data.labelled import NO_LABEL, read_labelled
-from pouf.data.reading import Reader, read_batches
+from pouf.data.loader import Reader, read_batches
 
 
 def readable(data: Texts) -> list[str]:

@@ -8,8 +8,8 @@ from small_models import clip, siglip
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from pouf import Classifier, Images, InputError, Recipe, adapt
-from pouf.backbones.dual_encoder import DualEncoder
-from pouf.backbones.load import embedded_folder
+from pouf.models.dual_encoder import DualEncoder
+from pouf.models.load import embedded_folder
 from pouf.recipe import Tuning
 from pouf.tuners import TUNERS, describe
 

@@ -13,7 +13,7 @@ from pouf.bench.language import Task
 from pouf.data.shots import Shots
 from pouf.data.texts import READERS, Texts, read_rows
 from pouf.errors import InputError
-from pouf.prompts import same_name
+from pouf.models.prompts import same_name
 
 Split = Literal["train", "test"]
 OwnRow = tuple[tuple[str, ...], Any]  # texts and label

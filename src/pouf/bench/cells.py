@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from pouf.adaptation import Adaptation, adapt
-from pouf.backbones import EMBEDDED
 from pouf.bench.archives import read_task
 from pouf.bench.images import IMAGE_SETS
 from pouf.bench.language import TASKS
@@ -23,12 +21,14 @@ from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.labelled import Labelled
 from pouf.data.shots import Shots
-from pouf.encoding import Reading
 from pouf.errors import InputError
-from pouf.evaluation import accuracy
-from pouf.methods import METHODS
-from pouf.metrics import METRICS
+from pouf.inference import InferenceConfig
+from pouf.models import EMBEDDED
 from pouf.recipe import Recipe
+from pouf.training.methods import METHODS
+from pouf.training.trainer import Adaptation, adapt
+from pouf.validation.evaluation import accuracy
+from pouf.validation.metrics import METRICS
 
 SHOTS = 16
 
@@ -73,16 +73,16 @@ def run_cell(cell: Cell, setting: Setting) -> Result:
 
 
 def _judged(
-    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, shots: Shots | None, judge: Judge
+    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, shots: Shots | None, assess: Judge
 ) -> tuple[dict[str, Score], Adaptation]:
     """Adapt, and judge at each snapshot. The labels are read by `judge` alone; the choice does not see them."""
     at_step: dict[int, dict[str, float]] = {}
 
     def look(step: int) -> None:
-        at_step[step] = judge()
+        at_step[step] = assess()
 
     result = adapt(classifier, data, recipe, shots=shots, on_start=lambda message: None, on_snapshot=look)
-    last = judge()
+    last = assess()
     steps = list(at_step.values()) or [last]
     chosen = at_step[result.choice.step] if result.choice is not None else last
     return {c: Score(last[c], chosen[c], max(step[c] for step in [*steps, last])) for c in last}, result
@@ -116,7 +116,7 @@ def _images(setting: Setting, task: str) -> tuple[list[str], Labelled]:
 
 
 def _accuracy(classifier: Classifier, inputs: Unlabelled, labels: list[int], batch_size: int) -> float:
-    predictions = classifier.score(inputs, Reading(batch_size))
+    predictions = classifier.infer(inputs, InferenceConfig(batch_size))
     return accuracy(predictions.log_probabilities.argmax(1), torch.tensor([labels[i] for i in predictions.indices]))
 
 
@@ -139,10 +139,10 @@ def _image_run(cell: Cell, setting: Setting, classes: list[str], labelled: Label
         shots, rest = _labelled_shots(labelled, len(classes), cell.seed)
         data, labels = Subset(labelled.inputs, rest), [labelled.labels[i] for i in rest]
 
-    def judge() -> dict[str, float]:
+    def assess() -> dict[str, float]:
         return {cell.task: _accuracy(classifier, data, labels, setting.batch_size)}
 
-    scores, result = _judged(classifier, None if shots is not None else data, recipe, shots, judge)
+    scores, result = _judged(classifier, None if shots is not None else data, recipe, shots, assess)
     return Result(scores, _facts(result))
 
 
@@ -190,13 +190,13 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     method.equip(classifier, shots, cell.seed, task.draws)
     measure = METRICS[task.metrics[0]]
 
-    def judge() -> dict[str, float]:
-        probabilities = classifier.score(test.inputs, Reading(setting.batch_size)).log_probabilities.exp()
+    def assess() -> dict[str, float]:
+        probabilities = classifier.infer(test.inputs, InferenceConfig(setting.batch_size)).log_probabilities.exp()
         return {cell.task: measure(probabilities, test.targets)}
 
     learns = shots if recipe.steps and recipe.objective.labels > 0 else None
     data = None if learns is not None else _some(train, setting.limit).inputs
-    scores, result = _judged(classifier, data, recipe, learns, judge)
+    scores, result = _judged(classifier, data, recipe, learns, assess)
     return Result(scores, _facts(result))
 
 
@@ -267,7 +267,7 @@ def unseen_cell(cell: Cell, setting: Setting) -> Result:
         for half in ("seen", "unseen")
     }
 
-    def judge() -> dict[str, float]:
+    def assess() -> dict[str, float]:
         everything = Classifier(classifier.backbone, classes)
         return {
             column: _accuracy(
@@ -278,7 +278,7 @@ def unseen_cell(cell: Cell, setting: Setting) -> Result:
 
     method = METHODS["zero-shot" if cell.method == "zero-shot" else "pouf"]
     recipe = _settled(method.recipe("image", _image_recipe(setting, source, "full")), setting, cell.seed)
-    scores, result = _judged(classifier, data, recipe, None, judge)
+    scores, result = _judged(classifier, data, recipe, None, assess)
     return Result(scores, _facts(result))
 
 

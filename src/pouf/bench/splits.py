@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pouf.bench.language import SHOTS
-from pouf.cloze import Sample
 from pouf.data.base import Subset
 from pouf.data.shots import Shots
 from pouf.errors import InputError
+from pouf.models.cloze import Sample
 
 
 class FewShot(NamedTuple):

@@ -10,16 +10,16 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from pouf.cli._console import fail
 from pouf.cli.adapt import adapt
 from pouf.cli.bench import bench
 from pouf.cli.demo import demo
 from pouf.cli.figures import figures
+from pouf.cli.predict import evaluate, predict
 from pouf.cli.report import report
 from pouf.cli.review import review
-from pouf.cli.tune import tune
-from pouf.cli.use import evaluate, predict
+from pouf.cli.search import tune
 from pouf.errors import Diverged, InputError
-from pouf.terminal import fail
 
 app = typer.Typer(
     name="pouf",

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from pouf.cli.given import build_classifier, check_together, read_asked, read_data
-from pouf.cli.options import (
+from pouf.cli._console import calm_libraries, out, tell_skipped, tell_trust, training_progress
+from pouf.cli._inputs import build_classifier, check_together, read_data, read_prompt_spec
+from pouf.cli._options import (
     BatchSize,
     Cache,
     ClassNames,
@@ -47,9 +48,8 @@ from pouf.cli.options import (
     device_of,
     one_of,
 )
-from pouf.cli.outcome import tell_files, use_run
+from pouf.cli._outcome import tell_files, use_run
 from pouf.errors import InputError
-from pouf.terminal import calm_libraries, out, tell_skipped, tell_trust, training_progress
 
 
 def adapt(
@@ -112,10 +112,10 @@ def adapt(
 ) -> None:
     """Adapt a model to unlabelled images or texts, given the names of the classes."""
     from pouf.data.shots import read_shots
-    from pouf.encoding import Reading
-    from pouf.methods import METHODS
-    from pouf.objectives.terms import needs_unlabelled
-    from pouf.runs import SKIPPED, adapt_run, advised_use, check_new, read_choice, read_verdict
+    from pouf.inference import InferenceConfig
+    from pouf.losses.objective import needs_unlabelled
+    from pouf.runs.folder import SKIPPED, adapt_run, advised_use, check_new, read_choice, read_verdict
+    from pouf.training.methods import METHODS
 
     calm_libraries()
     if method == "list":
@@ -123,7 +123,7 @@ def adapt(
             out.print(f"{known:12} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
         return
     chosen = one_of("--method", method, METHODS)
-    names, templates, label_words, cloze = read_asked(classes, template, words, max_length)
+    names, templates, label_words, cloze = read_prompt_spec(classes, template, words, max_length)
     kind, data = read_data(images, texts, features, shots, cloze, text_column)
     check_together(kind, model, names, prototypes, max_length, cloze)
     assert names is not None or kind == "vector"
@@ -185,8 +185,8 @@ def adapt(
     }  # fmt: skip
     tell_trust(verdict, trusted, quiet or as_json)
     if report and data is not None:
-        reading = Reading(settled.compute.chunk or 64, settled.compute.workers, cache_of(cache, no_cache))
-        facts |= use_run(out_dir, data, reading, classifier.backbone.device)
+        inference = InferenceConfig(settled.compute.chunk or 64, settled.compute.workers, cache_of(cache, no_cache))
+        facts |= use_run(out_dir, data, inference, classifier.backbone.device)
     if as_json:
         typer.echo(json.dumps(facts))
     elif not quiet:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pouf.cli.options import Json, Quiet, one_of
+from pouf.cli._console import calm_libraries, out
+from pouf.cli._options import Json, Quiet, one_of
 from pouf.errors import InputError
-from pouf.terminal import calm_libraries, out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +71,7 @@ def run(
     from pouf.bench.grid import Grid, Outcome
     from pouf.bench.paper import PAPER_MODELS
     from pouf.bench.tables import TABLES, entries, write_tables
-    from pouf.terminal import grid_progress
+    from pouf.cli._console import grid_progress
 
     calm_libraries()
     chosen = one_of("table", table, TABLES)
@@ -106,7 +106,7 @@ def run(
 
 def _sweep(rows: Sequence[Entry], folder: Path) -> list[Path]:
     """The figure of accuracy against lambda, for the values that were computed."""
-    from pouf.figures import lambda_sweep, write
+    from pouf.reporting.figures import lambda_sweep, write
 
     there = [row for row in rows if row.n]
     values = sorted({float(row.method) for row in there})

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from pouf.cli.options import Json, Quiet, one_of
-from pouf.terminal import calm_libraries, out, show_evaluation, tell_trust, training_progress
+from pouf.cli._console import calm_libraries, out, show_evaluation, tell_trust, training_progress
+from pouf.cli._options import Json, Quiet, one_of
 
 
 def demo(
@@ -23,7 +23,7 @@ def demo(
     """Teach a model that knows printed characters to read handwriting, offline, in under a minute."""
     from pouf.demo import demo as run_demo
     from pouf.recipe import Recipe
-    from pouf.runs import check_new, read_verdict
+    from pouf.runs.folder import check_new, read_verdict
 
     calm_libraries()
     check_new(out_dir)

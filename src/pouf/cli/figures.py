@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from pouf.cli.options import (
+from pouf.cli._console import calm_libraries, out
+from pouf.cli._options import (
     Cache,
     Device,
     Json,
@@ -21,7 +22,6 @@ from pouf.cli.options import (
     device_of,
     read_inputs,
 )
-from pouf.terminal import calm_libraries, out
 
 
 def figures(
@@ -40,9 +40,9 @@ def figures(
     """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; PNG and SVG."""
     from pouf.classifier import Classifier
     from pouf.data.labelled import read_labelled
-    from pouf.encoding import Reading
-    from pouf.figures import FIGURES, look, write
-    from pouf.runs import check_run
+    from pouf.inference import InferenceConfig
+    from pouf.reporting.figures import FIGURES, look, write
+    from pouf.runs.folder import check_run
 
     calm_libraries()
     adapted = Classifier.load(check_run(run)).to(device_of(device))
@@ -53,8 +53,8 @@ def figures(
         data, labels = read_labelled(inputs, adapted.classes, adapted.backbone.modality, columns, label_column)
     else:
         data = read_inputs(adapted, inputs, text_column)
-    sides = look(zero_shot, adapted, data, labels, Reading(cache=cache_of(cache, no_cache)))
-    files = [file for name, draw in FIGURES.items() for file in write(draw(sides), out_dir, name)]
+    comparison = look(zero_shot, adapted, data, labels, InferenceConfig(cache=cache_of(cache, no_cache)))
+    files = [file for name, draw in FIGURES.items() for file in write(draw(comparison), out_dir, name)]
     if as_json:
         typer.echo(json.dumps({"files": [str(file) for file in files]}))
     elif not quiet:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pouf.cli.options import (
+from pouf.cli._console import calm_libraries, out
+from pouf.cli._options import (
     Cache,
     Device,
     Json,
@@ -23,7 +24,6 @@ from pouf.cli.options import (
     read_inputs,
 )
 from pouf.errors import InputError
-from pouf.terminal import calm_libraries, out
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
@@ -50,9 +50,9 @@ def report(
     """One HTML file about a run: whether to trust it, and why."""
     from pouf.classifier import Classifier
     from pouf.data.labelled import read_labelled
-    from pouf.encoding import Reading
-    from pouf.report import write_report
-    from pouf.runs import check_run
+    from pouf.inference import InferenceConfig
+    from pouf.reporting.html import write_report
+    from pouf.runs.folder import check_run
 
     calm_libraries()
     classifier = Classifier.load(check_run(run))
@@ -64,8 +64,8 @@ def report(
         data, labels = read_labelled(inputs, classifier.classes, classifier.backbone.modality, columns, label_column)
     else:
         data = inputs_of(run, classifier, inputs, text_column)
-    reading = Reading(cache=cache_of(cache, no_cache))
-    file = write_report(run, data, labels, out_file, reading, device_of(device))
+    inference = InferenceConfig(cache=cache_of(cache, no_cache))
+    file = write_report(run, data, labels, out_file, inference, device_of(device))
     if as_json:
         typer.echo(json.dumps({"report": str(file)}))
     elif not quiet:
@@ -74,7 +74,7 @@ def report(
 
 def inputs_of(run: Path, classifier: Classifier, inputs: Path | None, text_column: str | None) -> Unlabelled:
     """What a run was adapted to, or what is named instead."""
-    from pouf.runs import read_manifest
+    from pouf.runs.folder import read_manifest
 
     if inputs is not None:
         return read_inputs(classifier, inputs, text_column)

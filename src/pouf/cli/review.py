@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from pouf.cli.options import Cache, Device, Json, NoCache, Quiet, TextColumn, cache_of, device_of
+from pouf.cli._console import calm_libraries, out
+from pouf.cli._options import Cache, Device, Json, NoCache, Quiet, TextColumn, cache_of, device_of
 from pouf.cli.report import inputs_of
-from pouf.terminal import calm_libraries, out
 
 
 def review(
@@ -30,10 +30,10 @@ def review(
 ) -> None:
     """Ask for the labels that would tell most; with --answers, say what they told."""
     from pouf.classifier import Classifier
-    from pouf.encoding import Reading
-    from pouf.review import ask, conclude, read_answers
-    from pouf.runs import advised_use, check_run
+    from pouf.inference import InferenceConfig
+    from pouf.runs.folder import advised_use, check_run
     from pouf.saving import read_card
+    from pouf.validation.review import ask, conclude, read_answers
 
     calm_libraries()
     check_run(run)
@@ -54,8 +54,8 @@ def review(
                 )
         return
     data = inputs_of(run, Classifier.load(run), inputs, text_column)
-    reading = Reading(cache=cache_of(cache, no_cache))
-    files = ask(run, data, n, seed=seed, reading=reading, device=device_of(device))
+    inference = InferenceConfig(cache=cache_of(cache, no_cache))
+    files = ask(run, data, n, seed=seed, inference=inference, device=device_of(device))
     if as_json:
         typer.echo(json.dumps({"files": [str(file) for file in files]}))
     elif not quiet:

@@ -12,7 +12,7 @@ from pouf.data.images import Images
 from pouf.data.texts import BadRow, Texts, read_rows
 from pouf.data.vectors import FEATURES, LABELS, Vectors, read_arrays
 from pouf.errors import InputError
-from pouf.prompts import same_name
+from pouf.models.prompts import same_name
 
 
 class Labelled(NamedTuple):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from pouf.backbones.embeddings import Embeddings
-from pouf.backbones.masked_lm import MaskedLM
 from pouf.errors import InputError
+from pouf.models.masked_lm import MaskedLM
+from pouf.models.precomputed import Precomputed
 from pouf.recipe import Tuning
 from pouf.tuners.soft_prompt import SoftPrompt
 
@@ -82,8 +82,8 @@ def linear_map(classifier: Classifier, tuning: Tuning) -> Tuner:
     return Tuner(named, touches_inputs=True, touches_prompts=True, keeps_base=False)
 
 
-def _bare_vectors(classifier: Classifier, tuning: Tuning) -> Embeddings:
-    if not isinstance(classifier.backbone, Embeddings):
+def _bare_vectors(classifier: Classifier, tuning: Tuning) -> Precomputed:
+    if not isinstance(classifier.backbone, Precomputed):
         raise InputError(f"{tuning.name!r} is for vectors without a model: tune 'full', 'prompt' or 'layernorm'")
     return classifier.backbone
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pouf.backbones.text_side import TextSide, replaced_embeddings
 from pouf.errors import InputError
-from pouf.prompts import spoken
+from pouf.models.prompts import spoken
+from pouf.models.text_side import TextSide, replaced_embeddings
 from pouf.recipe import Tuning
 
 

@@ -1,0 +1,49 @@
+"""Entropies of predictions, and the mutual information between inputs and predicted classes, all in nats."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from pouf.losses.precision import at_least_fp32
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """mean_i H(p(y|x_i)), how unsure single predictions are: (n, k) -> scalar in [0, log k]. Tent's loss."""
+    log_p = at_least_fp32(logits).log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1).mean()
+
+
+def log_marginal(logits: Tensor) -> Tensor:
+    """log mean_i p(y|x_i): (n, k) -> (k,).
+
+    The mean is taken in the log domain. A class that no sample chooses has probability 0 in fp32, where the
+    derivative of -p log p is infinite; its logarithm is finite, and so is the gradient.
+    """
+    log_p = at_least_fp32(logits).log_softmax(1)  # (n, k)
+    return log_p.logsumexp(0) - math.log(len(log_p))
+
+
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """H(mean_i p(y|x_i)), how varied the predictions are together: (n, k) -> scalar in [0, log k]."""
+    log_m = log_marginal(logits)
+    return -(log_m.exp() * log_m).sum()
+
+
+def mutual_information(logits: Tensor, prior: Tensor | None = None) -> Tensor:
+    """I(X; Y) = H(mean_i p) - mean_i H(p): (n, k) -> scalar in [0, log k]. Paper eq. 8 with its sign flipped.
+
+    With a prior (k,) the first part pulls towards that instead of towards equal shares: it becomes
+    log k - KL(mean_i p || prior), which for a uniform prior is the same.
+    """
+    if prior is None:
+        return marginal_entropy(logits) - entropy(logits)
+    log_m = log_marginal(logits)
+    divergence = (log_m.exp() * (log_m - prior.to(log_m).log())).sum()
+    return math.log(len(log_m)) - divergence - entropy(logits)
+
+
+def effective_classes(logits: Tensor) -> Tensor:
+    """exp H(mean_i p), the number of classes in use: (n, k) -> scalar in [1, k]; near 1 means collapse."""
+    return marginal_entropy(logits).exp()

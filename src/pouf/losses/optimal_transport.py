@@ -1,0 +1,54 @@
+"""Optimal transport between features and prototypes: what conditional transport is compared with (paper, section 3.3).
+
+Both solve for the plan first and differentiate the cost under it afterwards, as the paper does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pouf.losses.precision import at_least_fp32
+from pouf.losses.transport import cosine_cost
+
+
+def optimal_transport(
+    sim: Tensor,
+    prior: Tensor | None = None,
+    regularisation: float = 0.0,
+    cost: Callable[[Tensor], Tensor] = cosine_cost,
+) -> Tensor:
+    """min_P sum_ik P_ik c_ik over plans with rows 1/n and columns p(w_k), scalar.
+
+    The plan is solved for without a gradient; the gradient is that of the cost alone.
+
+    Args:
+        sim: (n, k) cosine similarity of features and prototypes.
+        prior: (k,) class proportions that sum to 1; None is uniform.
+        regularisation: weight of the plan's entropy, > 0 for Sinkhorn; 0 solves the linear programme.
+        cost: from similarity to transport cost, elementwise.
+    """
+    c = cost(at_least_fp32(sim))
+    return (transport_plan(c.detach(), prior, regularisation) * c).sum()
+
+
+def transport_plan(
+    cost: Tensor, prior: Tensor | None = None, regularisation: float = 0.0, iterations: int = 100
+) -> Tensor:
+    """The optimal plan, exact or entropic (in the log domain, at most so many iterations): (n, k) -> (n, k)."""
+    import ot  # slow to load, and few need it
+
+    n, k = cost.shape
+    rows = torch.full((n,), 1 / n, dtype=torch.float64)
+    columns = torch.full((k,), 1 / k, dtype=torch.float64) if prior is None else prior.detach().cpu().double()
+    columns = columns / columns.sum()  # to the last digit: the linear programme insists
+    price = cost.detach().cpu().double().numpy()
+    if regularisation > 0:
+        plan = ot.bregman.sinkhorn_log(
+            rows.numpy(), columns.numpy(), price, regularisation, numItermax=iterations, stopThr=1e-7, warn=False
+        )
+    else:
+        plan = ot.emd(rows.numpy(), columns.numpy(), price, numItermax=10_000_000)
+    return torch.from_numpy(plan).to(cost)

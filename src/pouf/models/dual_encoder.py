@@ -1,0 +1,107 @@
+"""CLIP, SigLIP and their kin from transformers: one encoder for images, one for texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from pouf.models.base import Backbone, Tensors
+from pouf.models.text_side import TextSide
+
+# These were trained with every text padded to the full length and attended to as a whole.
+ATTENDS_TO_PADDING = ("siglip", "siglip2")
+
+
+class DualEncoder(Backbone):
+    """Any model with `get_image_features` and `get_text_features`, its tokenizer and its image processor."""
+
+    modality = "image"
+
+    model: Any
+    fixed_scale: Tensor
+
+    def __init__(self, model: Any, tokenizer: Any, image_processor: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.image_processor = image_processor
+        if not hasattr(model, "logit_scale"):
+            # ALIGN keeps a temperature instead; the others of the family leave theirs to the user.
+            temperature = float(getattr(model, "temperature", 0.01))
+            self.register_buffer("fixed_scale", torch.tensor(math.log(1 / temperature)), persistent=False)
+        config: Any = model.config
+        longest = getattr(config.text_config, "max_position_embeddings", 77)
+        self.text_side = TextSide(
+            tokenizer,
+            self._encode_tokens,
+            _text_embedding(model),
+            max_length=min(longest, tokenizer.model_max_length),
+            full_length=config.model_type in ATTENDS_TO_PADDING,
+        )
+        self.image_size = _side(config.vision_config, image_processor)
+
+    @property
+    def logit_scale(self) -> Tensor:  # type: ignore[override]
+        scale: Tensor = self.model.logit_scale if hasattr(self.model, "logit_scale") else self.fixed_scale
+        return scale
+
+    def preprocessing(self) -> str:
+        return str(self.image_processor.to_json_string())
+
+    def input_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Without the text side and the temperature, which prompt tuning changes."""
+        for name, tensor in super().input_weights():
+            if not any(part.startswith(("text_", "logit_")) for part in name.split(".")):
+                yield name, tensor
+
+    def prepare(self, samples: Sequence[Image.Image]) -> Tensors:
+        return dict(self.image_processor(images=list(samples), return_tensors="pt"))
+
+    def encode_inputs(self, batch: Tensors) -> Tensor:
+        return _pooled(self.model.get_image_features(**batch))
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
+        assert self.text_side is not None
+        return self.text_side(prompts)
+
+    def save_pretrained(self, folder: Path) -> None:
+        for part in (self.model, self.tokenizer, self.image_processor):
+            part.save_pretrained(folder)
+
+    def _encode_tokens(self, tokens: Tensors) -> Tensor:
+        return _pooled(self.model.get_text_features(**tokens))
+
+
+def _pooled(output: Any) -> Tensor:
+    """The vector of each sample; transformers returned it bare before version 5."""
+    pooled: Tensor = output if isinstance(output, Tensor) else output.pooler_output
+    return pooled
+
+
+def _text_embedding(model: Any) -> nn.Embedding:
+    part: Any
+    for part in (getattr(model, "text_model", None), getattr(model, "text_encoder", None), model):
+        try:
+            embedding = part.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            continue
+        if isinstance(embedding, nn.Embedding):
+            return embedding
+    raise ValueError(f"{type(model).__name__} has no token embedding that transformers can name")
+
+
+def _side(vision_config: Any, image_processor: Any) -> int:
+    """Side of the square that the image encoder reads."""
+    size = getattr(vision_config, "image_size", None)
+    if isinstance(size, int):
+        return size
+    if hasattr(vision_config, "num_patches"):  # SigLIP 2 reads any shape with this many patches
+        return int(vision_config.patch_size * math.isqrt(vision_config.num_patches))
+    crop = getattr(image_processor, "crop_size", None) or image_processor.size
+    return int(crop.get("height") or crop["shortest_edge"])

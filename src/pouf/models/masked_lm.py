@@ -1,0 +1,203 @@
+"""Masked language models: texts in a template with a gap, classes as the words that could fill it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pouf.errors import InputError
+from pouf.losses.objective import Scores
+from pouf.models.base import Backbone, Tensors
+from pouf.models.cloze import Cloze, Example, Sample
+from pouf.models.masked_text import MASK_POSITION, MaskedText
+from pouf.models.text_side import replaced_embeddings, tokenizer_facts
+
+TEMPERATURE = 0.1  # of the transport plan: the paper's for texts
+
+
+class Head(NamedTuple):
+    """The end of a masked language model: logits = transform(hidden) @ weight.T + bias."""
+
+    transform: Callable[[Tensor], Tensor]  # (n, h) -> (n, d): dense, activation, layer norm
+    weight: Tensor  # (v, d), tied to the input embeddings where the model was trained so
+    bias: Tensor | None  # (v,)
+
+
+def _bert(model: Any) -> Head:
+    head = model.cls.predictions
+    return Head(head.transform, head.decoder.weight, head.decoder.bias)
+
+
+def _roberta(model: Any) -> Head:
+    head = model.lm_head
+    return Head(lambda h: head.layer_norm(F.gelu(head.dense(h))), head.decoder.weight, head.decoder.bias)
+
+
+def _distilbert(model: Any) -> Head:
+    decoder = model.vocab_projector
+    return Head(
+        lambda h: model.vocab_layer_norm(model.activation(model.vocab_transform(h))), decoder.weight, decoder.bias
+    )
+
+
+def _albert(model: Any) -> Head:
+    head = model.predictions
+    return Head(lambda h: head.LayerNorm(head.activation(head.dense(h))), head.decoder.weight, head.decoder.bias)
+
+
+def _deberta(model: Any) -> Head:
+    if model.legacy:
+        return _bert(model)
+    head = model.lm_predictions.lm_head
+    words = model.get_input_embeddings().weight
+    return Head(lambda h: head.LayerNorm(head.transform_act_fn(head.dense(h))), words, head.bias)
+
+
+def _electra(model: Any) -> Head:
+    return Head(model.generator_predictions, model.generator_lm_head.weight, model.generator_lm_head.bias)
+
+
+def _modernbert(model: Any) -> Head:
+    return Head(model.head, model.decoder.weight, model.decoder.bias)
+
+
+# By `config.model_type`. To add an architecture, say where its head keeps its parts.
+HEADS: dict[str, Callable[[Any], Head]] = {
+    "albert": _albert,
+    "bert": _bert,
+    "camembert": _roberta,
+    "deberta": _deberta,
+    "deberta-v2": _deberta,  # DeBERTa-v3 too
+    "distilbert": _distilbert,
+    "electra": _electra,
+    "modernbert": _modernbert,
+    "mpnet": _roberta,
+    "roberta": _roberta,
+    "xlm-roberta": _roberta,
+}
+
+
+class MaskedLM(Backbone):
+    """Features are the head's transform of the mask's hidden state, prototypes the decoder's rows of the label words.
+
+        sim = cos(f, w_k)          for the transport, at T = 0.1
+        logits = f · w_k + b_k     what the model itself would say of these words
+
+    where w_k and b_k are means over the words of class k. Only the mask's position goes through the head, and only
+    against the label words.
+    """
+
+    modality = "text"
+
+    model: Any
+    label_ids: Tensor
+
+    def __init__(self, model: nn.Module, tokenizer: Any, cloze: Cloze) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.cloze = cloze
+        check_head(model)
+        self.texts = MaskedText(tokenizer, cloze, longest_input(model.config, tokenizer))
+        ids = self.texts.label_ids()
+        self.register_buffer("label_ids", torch.tensor([i for row in ids for i in row]), persistent=False)
+        self.words_per_class = [len(row) for row in ids]
+        self.register_buffer("logit_scale", torch.tensor(math.log(1 / TEMPERATURE)), persistent=False)
+        self.input_prompt: nn.Parameter | None = None
+
+    @property
+    def head(self) -> Head:
+        return HEADS[self.model.config.model_type](self.model)
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        embedding: nn.Embedding = self.model.get_input_embeddings()
+        return embedding
+
+    def add_input_prompt(self, words: str) -> nn.Parameter:
+        """Trainable vectors (p, h) before the embedded input, starting as the embeddings of `words`."""
+        if self.input_prompt is None:
+            ids = self.tokenizer(words, add_special_tokens=False)["input_ids"]
+            if not ids:
+                raise InputError("the context of prompt tuning is empty: give the words to start from")
+            self.input_prompt = nn.Parameter(self.embedding.weight.detach()[ids].clone())
+        return self.input_prompt
+
+    def preprocessing(self) -> str:
+        return f"{self.texts.cloze.template} {self.texts.max_length} {tokenizer_facts(self.tokenizer)}"
+
+    def prepare(self, samples: Sequence[Sample | Example]) -> Tensors:
+        return self.texts(samples, room=0 if self.input_prompt is None else len(self.input_prompt))
+
+    def encode_inputs(self, batch: Tensors) -> Tensor:
+        tokens = {name: tensor for name, tensor in batch.items() if name != MASK_POSITION}
+        position = batch[MASK_POSITION]
+        prompted: AbstractContextManager[None] = nullcontext()
+        if self.input_prompt is not None:
+            p = len(self.input_prompt)
+            # The model itself numbers and attends to the new places, as it does for any token that is not padding.
+            tokens["input_ids"] = F.pad(tokens["input_ids"], (p, 0), value=self.tokenizer.mask_token_id)
+            tokens["attention_mask"] = F.pad(tokens["attention_mask"], (p, 0), value=1)
+            if "token_type_ids" in tokens:
+                tokens["token_type_ids"] = F.pad(tokens["token_type_ids"], (p, 0), value=0)
+            position = position + p
+            places = torch.arange(p, device=position.device).expand(len(position), -1)
+            vectors = self.input_prompt.expand(len(position), -1, -1)
+            prompted = replaced_embeddings(self.embedding, places, vectors)
+        with prompted:
+            hidden = self.model.base_model(**tokens).last_hidden_state  # (n, length, h)
+        rows = torch.arange(len(hidden), device=hidden.device)
+        return self.head.transform(hidden[rows, position])
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
+        """The decoder's rows of single words."""
+        ids = [self.texts.one_token(word) for word in prompts]
+        return self.head.weight[torch.tensor(ids, device=self.device)]
+
+    def prototypes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
+        """(k, d), at the length that the decoder gives them: the logits need it."""
+        return self._class_means(self.head.weight[self.label_ids])
+
+    def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
+        sim = F.normalize(features, dim=1) @ F.normalize(prototypes, dim=1).T
+        logits = features @ prototypes.T
+        bias = self.head.bias
+        if bias is not None:
+            logits = logits + self._class_means(bias[self.label_ids, None]).squeeze(1)
+        return Scores(sim, logits, 1 / self.logit_scale.exp())
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def _class_means(self, rows: Tensor) -> Tensor:
+        """Rows of all words (w, d) -> means over the words of each class (k, d)."""
+        return torch.stack([group.mean(0) for group in rows.split(self.words_per_class)])
+
+
+def check_head(model: Any) -> None:
+    """An error where the head is of a kind we don't know, or is not tied as the model was trained."""
+    kind = model.config.model_type
+    if kind not in HEADS:
+        raise InputError(
+            f"the masked-LM head of {kind!r} is not known: expected a model of type {', '.join(HEADS)}. To add one, "
+            "say where its head keeps its parts, in pouf.models.masked_lm.HEADS."
+        )
+    tied = getattr(model.config, "tie_word_embeddings", True)
+    if tied and HEADS[kind](model).weight is not model.get_input_embeddings().weight:
+        raise InputError(f"the decoder of this {kind} is not tied to its input embeddings, as its config says it is")
+
+
+def longest_input(config: Any, tokenizer: Any) -> int:
+    """Tokens that the model can read at once."""
+    positions = getattr(config, "max_position_embeddings", None) or 512
+    if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
+        positions -= config.pad_token_id + 1  # these number their positions from there
+    return int(min(positions, tokenizer.model_max_length))

@@ -1,0 +1,88 @@
+"""No model at all: features and prototypes that were computed elsewhere, as from a vector database."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pouf.data.base import Unlabelled
+from pouf.data.vectors import Vectors
+from pouf.errors import InputError
+from pouf.models.base import Backbone, Tensors
+
+CLIP_TEMPERATURE = 0.01  # of CLIP and most of its kin
+
+
+class Precomputed(Backbone):
+    """Prototypes (k, d) that can be tuned, and a linear map of the features (d, d) that starts as the identity.
+
+    Args:
+        prototypes: (k, d), one for each class, in the order of the classes.
+        temperature: T of the model that made the vectors. It matters: CLIP's is 0.01.
+    """
+
+    modality = "vector"
+
+    def __init__(self, prototypes: Tensor, temperature: float = CLIP_TEMPERATURE) -> None:
+        super().__init__()
+        if prototypes.ndim != 2 or not bool(prototypes.isfinite().all()) or bool((prototypes == 0).all(1).any()):
+            raise InputError(
+                f"expected prototypes of shape (k, d), finite and none of them zero, not {tuple(prototypes.shape)}"
+            )
+        unit = nn.functional.normalize(prototypes.float(), dim=1)
+        self.table = nn.Parameter(unit.clone())
+        self.map: nn.Parameter | None = None
+        self.register_buffer("start", unit)  # a saved classifier can go back to it: there is no other model to load
+        self.register_buffer("logit_scale", torch.tensor(math.log(1 / temperature)))
+
+    @classmethod
+    def from_saved(cls, folder: Path, adapted: bool) -> Precomputed:
+        """What `save_pretrained` wrote, tuned or as it was before."""
+        tensors = load_file(folder / "model.safetensors")
+        backbone = cls(tensors["start"])
+        if adapted:
+            if "map" in tensors:
+                backbone.add_map()
+            backbone.load_state_dict(tensors)
+        else:
+            backbone.logit_scale.copy_(tensors["logit_scale"])
+        return backbone
+
+    def add_map(self) -> nn.Parameter:
+        """From now on features pass through a linear map, at first the identity."""
+        if self.map is None:
+            self.map = nn.Parameter(torch.eye(self.table.shape[1], device=self.device))
+        return self.map
+
+    def prepare(self, samples: Sequence[Any]) -> Tensors:
+        return {"vectors": self._fitting(torch.from_numpy(np.stack(samples)))}
+
+    def encode_inputs(self, batch: Tensors) -> Tensor:
+        vectors = nn.functional.normalize(batch["vectors"].float(), dim=1)
+        return vectors if self.map is None else vectors @ self.map.T
+
+    def ready_features(self, data: Unlabelled) -> Tensor | None:
+        if self.map is not None or not isinstance(data, Vectors):
+            return None
+        return self._fitting(data.tensor())
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
+        raise InputError("there are only vectors here and no model that could read a prompt: give prototypes instead")
+
+    def prototypes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
+        return nn.functional.normalize(self.table, dim=1)
+
+    def _fitting(self, vectors: Tensor) -> Tensor:
+        if vectors.shape[1] != self.table.shape[1]:
+            raise InputError(
+                f"features of {vectors.shape[1]} numbers do not fit prototypes of {self.table.shape[1]}: "
+                "take both from the same model"
+            )
+        return vectors

@@ -1,0 +1,117 @@
+"""One sentence encoder for both sides: unlabelled texts and class prompts meet in the same space."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pouf.errors import InputError
+from pouf.models.base import Backbone, Tensors
+from pouf.models.text_side import TextSide, tokenizer_facts
+
+LAYOUT_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+TEMPERATURE = 0.1  # these models have none of their own; the paper's for texts
+
+
+def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Average over the tokens that are not padding: (n, l, d), (n, l) -> (n, d)."""
+    weight = mask[..., None].to(hidden.dtype)
+    return (hidden * weight).sum(1) / weight.sum(1)
+
+
+def max_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    return hidden.masked_fill(mask[..., None] == 0, -math.inf).amax(1)
+
+
+def first_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    return hidden[:, 0]
+
+
+POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mean": mean_pool, "max": max_pool, "cls": first_pool}
+
+
+class SentenceEncoder(Backbone):
+    """A text encoder with pooling, as sentence-transformers saves them (BERT, MPNet, RoBERTa, …)."""
+
+    modality = "text"
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Any, pooling: str, max_length: int, extras: Path | None = None
+    ) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.tokenizer = tokenizer
+        self.pool = POOLINGS[pooling]
+        self.extras = extras
+        self.register_buffer("logit_scale", torch.tensor(math.log(1 / TEMPERATURE)), persistent=False)
+        self.text_side = TextSide(tokenizer, self.encode_inputs, model.get_input_embeddings(), max_length)  # type: ignore[operator]
+
+    def preprocessing(self) -> str:
+        assert self.text_side is not None
+        return f"{self.pool.__name__} {self.text_side.max_length} {tokenizer_facts(self.tokenizer)}"
+
+    def prepare(self, samples: Sequence[str]) -> Tensors:
+        assert self.text_side is not None
+        length = self.text_side.max_length
+        return dict(
+            self.tokenizer(list(samples), padding=True, truncation=True, max_length=length, return_tensors="pt")
+        )
+
+    def encode_inputs(self, batch: Tensors) -> Tensor:
+        return self.pool(self.model(**batch).last_hidden_state, batch["attention_mask"])
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
+        assert self.text_side is not None
+        return self.text_side(prompts)
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        if self.extras is not None:
+            copy_layout(self.extras, folder)
+
+
+def read_layout(folder: Path) -> tuple[str, int | None]:
+    """Pooling and maximum length from the files that sentence-transformers writes beside a model."""
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in _json(folder / "modules.json", [])]
+    strangers = set(kinds) - {"Transformer", "Pooling", "Normalize"}
+    if strangers:
+        raise InputError(
+            f"{folder} has a sentence-transformers module {', '.join(sorted(strangers))} that pouf can't train; "
+            "expected Transformer, Pooling and Normalize. Wrap it in a pouf.Backbone of your own."
+        )
+    pooling = _pooling(_json(folder / "1_Pooling" / "config.json", {}), folder)
+    return pooling, _json(folder / "sentence_bert_config.json", {}).get("max_seq_length")
+
+
+def _pooling(config: dict[str, Any], folder: Path) -> str:
+    named = {"pooling_mode_mean_tokens": "mean", "pooling_mode_max_tokens": "max", "pooling_mode_cls_token": "cls"}
+    on = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    mode = config.get("pooling_mode", [named.get(key, key) for key in on] or ["mean"])
+    modes = [mode] if isinstance(mode, str) else list(mode)
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise InputError(f"{folder} pools by {' + '.join(modes)}; expected one of {', '.join(POOLINGS)}")
+    return str(modes[0])
+
+
+def copy_layout(source: Path, target: Path) -> None:
+    """So that sentence-transformers opens the adapted model as it opened the original."""
+    for name in LAYOUT_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    for module in _json(source / "modules.json", []):
+        config = Path(module["path"]) / "config.json"
+        if module["path"] and (source / config).is_file():
+            (target / config).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / config, target / config)
+
+
+def _json(file: Path, default: Any) -> Any:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else default

@@ -1,0 +1,40 @@
+"""HTML pages that need no network: what report and review have in common."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, select_autoescape
+from markupsafe import Markup
+from PIL import Image
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from a file in `templates`; everything that is not Markup is escaped."""
+    environment = Environment(autoescape=select_autoescape(default=True, default_for_string=True))
+    source = (resources.files("pouf") / "reporting" / "templates" / template).read_text(encoding="utf-8")
+    return environment.from_string(source).render(**values)
+
+
+def script_data(value: Any) -> Markup:
+    """A value for a script element of JSON, which only "</" could end early."""
+    return Markup(json.dumps(value, ensure_ascii=False).replace("<", "\\u003c"))
+
+
+def thumbnail(image: Image.Image, side: int) -> str:
+    """A small picture as a data address."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    kind = "png" if max(small.size) <= 16 else "jpeg"
+    stream = io.BytesIO()
+    small.save(stream, kind.upper(), quality=80)
+    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def as_text(sample: Any) -> str:
+    """A text, or a pair of them; nothing for other samples."""
+    return " / ".join(sample) if isinstance(sample, tuple) else sample if isinstance(sample, str) else ""

@@ -1,0 +1,119 @@
+"""POUF and what it is compared with, by name. A method is data: a recipe and the examples it learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from pouf.classifier import Classifier
+from pouf.data.shots import Shots
+from pouf.errors import InputError
+from pouf.models.demonstrations import Demonstrations
+from pouf.postprocess.postprocessor import Postprocessor
+from pouf.recipe import Recipe
+
+Kind = Literal["image", "text", "cloze", "vector"]  # of a model; a cloze is what a masked language model is asked
+
+USUAL: dict[Kind, str] = {"image": "images", "text": "texts", "cloze": "masked", "vector": "features"}
+PROMPT: dict[Kind, str] = {**USUAL, "image": "office31-prompt"}
+FEW_SHOT: dict[Kind, str] = {**USUAL, "cloze": "lm-bff", "text": "lm-bff"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """What to do with a classifier.
+
+    Args:
+        about: a line for people.
+        settings: changes to the recipe, by dotted name.
+        recipes: the recipe to start from for each kind of model, when none is given.
+        needs_shots: it learns from labelled examples.
+        demonstrations: it shows shots beside each text, after it (LM-BFF) or before it (in-context learning).
+        fresh_head: it starts with a head that knows nothing, on top of the encoder.
+        kinds: the models it is for.
+    """
+
+    about: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    recipes: Mapping[Kind, str] = field(default_factory=lambda: USUAL)
+    needs_shots: bool = False
+    demonstrations: Literal["", "after", "before"] = ""
+    fresh_head: bool = False
+    kinds: tuple[Kind, ...] = ("image", "text", "cloze", "vector")
+
+    def recipe(self, kind: Kind, name: str | None = None) -> Recipe:
+        """All settings for a kind of model, from a named recipe or the usual one."""
+        settings = dict(self.settings)
+        if kind == "vector" and settings.get("tuning.name") == "prompt":
+            settings["tuning.name"] = "prototypes"  # there is no prompt, only what came of it
+        return Recipe.load(name or self.recipes[kind]).with_settings(**settings)
+
+    def check(self, name: str, kind: Kind, shots: Shots | None) -> None:
+        if kind not in self.kinds:
+            raise InputError(f"method {name!r} is for {' and '.join(_SPOKEN[k] for k in self.kinds)}")
+        if self.needs_shots and shots is None:
+            raise InputError(f"method {name!r} learns from labelled examples: give --shots FILE")
+
+    def equip(self, classifier: Classifier, shots: Shots | None, seed: int, samples: int = 16) -> None:
+        """Give a classifier the shots that it is to show."""
+        if self.demonstrations and shots is not None:
+            samples = 1 if self.demonstrations == "before" else samples
+            classifier.demonstrations = Demonstrations.from_shots(
+                shots, place=self.demonstrations, samples=samples, seed=seed
+            )
+        if self is METHODS["majority"] and shots is not None:
+            most = int(shots.targets.sum(0).argmax())
+            classifier.postprocessor = Postprocessor(1e4 * torch.eye(len(classifier.classes))[most])
+
+
+_SPOKEN: dict[Kind, str] = {
+    "image": "images", "text": "sentence encoders", "cloze": "texts with a [MASK] template", "vector": "vectors",
+}  # fmt: skip
+_UNTRAINED = {"steps": 0, "adjust": "none"}
+_LABELS_ONLY = {
+    "objective.transport": 0.0, "objective.information": 0.0, "objective.labels": 1.0, "adjust": "none",
+}  # fmt: skip
+_TEXTS: tuple[Kind, ...] = ("text", "cloze")
+
+METHODS: dict[str, Method] = {
+    "pouf": Method("the paper's: transport and mutual information"),
+    "zero-shot": Method("the model as it is", _UNTRAINED),
+    "calibration": Method("predictions over their mean", {**_UNTRAINED, "adjust": "calibration"}),
+    "sinkhorn": Method("every class gets its share of the inputs", {**_UNTRAINED, "adjust": "sinkhorn"}),
+    "propagation": Method("inputs ask their neighbours", {**_UNTRAINED, "adjust": "propagation"}),
+    "tent": Method(
+        "entropy alone, on a soft prompt",
+        {
+            "objective.transport": 0.0, "objective.information": 0.0, "objective.entropy": 0.3,
+            "objective.prior": "uniform", "tuning.name": "prompt", "adjust": "none",
+        },
+        PROMPT,
+    ),
+    "upl": Method(
+        "the surest predictions as labels, on a soft prompt",
+        {**_LABELS_ONLY, "pseudo_labels": 16, "tuning.name": "prompt"},
+        PROMPT,
+    ),
+    "coop": Method(
+        "labelled shots, on a soft prompt", {**_LABELS_ONLY, "tuning.name": "prompt"}, PROMPT, needs_shots=True
+    ),
+    "majority": Method("always the class with the most shots", _UNTRAINED, needs_shots=True),
+    "fine-tuning": Method(
+        "labelled shots, under a fresh head", _LABELS_ONLY, FEW_SHOT, needs_shots=True, fresh_head=True, kinds=_TEXTS
+    ),
+    "in-context": Method(
+        "labelled shots before each text, no training", _UNTRAINED, needs_shots=True, demonstrations="before",
+        kinds=("cloze",),
+    ),
+    "lm-bff": Method(
+        "labelled shots, one of each class shown after each text", _LABELS_ONLY, FEW_SHOT, needs_shots=True,
+        demonstrations="after", kinds=("cloze",),
+    ),
+    "lm-bff-pouf": Method(
+        "LM-BFF, and the paper's loss on the same shots without their labels", {}, {**FEW_SHOT, "cloze": "lm-bff-pouf"},
+        needs_shots=True, demonstrations="after", kinds=("cloze",),
+    ),
+}  # fmt: skip

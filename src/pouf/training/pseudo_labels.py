@@ -1,0 +1,43 @@
+"""Predictions that are taken for labels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from pouf.classifier import Classifier, Predictions
+from pouf.data.base import Subset, Unlabelled
+from pouf.data.shots import Shots
+from pouf.errors import InputError
+from pouf.inference import InferenceConfig
+
+
+def pseudo_labelled(
+    classifier: Classifier, data: Unlabelled | None, shots: Shots | None, count: int, inference: InferenceConfig
+) -> Shots:
+    """UPL: each input goes to its most likely class; the `count` surest of each class are taken for labelled."""
+    if data is None or shots is not None:
+        raise InputError("pseudo-labels are made from unlabelled data alone: give data, and no labelled shots")
+    surest = Surest(count)
+    for block in classifier.score_features(classifier.encode(data, inference)):
+        surest.see(block)
+    places, labels = surest.found()
+    return Shots(Subset(data, places), F.one_hot(torch.tensor(labels), len(classifier.classes)).float())
+
+
+class Surest:
+    """The n surest predictions of each class, met block by block."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.best: dict[int, list[tuple[float, int]]] = {}  # class -> sureness and place, the surest first
+
+    def see(self, block: Predictions) -> None:
+        sureness, label = block.log_probabilities.max(1)
+        for place, value, k in zip(block.indices, sureness.tolist(), label.tolist(), strict=True):
+            self.best.setdefault(k, []).append((value, place))
+        self.best = {k: sorted(found, key=lambda pair: -pair[0])[: self.n] for k, found in self.best.items()}
+
+    def found(self) -> tuple[list[int], list[int]]:
+        pairs = [(place, k) for k, found in sorted(self.best.items()) for _, place in found]
+        return [place for place, _ in pairs], [k for _, k in pairs]

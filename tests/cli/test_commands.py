@@ -1,0 +1,472 @@
+"""The commands as a user runs them: real files, real processes where it matters, one-line errors."""
+
+import csv
+import html
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_models import masked_lm, sentence_encoder
+from transformers import AutoModelForMaskedLM, CLIPModel
+
+from pouf import EMBEDDED, Classifier
+from pouf.cli import main
+from pouf.demo import DIGITS
+from pouf.runs.folder import load_run
+
+NAMES = ",".join(DIGITS)
+
+
+def pouf(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """The command line's own entry point, in this process: starting Python for each command would take minutes."""
+    out, err = io.StringIO(), io.StringIO()
+    command = ["pouf", *map(str, arguments)]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as exit_,
+    ):
+        patch.chdir(cwd)
+        patch.setenv("COLUMNS", "200")
+        patch.setattr(sys, "argv", command)
+        main()
+    assert (exit_.value.code or 0) == code, err.getvalue()
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
+def in_a_process(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pouf", *map(str, arguments)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=300)
+    assert result.returncode == code, result.stderr
+    return result
+
+
+def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
+    assert result.stdout == ""
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of full tuning, with two files that are no pictures."""
+    folder = tmp_path_factory.mktemp("cli")
+    shutil.copytree(few_digits, folder / "images")
+    (folder / "images" / "two" / "broken.png").write_bytes(b"no picture")
+    (folder / "images" / "empty.jpg").write_bytes(b"")
+    result = pouf(
+        "adapt", "--model", EMBEDDED, "--images", "images", "--classes", NAMES, "--recipe", "demo", "--steps", 6,
+        "--batch-size", 48, "--lr", "1e-2", "--lambda", "0.4", "--seed", 3, "--out", "run", "--json", cwd=folder,
+    )  # fmt: skip
+    facts = json.loads(result.stdout)
+    assert (facts["run"], facts["steps"], facts["n"], facts["skipped"]) == ("run", 6, 152, 2)
+    return folder / "run"
+
+
+def test_the_run_folder_holds_everything(run: Path) -> None:
+    recipe = (run / "recipe.toml").read_text()
+    assert "steps = 6" in recipe and "information = 0.4" in recipe and "seed = 3" in recipe and "lr = 0.01" in recipe
+    assert (run / "classes.txt").read_text().split() == list(DIGITS)
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps[0].keys() >= {"loss", "terms", "effective_classes", "lr", "temperature", "seconds"}
+    skipped = [json.loads(line)["id"] for line in (run / "skipped.jsonl").read_text().splitlines()]
+    assert sorted(skipped) == ["empty.jpg", "two/broken.png"]
+    manifest = json.loads((run / "run.json").read_text())
+    assert manifest["status"] == "finished"
+    assert manifest["versions"].keys() >= {"pouf", "torch", "transformers", "python"}
+    assert manifest["model"] == EMBEDDED and "--lambda" in manifest["command"]
+    assert manifest["data"]["source"] == str(run.parent / "images")
+    CLIPModel.from_pretrained(run)
+
+
+def test_a_run_brings_predictions_and_a_report(run: Path, few_digits: Path) -> None:
+    with (run / "predictions.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    advised = load_run(run).predict([run.parent / "images" / row["path"] for row in rows])
+    assert len(rows) == 150 and [row["class"] for row in rows] == advised
+    assert json.loads((run / "choice.json").read_text())["verdict"] in html.unescape((run / "report.html").read_text())
+
+
+def test_an_alarm_is_heard_even_where_all_else_is_quiet(few_digits: Path, tmp_path: Path) -> None:
+    usual = ("adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo")
+    collapse = ("--steps", 6, "--lr", 0.5, "--no-report", "--out", "run")
+    said = pouf(*usual, *collapse, "--quiet", cwd=tmp_path)
+    assert "Do not trust the adapted model" in said.stderr and said.stdout == ""
+    assert not (tmp_path / "run" / "report.html").exists() and not (tmp_path / "run" / "predictions.csv").exists()
+    said = pouf("predict", "run", few_digits, cwd=tmp_path)
+    assert "Do not trust" in said.stderr and "by zero-shot" in said.stdout
+    said = pouf("predict", "run", few_digits, "--use", "last", cwd=tmp_path)
+    assert "Do not trust" not in said.stderr and "by the last step" in said.stdout
+
+
+def test_the_run_can_be_repeated_from_its_folder(run: Path) -> None:
+    pouf(
+        "adapt", "--model", EMBEDDED, "--images", "images", "--classes", run / "classes.txt",
+        "--recipe", run / "recipe.toml", "--out", "again", "--quiet", "--no-report", cwd=run.parent,
+    )  # fmt: skip
+    assert (run.parent / "again" / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+
+
+def test_predict_writes_csv_and_jsonl(run: Path) -> None:
+    in_a_process("predict", run, "images", "--use", "last", cwd=run.parent)
+    pouf("predict", run, "images", "--use", "last", "--out", "out/p.jsonl", "--quiet", cwd=run.parent)
+    rows = list(csv.DictReader((run.parent / "predictions.csv").open()))
+    lines = [json.loads(line) for line in (run.parent / "out" / "p.jsonl").read_text().splitlines()]
+    assert len(rows) == len(lines) == 150
+    assert list(rows[0]) == list(lines[0]) == ["path", "class", "probability", "runner_up", "runner_up_probability"]
+    assert [row["path"] for row in rows] == sorted(row["path"] for row in rows)
+    classifier = Classifier.load(run)
+    p = classifier.predict_proba([run.parent / "images" / row["path"] for row in rows])
+    for row, line, expected in zip(rows, lines, p, strict=True):
+        best = expected.topk(2)
+        assert row["class"] == line["class"] == DIGITS[best.indices[0]]
+        assert row["runner_up"] == DIGITS[best.indices[1]]
+        assert float(row["probability"]) == pytest.approx(best.values[0].item(), abs=1e-5)
+
+
+def test_predict_says_what_it_skipped(run: Path) -> None:
+    facts = json.loads(pouf("predict", run, "images", "--json", cwd=run.parent).stdout)
+    used = json.loads((run / "choice.json").read_text())["use"]
+    assert facts == {
+        "n": 150, "skipped": 2, "used": used, "predictions": "predictions.csv", "verdict": facts["verdict"],
+        "unreadable": ["empty.jpg", "two/broken.png"],
+    }  # fmt: skip
+
+
+def test_evaluate_compares_three_classifiers(run: Path, few_digits: Path) -> None:
+    facts = json.loads(pouf("evaluate", run, few_digits, "--json", cwd=run.parent).stdout)
+    assert facts.keys() >= {"n", "zero_shot", "calibrated", "adapted", "per_class"}
+    assert facts["n"] == 150 and facts["per_class"].keys() == set(DIGITS)
+    assert all(0 <= facts[name] <= 1 for name in ("zero_shot", "calibrated", "adapted"))
+    guesses = Classifier.load(run).predict(sorted(few_digits.rglob("*.png")))
+    truth = [path.parent.name for path in sorted(few_digits.rglob("*.png"))]
+    assert facts["adapted"] == pytest.approx(sum(a == b for a, b in zip(guesses, truth, strict=True)) / 150)
+    table = pouf("evaluate", run, few_digits, cwd=run.parent).stdout
+    assert "zero-shot" in table and "calibrated" in table and "adapted (last step)" in table
+
+
+@pytest.mark.parametrize("tune", ["prompt", "layernorm"])
+def test_a_run_that_keeps_its_base_goes_all_the_way(few_digits: Path, tmp_path: Path, tune: str) -> None:
+    said = pouf(
+        "adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo-prompt",
+        "--tune", tune, "--steps", 3, "--optimizer", "adamw", "--template", "a {}.", "--template", "the {}.",
+        "--no-report", cwd=tmp_path,
+    )  # fmt: skip
+    assert "trainable " in said.stderr and "150 unlabelled images, 10 classes" in said.stderr
+    assert "pouf predict pouf-run" in said.stdout
+    assert not (tmp_path / "pouf-run" / "model.safetensors").exists()
+    facts = json.loads(pouf("evaluate", "pouf-run", few_digits, "--json", cwd=tmp_path).stdout)
+    assert facts["n"] == 150
+
+
+def test_texts_go_all_the_way(tmp_path: Path) -> None:
+    model = sentence_encoder(tmp_path / "model")
+    rows = [f"{'good' if i % 2 else 'bad'} film about the {'sea' if i % 3 else 'air'}" for i in range(40)]
+    (tmp_path / "texts.csv").write_text("review\n" + "\n".join(rows) + "\n")
+    lines = [{"text": row, "label": row.split()[0]} for row in rows]
+    (tmp_path / "labelled.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    pouf(
+        "adapt", "--model", model, "--texts", "texts.csv", "--text-column", "review", "--classes", "good,bad",
+        "--template", "it is a {} film", "--steps", 4, "--batch-size", 16, "--out", "run", cwd=tmp_path,
+    )  # fmt: skip
+    facts = json.loads(pouf("evaluate", "run", "labelled.jsonl", "--json", cwd=tmp_path).stdout)
+    assert facts["n"] == 40 and set(facts["per_class"]) == {"good", "bad"}
+    pouf("predict", "run", "texts.csv", "--text-column", "review", "--out", "p.csv", cwd=tmp_path)
+    pouf("review", "run", "--n", 6, "--quiet", cwd=tmp_path)
+    with (tmp_path / "run" / "review.csv").open() as stream:
+        assert {row["text"] for row in csv.DictReader(stream)} <= set(rows), "the run knows its own file and column"
+    predictions = list(csv.DictReader((tmp_path / "p.csv").open()))
+    assert [row["row"] for row in predictions] == [str(i) for i in range(40)]
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    """A masked language model and texts for it, with and without labels."""
+    masked_lm(tmp_path / "lm", "roberta")
+    good, bad = ["we loved the food", "very good film", "the book is great"], ["we hated it", "bad service", "terrible"]
+    rows = [f"{text},{label}" for texts, label in ((good, "Positive"), (bad, "negative")) for text in texts]
+    (tmp_path / "reviews.csv").write_text("review\n" + "\n".join([*good, *bad, '""', "the film was so so"]) + "\n")
+    (tmp_path / "labelled.csv").write_text("review,label\n" + "\n".join(rows) + "\n")
+    return tmp_path
+
+
+CLOZE = ("--template", "{text} it was [MASK].", "--words", "terrible|bad,great", "--classes", "negative,positive")
+
+
+def test_a_masked_language_model_goes_all_the_way(reviews: Path) -> None:
+    facts = json.loads(
+        pouf(
+            "adapt", "--model", "lm", "--texts", "reviews.csv", "--text-column", "review", *CLOZE,
+            "--shots", "labelled.csv", "--demonstrations", "--steps", 4, "--batch-size", 4, "--json", cwd=reviews,
+        ).stdout
+    )  # fmt: skip
+    assert (facts["n"], facts["skipped"], facts["steps"]) == (8 + 6, 1, 4)
+    steps = [json.loads(line) for line in (reviews / "pouf-run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps[0]["terms"].keys() == {"transport", "information", "labels"}
+    manifest = json.loads((reviews / "pouf-run" / "run.json").read_text())
+    assert manifest["shots"]["n"] == 6 and manifest["shots"]["source"] == str(reviews / "labelled.csv")
+    AutoModelForMaskedLM.from_pretrained(reviews / "pouf-run")
+    pouf("predict", "pouf-run", "reviews.csv", "--text-column", "review", cwd=reviews)
+    rows = list(csv.DictReader((reviews / "predictions.csv").open()))
+    assert [row["row"] for row in rows] == ["0", "1", "2", "3", "4", "5", "7"]
+    classifier = Classifier.load(reviews / "pouf-run")
+    assert [rows[0]["class"], rows[6]["class"]] == classifier.predict(["we loved the food", "the film was so so"])
+    scored = pouf("evaluate", "pouf-run", "labelled.csv", "--text-column", "review", "--json", cwd=reviews).stdout
+    assert json.loads(scored)["n"] == 6
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--words", "terribly,great"), "label word 'terribly' is"),
+        (("--words", "great"), "1 label words for 2 classes"),
+        (("--template", "{text} it was [MASK] [MASK]."), "2 masks, expected one"),
+        (("--text-column", "review,other"), "names 2 columns, expected one column"),
+        (("--demonstrations",), "give --shots and a --template with [MASK]"),
+        (("--shots", "nothing.csv"), "no text file 'nothing.csv'"),
+    ],
+)
+def test_bad_words_templates_and_shots_are_one_line_each(reviews: Path, changed: tuple[str, ...], message: str) -> None:
+    usual = ("--model", "lm", "--texts", "reviews.csv", "--text-column", "review", *CLOZE)
+    if changed[0] == "--template":  # the only option that repeats instead of replacing
+        usual = tuple(changed[1] if value == CLOZE[1] else value for value in usual)
+    error = one_line_error(pouf("adapt", *usual, *(() if changed[0] == "--template" else changed), cwd=reviews, code=2))
+    assert message in error
+    assert not (reviews / "pouf-run").exists()
+
+
+ERRORS = {
+    "empty folder": (["--images", "empty"], "no images in 'empty': expected .jpg"),
+    "missing folder": (["--images", "nowhere"], "no image folder 'nowhere'"),
+    "missing class file": (["--classes", "names.txt"], "no class file 'names.txt'"),
+    "duplicate classes": (["--classes", "cat,dog,Cat"], "duplicate class names: cat"),
+    "one class": (["--classes", "cat,"], "at least 2"),
+    "template without slot": (["--template", "a photo"], "template 'a photo' has 0 slots"),
+    "unknown model": (["--model", "nobody/nothing"], "can't load model 'nobody/nothing'"),
+    "missing model folder": (["--model", "./nothing"], "no model folder './nothing'"),
+    "run folder exists": (["--out", "full"], "run folder 'full' already exists: choose another"),
+    "unknown recipe": (["--recipe", "none"], "no recipe 'none'"),
+    "unknown tuner": (["--tune", "lots"], "unknown tuning.name 'lots'"),
+    "unknown optimizer": (["--optimizer", "magic"], "unknown optimisation.name 'magic'"),
+    "no steps": (["--steps", "0"], "steps must be above 0"),
+    "texts and images": (["--texts", "texts.csv"], "give one of --images DIR, --texts FILE"),
+    "unknown device": (["--device", "abacus"], "can't use device 'abacus'"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(ERRORS))
+def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case: str, few_digits: Path, tmp_path: Path) -> None:
+    options, words = ERRORS[case]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "run.json").write_text("{}")
+    given = {"--model": EMBEDDED, "--images": few_digits, "--classes": NAMES, "--out": "run"}
+    given |= dict(zip(options[::2], options[1::2], strict=True))
+    result = pouf("adapt", *(part for pair in given.items() for part in pair), cwd=tmp_path, code=2)
+    assert words in one_line_error(result)
+    assert not (tmp_path / "run").exists(), "a failed start leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["predict", "nowhere", "images"], "no run folder 'nowhere'"),
+        (["predict", ".", "images"], "is not a finished run"),
+        (["predict", "nowhere", "images", "--out", "p.xlsx"], "give --out a name in .csv or .jsonl"),
+        (["evaluate", "nowhere", "images"], "no run folder 'nowhere'"),
+        (["demo", "--tune", "lots"], "unknown --tune 'lots': choose one of full, prompt"),
+        (["adapt"], "nothing to learn from: give --images DIR"),
+        (["predict"], "Missing argument"),
+        (["frobnicate"], "No such command"),
+    ],
+)
+def test_other_mistakes_are_one_line_too(arguments: list[str], words: str, tmp_path: Path) -> None:
+    assert words in one_line_error(pouf(*arguments, cwd=tmp_path, code=2))
+
+
+def test_labels_that_are_no_class_are_said(run: Path, tmp_path: Path, few_digits: Path) -> None:
+    shutil.copytree(few_digits / "two", tmp_path / "deux")
+    result = in_a_process("evaluate", run, tmp_path, cwd=tmp_path, code=2)
+    assert "none of the classes, such as 'deux'" in one_line_error(result)
+
+
+def test_a_run_that_diverges_keeps_its_last_good_weights(few_digits: Path, tmp_path: Path) -> None:
+    result = pouf(
+        "adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo", "--lr", "1e9",
+        "--steps", 30, "--out", "run", "--quiet", cwd=tmp_path, code=1,
+    )  # fmt: skip
+    assert "is not a finite number" in one_line_error(result)
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert manifest["status"] == "diverged"
+    assert len(Classifier.load(tmp_path / "run").predict(few_digits)) == 150
+    said = pouf("predict", "run", few_digits, "--quiet", cwd=tmp_path)
+    assert "Zero-shot is used instead (--use last takes" in said.stderr
+    pouf("report", "run", "--quiet", cwd=tmp_path)
+    assert 'class="verdict alarm"' in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Path) -> None:
+    options = ["--model", EMBEDDED, "--images", str(few_digits), "--classes", NAMES, "--recipe", "demo", "--out", "run"]
+    command = [sys.executable, "-m", "pouf", "adapt", *options, "--steps", "100000", "--quiet"]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that runs the tests in the background makes its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.is_file() and metrics.read_text().count("\n") > 2):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert said.strip() == "error: interrupted; what a run learned so far is in its folder"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
+    assert len(Classifier.load(tmp_path / "run").predict(few_digits)) == 150
+    assert "not come to its end (interrupted)" in pouf("predict", "run", few_digits, "--quiet", cwd=tmp_path).stderr
+
+
+def test_help_lists_the_commands(tmp_path: Path) -> None:
+    shown = in_a_process("--help", cwd=tmp_path).stdout
+    assert all(command in shown for command in ("demo", "adapt", "predict", "evaluate"))
+
+
+def test_vectors_go_all_the_way(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    centres = draw.normal(size=(4, 16))
+    labels = np.repeat(np.arange(4), 25)
+    np.savez(tmp_path / "f.npz", features=centres[labels] + 0.3 * draw.normal(size=(100, 16)), labels=labels)
+    np.savez(tmp_path / "p.npz", prototypes=centres + 0.8 * draw.normal(size=(4, 16)), names=np.array(list("abcd")))
+    result = pouf(
+        "adapt", "--features", "f.npz", "--prototypes", "p.npz", "--temperature", 0.1, "--out", "run", "--json",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert json.loads(result.stdout)["n"] == 100
+    facts = json.loads(pouf("evaluate", "run", "f.npz", "--json", cwd=tmp_path).stdout)
+    assert facts["adapted"] >= facts["zero_shot"] and facts["adapted"] > 0.9
+    pouf("predict", "run", "f.npz", "--out", "p.csv", "--quiet", cwd=tmp_path)
+    with (tmp_path / "p.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 100 and {row["class"] for row in rows} == set("abcd")
+    np.savez(tmp_path / "far.npz", features=draw.normal(size=(40, 16)))
+    told = pouf("predict", "run", "far.npz", "--unknown", "--abstain", 0.2, "--json", "--out", "q.csv", cwd=tmp_path)
+    assert json.loads(told.stdout)["unknown"] > 20
+    told = pouf("predict", "run", "f.npz", "--unknown", "--json", "--out", "q.csv", cwd=tmp_path)
+    assert json.loads(told.stdout)["unknown"] < 5
+    usual = ("tune", "--features", "f.npz", "--prototypes", "p.npz", "--temperature", 0.1, "--out", "tuned")
+    pouf(*usual, "--lrs", "1e-3,1e-2", "--steps", 20, "--quiet", cwd=tmp_path)
+    assert json.loads(pouf("evaluate", "tuned", "f.npz", "--json", cwd=tmp_path).stdout)["used"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--features", "f.npz"], "--features and --prototypes belong together"),
+        (["--features", "f.npz", "--images", "."], "give one of --images DIR, --texts FILE and --features FILE"),
+        (["--images", ".", "--model", EMBEDDED], "no classes: give --classes"),
+        (["--images", ".", "--classes", "a,b"], "no model: give --model"),
+        (["--method", "magic"], "unknown --method 'magic': choose one of pouf, zero-shot"),
+        (["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--method", "coop"], "give --shots"),
+        (["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--prior", "lots"], "--prior 'lots': expected"),
+        (["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--prior", "1"], "expected one proportion above 0"),
+    ],
+)
+def test_what_does_not_go_together_is_said(tmp_path: Path, arguments: list[str], words: str) -> None:
+    np.savez(tmp_path / "f.npz", features=np.ones((3, 2)))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    assert words in one_line_error(pouf("adapt", *arguments, cwd=tmp_path, code=2))
+
+
+def test_a_method_by_name(few_digits: Path, tmp_path: Path) -> None:
+    assert "tent" in pouf("adapt", "--method", "list", cwd=tmp_path).stdout
+    usual = ("adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--quiet", "--no-report")
+    pouf(*usual, "--method", "sinkhorn", "--out", "a", cwd=tmp_path)
+    facts = json.loads(pouf("evaluate", "a", few_digits, "--json", cwd=tmp_path).stdout)
+    assert facts["adapted"] != facts["zero_shot"]
+    recipe = ("--recipe", "demo-prompt", "--steps", 2)
+    pouf(*usual, "--method", "tent", *recipe, "--out", "b", cwd=tmp_path)
+    assert "entropy = 0.3" in (tmp_path / "b" / "recipe.toml").read_text()
+    pouf(*usual, "--shots", few_digits, "--method", "coop", *recipe, "--out", "c", cwd=tmp_path)
+    assert json.loads((tmp_path / "c" / "metrics.jsonl").read_text().splitlines()[0])["terms"].keys() == {"labels"}
+    pouf(*usual, "--prior", "estimated", "--refine", *recipe, "--out", "d", cwd=tmp_path)
+    assert (tmp_path / "d" / "adjustment.safetensors").is_file()
+
+
+def test_what_is_likely_wrong_is_left_out_and_what_is_far_is_unknown(run: Path) -> None:
+    facts = json.loads(
+        pouf("predict", run, "images", "--abstain", 0.1, "--unknown", "--json", "--out", "a.csv", cwd=run.parent).stdout
+    )
+    with (run.parent / "a.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert facts["abstained"] == sum(row["class"] == "" for row in rows) > 0
+    assert facts["unknown"] == sum(row["class"] == "unknown" for row in rows)
+    kept = [float(row["reliability"]) for row in rows if row["class"] not in ("", "unknown")]
+    assert sum(kept) / len(kept) >= 0.9 - 1e-6
+    assert "expected a rate" in one_line_error(pouf("predict", run, "images", "--abstain", 3, cwd=run.parent, code=2))
+    assert "unknown --use" in one_line_error(pouf("predict", run, "images", "--use", "best", cwd=run.parent, code=2))
+
+
+def test_tune_report_review_and_figures_from_the_command_line(run: Path, few_digits: Path, tmp_path: Path) -> None:
+    report = json.loads(pouf("report", run, few_digits, "--labelled", "--json", cwd=tmp_path).stdout)["report"]
+    assert "With labels" in Path(report).read_text()
+    pouf("review", run, "--n", 12, "--quiet", cwd=run.parent)
+    ids = [row["id"] for row in csv.DictReader((run / "review.csv").open())]
+    (tmp_path / "answers.csv").write_text("id,label\n" + "".join(f"{i},{i.split('/')[0]}\n" for i in ids))
+    verdict = json.loads(pouf("review", run, "--answers", "answers.csv", "--json", cwd=tmp_path).stdout)
+    assert verdict["answered"] == 12 and 0 <= verdict["adapted"]["low"] <= verdict["adapted"]["high"] <= 1
+    said = pouf(
+        "tune", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo", "--steps", 2,
+        "--lrs", "1e-3,2e-2", "--lambdas", "0.3", "--out", "tuned", cwd=tmp_path,
+    ).stdout  # fmt: skip
+    assert "Chosen without labels: optimisation.lr" in said
+    tuned = tmp_path / "tuned"
+    assert len(json.loads((tuned / "tune.json").read_text())["trials"]) == 2
+    choice = json.loads((tuned / "choice.json").read_text())
+    assert choice["verdict"] in html.unescape((tuned / "report.html").read_text())
+    assert len((tuned / "metrics.jsonl").read_text().splitlines()) == choice["last"] == 2
+    pouf("review", tuned, "--n", 6, "--quiet", cwd=tmp_path)
+    wrong = ("--lrs", "many")
+    assert "--lrs 'many': expected numbers" in one_line_error(
+        pouf("tune", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, *wrong, cwd=tmp_path, code=2)
+    )
+
+
+def test_bench_from_the_command_line(tmp_path: Path) -> None:
+    assert "lambda" in pouf("bench", "list", cwd=tmp_path).stdout
+    pouf("bench", "make-data", "data", cwd=tmp_path)
+    usual = ("bench", "run", "images", "--data", "data", "--model", EMBEDDED, "--seeds", 0, "--methods", "zero-shot")
+    facts = json.loads(pouf(*usual, "--tasks", "office31:dslr", "--json", cwd=tmp_path).stdout)
+    assert facts["failed"] == 0 and (tmp_path / "pouf-bench" / "images.tex").is_file()
+    assert "| zero-shot |" in pouf(*usual, "--tasks", "office31:dslr", cwd=tmp_path).stdout
+    shutil.rmtree(tmp_path / "data" / "office31" / "amazon")
+    error = one_line_error(pouf(*usual, "--tasks", "office31:amazon", "--quiet", cwd=tmp_path, code=2))
+    assert "no cell could be computed" in error and "expected office31/{amazon|dslr|webcam}/images/<class>" in error
+    for wrong, words in (
+        (("--tasks", "office99"), "unknown --tasks 'office99': choose from office31:amazon"),
+        (("--set", "steps"), "expected name=value"),
+        (("--seeds", "a"), "expected whole numbers"),
+    ):
+        assert words in one_line_error(pouf(*usual, *wrong, cwd=tmp_path, code=2))
+    assert "is not empty" in one_line_error(pouf("bench", "make-data", "data", cwd=tmp_path, code=2))

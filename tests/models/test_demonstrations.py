@@ -1,0 +1,205 @@
+"""Solved examples beside a sample, and labelled shots in the one loop."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_models import masked_lm
+
+from pouf import Classifier, InputError, Recipe, Texts, adapt
+from pouf.data.shots import Shots
+from pouf.inference import Transform
+from pouf.models.cloze import Example
+from pouf.models.demonstrations import Demonstrations
+
+BAD = ["we hated the food", "the film was bad", "very bad service", "they hated it"]
+GOOD = ["we loved the food", "the film was good", "very good service", "they loved it"]
+OTHERS = ["so it was okay", "the book is not bad", "who loved the service?", "food"]
+CLASSES = ["negative", "positive"]
+FEW = Recipe.load("lm-bff").with_settings(steps=12, batch_size=4, **{"optimisation.lr": 1e-3})
+
+
+def shots() -> Shots:
+    return Shots(Texts(BAD + GOOD), F.one_hot(torch.tensor([0] * 4 + [1] * 4), 2).float())
+
+
+def classifier_of(folder: Path) -> Classifier:
+    return Classifier.from_pretrained(folder, CLASSES, ["{text} it was [MASK]."], words=["terrible", "great"])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return masked_lm(tmp_path_factory.mktemp("base"), "roberta")
+
+
+def test_one_shot_of_each_class_is_shown_and_never_the_sample_itself() -> None:
+    demonstrations = Demonstrations.from_shots(shots())
+    for seed in range(50):
+        example = demonstrations.show(BAD[0], random.Random(seed))
+        assert [label for _, label in example.after] == [0, 1]
+        assert BAD[0] not in [text for text, _ in example.after]
+
+
+def test_in_context_examples_come_before_and_only_once_each() -> None:
+    demonstrations = Demonstrations.from_shots(shots(), place="before", count=6)
+    example = demonstrations.show("food", random.Random(0))
+    assert len({text for text, _ in example.before}) == 6 and not example.after
+
+
+def test_a_changed_sample_is_seen_changed_among_its_demonstrations(base: Path) -> None:
+    classifier = classifier_of(base)
+    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=2)
+    plain, changed = (
+        classifier.encode(Texts(OTHERS), change=c).features for c in (None, Transform("x", lambda s, _: "it"))
+    )
+    assert not torch.allclose(plain, changed)
+
+
+def test_a_class_without_a_shot_is_refused() -> None:
+    only_bad = Shots(Texts(BAD), torch.tensor([[1.0, 0.0]] * 4))
+    with pytest.raises(InputError, match="no shot of class number 1"):
+        Demonstrations.from_shots(only_bad)
+
+
+def test_a_prediction_is_the_mean_of_the_logits_over_the_draws(base: Path) -> None:
+    classifier = classifier_of(base)
+    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=3, seed=5)
+    views = [[classifier.demonstrations.show(t, random.Random(f"5 {i} {t}")) for t in OTHERS] for i in range(3)]
+    plain = classifier_of(base).backbone
+    logits = torch.zeros(4, 2)
+    for view in views:
+        with torch.no_grad():
+            features = plain.encode_inputs(plain.prepare(view))
+            logits += plain.scores(features, plain.prototypes(CLASSES, ())).logits / 3
+    assert torch.allclose(classifier.predict_proba(OTHERS), logits.softmax(1), atol=1e-5)
+
+
+def test_predictions_do_not_depend_on_the_neighbours(base: Path) -> None:
+    classifier = classifier_of(base)
+    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=2)
+    together = classifier.predict_proba(OTHERS)
+    alone = torch.cat([classifier.predict_proba([text]) for text in reversed(OTHERS)]).flip(0)
+    assert torch.allclose(together, alone, atol=1e-6)
+
+
+def test_a_saved_classifier_keeps_its_demonstrations(base: Path, tmp_path: Path) -> None:
+    classifier = classifier_of(base)
+    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=2)
+    adapt(classifier, None, FEW.with_settings(steps=2), shots=shots())
+    classifier.save(tmp_path)
+    again = Classifier.load(tmp_path)
+    assert again.demonstrations == classifier.demonstrations
+    assert torch.equal(again.predict_proba(OTHERS), classifier.predict_proba(OTHERS))
+    # What has seen labels is not zero-shot.
+    assert torch.equal(
+        Classifier.load_zero_shot(tmp_path).predict_proba(OTHERS), classifier_of(base).predict_proba(OTHERS)
+    )
+
+
+def test_training_draws_new_demonstrations_at_each_step(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = classifier_of(base)
+    classifier.demonstrations = Demonstrations.from_shots(shots())
+    prepared: list[Example] = []
+    original = classifier.backbone.prepare
+    monkeypatch.setattr(classifier.backbone, "prepare", lambda samples: prepared.extend(samples) or original(samples))
+    adapt(classifier, None, FEW.with_settings(steps=8, batch_size=8), shots=shots())
+    assert len(prepared) == 64
+    of_first = {example.after for example in prepared if example.sample == BAD[0]}
+    assert len(of_first) > 3
+
+
+@pytest.mark.parametrize("recipe", ["lm-bff", "lm-bff-pouf"])
+def test_shots_are_learned(base: Path, recipe: str) -> None:
+    classifier = classifier_of(base)
+    settings = Recipe.load(recipe).with_settings(steps=40, batch_size=8, **{"optimisation.lr": 1e-3})
+    result = adapt(classifier, None, settings, shots=shots())
+    assert classifier.predict(BAD + GOOD) == ["negative"] * 4 + ["positive"] * 4
+    assert result.history[-1].terms["labels"] < 0.2 < result.history[0].terms["labels"]
+    assert set(result.history[0].terms) == (
+        {"labels"} if recipe == "lm-bff" else {"transport", "information", "labels"}
+    )
+
+
+def test_with_data_of_their_own_both_terms_see_their_own_batch(base: Path) -> None:
+    classifier = classifier_of(base)
+    settings = Recipe.load("lm-bff-pouf").with_settings(steps=1, batch_size=4)
+    first = adapt(classifier, Texts(OTHERS), settings, shots=Shots(Texts(BAD[:2] + GOOD[:2]), shots().targets[2:6]))
+    plain = classifier_of(base)
+    unlabelled = adapt(plain, Texts(OTHERS), Recipe.load("masked").with_settings(steps=1, batch_size=4))
+    for term in ("transport", "information"):
+        assert first.history[0].terms[term] == pytest.approx(unlabelled.history[0].terms[term], abs=1e-6)
+    few = classifier_of(base)
+    labelled = adapt(
+        few, None, FEW.with_settings(steps=1), shots=Shots(Texts(BAD[:2] + GOOD[:2]), shots().targets[2:6])
+    )
+    assert first.history[0].terms["labels"] == pytest.approx(labelled.history[0].terms["labels"], abs=1e-6)
+
+
+def test_targets_stay_with_their_samples_however_these_are_ordered(base: Path) -> None:
+    """A batch is a permutation of the shots; the loss must pair each with its own target."""
+    order = [5, 0, 7, 2, 4, 1, 6, 3]
+    shuffled = Shots(Texts([(BAD + GOOD)[i] for i in order]), shots().targets[order])
+    settings = FEW.with_settings(steps=3, batch_size=8)
+    one = adapt(classifier_of(base), None, settings, shots=shots())
+    other = adapt(classifier_of(base), None, settings, shots=shuffled)
+    assert [step.loss for step in one.history] == [step.loss for step in other.history]
+
+
+def test_soft_targets_are_reached(base: Path) -> None:
+    classifier = classifier_of(base)
+    soft = Shots(Texts(BAD + GOOD), torch.tensor([[0.8, 0.2]] * 4 + [[0.4, 0.6]] * 4))
+    adapt(classifier, None, FEW.with_settings(steps=80, batch_size=8), shots=soft)
+    assert torch.allclose(classifier.predict_proba(BAD + GOOD), soft.targets, atol=0.1)
+
+
+def test_a_fresh_head_is_fitted_to_scores_by_squared_error(base: Path) -> None:
+    classifier = Classifier.with_fresh_head(base, CLASSES)
+    soft = Shots(Texts(BAD + GOOD), torch.tensor([[0.8, 0.2]] * 4 + [[0.4, 0.6]] * 4))
+    recipe = FEW.with_settings(steps=80, batch_size=8, **{"objective.label_loss": "mse"})
+    first, *_, last = adapt(classifier, None, recipe, shots=soft).history
+    p = classifier.predict_proba(BAD + GOOD)
+    assert (p - soft.targets).square().mean().item() < 0.01
+    assert last.terms["labels"] < 0.01 < first.terms["labels"]
+
+
+def test_a_fresh_heads_temperature_is_that_of_its_recipe(base: Path) -> None:
+    classifier = Classifier.with_fresh_head(base, CLASSES)
+    result = adapt(classifier, None, Recipe.load("lm-bff-pouf").with_settings(steps=1), shots=shots())
+    assert result.history[0].temperature == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("settings", [{"place": "beside"}, {"samples": 0}, {"count": 0}])
+def test_demonstrations_that_make_no_sense_are_refused(settings: dict) -> None:
+    with pytest.raises(InputError, match=r"unknown place|at least one"):
+        Demonstrations.from_shots(shots(), **settings)
+
+
+def test_a_fresh_head_learns_from_shots_and_is_saved_as_the_library_saves_it(base: Path, tmp_path: Path) -> None:
+    classifier = Classifier.with_fresh_head(base, CLASSES, seed=1)
+    same = Classifier.with_fresh_head(base, CLASSES, seed=1)
+    assert torch.equal(classifier.predict_proba(OTHERS), same.predict_proba(OTHERS))
+    assert not torch.equal(
+        classifier.predict_proba(OTHERS), Classifier.with_fresh_head(base, CLASSES).predict_proba(OTHERS)
+    )
+    adapt(classifier, None, FEW.with_settings(steps=60, batch_size=8), shots=shots())
+    assert classifier.predict(BAD + GOOD) == ["negative"] * 4 + ["positive"] * 4
+    classifier.save(tmp_path)
+    assert torch.equal(Classifier.load(tmp_path).predict_proba(OTHERS), classifier.predict_proba(OTHERS))
+    assert torch.equal(Classifier.load_zero_shot(tmp_path).predict_proba(OTHERS), same.predict_proba(OTHERS))
+
+
+@pytest.mark.parametrize(
+    ("data", "given", "recipe", "message"),
+    [
+        (None, None, "masked", "nothing to learn from"),
+        (Texts(OTHERS), None, "lm-bff", "there are no labelled shots"),
+        (Texts(OTHERS), shots(), "masked", "need a weight"),
+        (Texts(OTHERS), shots(), "lm-bff", "looks at labelled shots alone"),
+        (None, Shots(Texts(BAD), torch.eye(4)), "lm-bff", r"shape \(4, 4\), expected one row for each of the 4"),
+    ],
+)
+def test_shots_and_recipe_must_fit(base: Path, data, given, recipe: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        adapt(classifier_of(base), data, Recipe.load(recipe), shots=given)

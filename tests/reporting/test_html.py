@@ -1,0 +1,201 @@
+"""Reports: everything in one file, nothing that could break out of it; and in a real browser."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import sentence_encoder
+
+from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt_run
+from pouf.data.vectors import Vectors
+from pouf.demo import DIGITS
+from pouf.reporting.html import wilson, write_report
+from pouf.validation.review import ask
+
+NASTY = '</script><script>document.title="broken"</script><img src=x onerror=alert(1)>'
+
+
+@pytest.fixture(scope="module")
+def image_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo as a newcomer runs it. That it gains on every seed is measured by benchmarks/demo.py."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "pouf", "demo", "--seed", "0", "--out", "here", "--json"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=True)
+    assert result.stderr == "", "neither a warning nor an alarm"
+    (folder / "facts.json").write_text(result.stdout)
+    ask(folder / "here", Images.from_folder(folder / "here-images"), 6)
+    return folder / "here"
+
+
+def test_the_demo_gains_and_says_so_in_json(image_run: Path) -> None:
+    facts = json.loads((image_run.parent / "facts.json").read_text())
+    assert facts.keys() >= {"n", "zero_shot", "calibrated", "adapted", "used", "per_class", "seconds", "run", "verdict"}
+    assert facts["n"] == 1797 and facts["run"] == "here" and facts["report"] == "here/report.html"
+    assert facts["zero_shot"] <= 0.78
+    assert facts["adapted"] >= 0.90 and facts["used"] >= 0.90
+    assert "No alarm" in facts["verdict"] and (image_run / "metrics.jsonl").is_file()
+
+
+@pytest.fixture(scope="module")
+def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report-texts")
+    model = sentence_encoder(folder / "model")
+    texts = Texts([f"the film is {word} {i} {NASTY}" for i in range(10) for word in ("good", "bad", "okay")])
+    classifier = Classifier.from_pretrained(model, [f"good {NASTY}", "bad"], ["it is {}"])
+    recipe = Recipe.load("texts").with_settings(steps=4, snapshots=2)
+    adapt_run(classifier, texts, recipe, folder / "run", on_start=lambda message: None)
+    write_report(folder / "run", texts)
+    ask(folder / "run", texts, 6)
+    return folder / "run"
+
+
+def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> None:
+    page = (image_run / "report.html").read_text()
+    for part in ("Alarms", "With labels", "Confusion", "Over time", "Predicted shares", "Where inputs", "Nearest",
+                 "Similarity", "Most changed", "Settings", "Versions"):  # fmt: skip
+        assert part in page, part
+    assert not re.search(r"""(src|href)=["']?https?:""", page)
+    shown = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
+    assert page.count('class="p" data-i=') == 2 * len(shown) == 1000
+    neighbours = re.search(r'<table id="neighbours">(.*?)</table>', page, re.S).group(1)
+    assert neighbours.count("<tr>") == 11 and neighbours.count('class="thumb"') == 100
+    assert page.count("second opinion:") == 2
+    assert "Most often taken for each other" in page
+    assert "@import" not in page and page.count("<svg") >= 5
+    assert "prefers-color-scheme: dark" in page and "@media print" in page and "width=device-width" in page
+    picture = re.search(r"data:image/png;base64,([\w+/=]+)", page)
+    assert base64.b64decode(picture.group(1)).startswith(b"\x89PNG")
+
+
+def test_names_and_texts_are_escaped(text_run: Path) -> None:
+    for name in ("report.html", "review.html"):
+        page = (text_run / name).read_text()
+        assert NASTY not in page and "<img src=x" not in page
+        told = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.S).group(1)
+        assert NASTY in json.dumps(json.loads(told), ensure_ascii=False).replace('\\"', '"'), "and nothing is lost"
+
+
+def test_an_alarm_stands_on_top_and_the_adapted_model_is_still_shown(
+    image_run: Path, few_digits: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(image_run, tmp_path / "run")
+    choice = json.loads((run / "choice.json").read_text())
+    alarm = {"name": "collapse", "words": "predictions use 1.0 of 10 classes", "advice": "Slow."}
+    choice |= {"use": "zero-shot", "verdict": "Do not trust it: 1.0 of 10.", "alarms": [alarm]}
+    (run / "choice.json").write_text(json.dumps(choice))
+    page = write_report(run, Images.from_folder(few_digits)).read_text()
+    assert 'class="verdict alarm" id="verdict">Do not trust it: 1.0 of 10.' in page
+    assert "<b>collapse</b>: predictions use 1.0 of 10 classes. Slow." in page
+    items = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
+    assert any(item["before"] != item["after"] for item in items), "what training did is shown, though not used"
+
+
+def test_a_classifier_without_a_run_has_a_report(few_digits: Path, tmp_path: Path) -> None:
+    Classifier.from_pretrained(EMBEDDED, DIGITS).save(tmp_path / "saved")
+    page = write_report(tmp_path / "saved", Images.from_folder(few_digits)).read_text()
+    assert "Nothing was trained" in page and "No prediction changed" in page
+
+
+def test_many_classes_have_pairs_instead_of_a_matrix(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    prototypes, labels = torch.randn(50, 8, generator=draw), torch.arange(200) % 50
+    Classifier.from_vectors(prototypes, [f"class {i}" for i in range(50)]).save(tmp_path / "saved")
+    labels[:20] = 7  # what is said of them stays the same
+    vectors = Vectors(prototypes[torch.arange(200) % 50])
+    page = write_report(tmp_path / "saved", vectors, labels.tolist()).read_text()
+    assert "Confusion matrix" not in page and "class 7 for class 3 (1)" in page
+    assert "10 more classes are not shown" in page and "Nothing was trained" in page
+
+
+def test_wilsons_interval() -> None:
+    low, high = wilson(80, 100)
+    assert (low, high) == (pytest.approx(0.711, abs=1e-3), pytest.approx(0.867, abs=1e-3))
+    assert wilson(0, 10)[0] == 0 and wilson(10, 10)[1] == 1 and wilson(0, 0) == (0.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    selenium = pytest.importorskip("selenium.webdriver")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no Chromium with its driver: install Debian's packages chromium and chromium-driver")
+    options = selenium.ChromeOptions()
+    options.binary_location = chromium
+    downloads = tmp_path_factory.mktemp("downloads")
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                 "--window-size=1100,900", f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):  # fmt: skip
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+    window = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
+    window.downloads = downloads
+    yield window
+    window.quit()
+
+
+def errors(browser) -> list[str]:
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+@pytest.mark.parametrize("kind", ["image_run", "text_run"])
+def test_the_report_in_a_browser(browser, kind: str, request: pytest.FixtureRequest) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    run = request.getfixturevalue(kind)
+    browser.get((run / "report.html").as_uri())
+    assert errors(browser) == [] and browser.title == f"pouf: {run.name}"
+    tip = browser.find_element(By.ID, "tip")
+    assert not tip.is_displayed()
+    point = browser.find_element(By.CSS_SELECTOR, "circle.p")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", point)
+    ActionChains(browser).move_to_element(point).perform()
+    assert tip.is_displayed() and "→" in tip.text
+    assert len(tip.find_elements(By.TAG_NAME, "img")) == (1 if kind == "image_run" else 0)
+    browser.set_window_size(400, 800)
+    wide = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+    assert wide <= 0, "a phone needs no scrolling sideways"
+    browser.set_window_size(1100, 900)
+    assert browser.find_elements(By.CSS_SELECTOR, "details:not([open])")
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert not browser.find_elements(By.CSS_SELECTOR, "details:not([open])"), "paper shows everything"
+    assert errors(browser) == []
+
+
+@pytest.mark.parametrize("kind", ["image_run", "text_run"])
+def test_the_review_page_saves_answers(browser, kind: str, request: pytest.FixtureRequest) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    run = request.getfixturevalue(kind)
+    page = (run / "review.html").as_uri()
+    browser.get(page)
+    browser.execute_script("localStorage.clear()")
+    browser.get(page)
+    for _ in range(2):
+        browser.find_elements(By.CSS_SELECTOR, "button.answer")[1].click()
+    browser.find_element(By.TAG_NAME, "body").send_keys("2")
+    assert "3 answered" in browser.find_element(By.ID, "place").text
+    browser.get(page)
+    assert "Question 4 of 6, 3 answered" in browser.find_element(By.ID, "place").text, "kept by the browser"
+    target = browser.downloads / "answers.csv"
+    target.unlink(missing_ok=True)
+    browser.find_element(By.ID, "save").click()
+    WebDriverWait(browser, 10).until(lambda _: target.is_file() and target.stat().st_size > 10)
+    from pouf.validation.review import conclude, read_answers
+
+    answers = read_answers(target, Classifier.load(run).classes)
+    assert list(answers.values()) == [Classifier.load(run).classes[1]] * 3
+    assert conclude(run, answers).answered == 3
+    assert errors(browser) == []

@@ -1,0 +1,137 @@
+"""Methods by name: each is a recipe over the one loop, and does what the paper says of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from small_models import masked_lm
+
+from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, adapt
+from pouf.classifier import Predictions
+from pouf.data.base import Subset
+from pouf.demo import DIGITS
+from pouf.losses import entropy
+from pouf.training.methods import METHODS
+from pouf.training.pseudo_labels import Surest
+
+TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?", "a sea", "the air"]
+
+
+def shots(inputs, labels: list[int], classes: int) -> Shots:
+    return Shots(inputs, F.one_hot(torch.tensor(labels), classes).float())
+
+
+def run(name: str, classifier: Classifier, data, kind, given: Shots | None = None, **settings):
+    method = METHODS[name]
+    method.check(name, kind, given)
+    recipe = method.recipe(kind)
+    recipe = recipe.with_settings(**{"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), **settings})
+    method.equip(classifier, given, seed=0)
+    learns = given if recipe.objective.labels > 0 else None
+    return adapt(classifier, data, recipe, shots=learns, on_start=lambda message: None)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "image" in method.kinds])
+def test_every_method_for_images_runs(name: str, pictures: list[Image.Image]) -> None:
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    given = shots(Images(pictures[:5]), [0, 1, 2, 2, 3], 10) if METHODS[name].needs_shots else None
+    data = None if name == "coop" else Images(pictures)
+    result = run(name, classifier, data, "image", given)
+    assert len(result.history) == (0 if METHODS[name].recipe("image").steps == 0 else 2)
+    proba = classifier.predict_proba(pictures)
+    assert proba.shape == (12, 10) and torch.allclose(proba.sum(1), torch.ones(12), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "cloze" in method.kinds])
+def test_every_method_for_masked_language_models_runs(name: str, tmp_path: Path) -> None:
+    folder = masked_lm(tmp_path / "lm", "bert")
+    if METHODS[name].fresh_head:
+        classifier = Classifier.with_fresh_head(folder, ["bad", "good"])
+    else:
+        classifier = Classifier.from_pretrained(folder, ["bad", "good"], ["{text} it was [MASK]."])
+    given = shots(Texts(TEXTS[:4]), [1, 0, 0, 1], 2) if METHODS[name].needs_shots else None
+    trains_on_shots = name in ("coop", "fine-tuning", "lm-bff", "lm-bff-pouf")
+    run(name, classifier, None if trains_on_shots else Texts(TEXTS), "cloze", given)
+    assert classifier.predict_proba(TEXTS).shape == (6, 2)
+
+
+def test_tent_is_entropy_on_the_prompt_and_nothing_else(pictures: list[Image.Image]) -> None:
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    start = {name: p.detach().clone() for name, p in classifier.backbone.named_parameters()}
+    with torch.no_grad():
+        features = classifier.encode(Images(pictures)).features
+        expected = entropy(classifier.backbone.scores(features, classifier.prototypes()).logits).item()
+    history = run("tent", classifier, Images(pictures), "image", batch_size=12).history
+    assert history[0].terms == {"entropy": pytest.approx(expected, abs=1e-3)}
+    assert history[0].loss == pytest.approx(0.3 * expected, abs=1e-3)
+    moved = [name for name, p in classifier.backbone.named_parameters() if not torch.equal(p, start[name])]
+    assert all("logit_scale" in name for name in moved)
+
+
+def test_upl_takes_the_surest_of_each_predicted_class() -> None:
+    surest = Surest(2)
+    probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
+    surest.see(Predictions([10, 11, 12, 13], probabilities.log()))
+    surest.see(Predictions([14], torch.tensor([[0.95, 0.05]]).log()))
+    places, labels = surest.found()
+    assert list(zip(places, labels, strict=True)) == [(14, 0), (10, 0), (13, 1)], "the second class has only one"
+
+
+def test_upl_learns_from_what_zero_shot_was_sure_of(few_digits: Path) -> None:
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    data = Images.from_folder(few_digits)
+    before = classifier.infer(data).log_probabilities
+    chosen = Surest(16)
+    chosen.see(Predictions(list(range(len(data))), before))
+    places, labels = chosen.found()
+    run("upl", classifier, data, "image", steps=10, batch_size=64, **{"optimisation.lr": 0.05})
+    after = classifier.infer(Subset(data, places)).log_probabilities
+    picked = torch.arange(len(places)), torch.tensor(labels)
+    assert after[picked].mean() > before[places][picked].mean()
+
+
+def test_majority_says_the_same_of_everything(pictures: list[Image.Image]) -> None:
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    run("majority", classifier, Images(pictures), "image", shots(Images(pictures[:3]), [4, 4, 7], 10))
+    assert set(classifier.predict(pictures)) == {"four"}
+
+
+def test_methods_say_what_they_need() -> None:
+    with pytest.raises(InputError, match="'coop' learns from labelled examples: give --shots"):
+        METHODS["coop"].check("coop", "image", None)
+    with pytest.raises(InputError, match=r"'lm-bff' is for texts with a \[MASK\] template"):
+        METHODS["lm-bff"].check("lm-bff", "image", None)
+
+
+def test_an_adjusted_classifier_is_saved_with_its_adjustment(pictures: list[Image.Image], tmp_path: Path) -> None:
+    for name in ("calibration", "propagation"):
+        classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+        classifier.set_prior(torch.arange(1, 11))
+        run(name, classifier, Images(pictures), "image")
+        classifier.save(tmp_path / name)
+        again = Classifier.load(tmp_path / name)
+        assert torch.allclose(again.predict_proba(pictures), classifier.predict_proba(pictures), atol=1e-5)
+        assert torch.allclose(again.prior, classifier.prior)
+        plain = Classifier.from_pretrained(EMBEDDED, DIGITS).predict_proba(pictures)
+        assert torch.allclose(Classifier.load_zero_shot(tmp_path / name).predict_proba(pictures), plain, atol=1e-6)
+
+
+def test_a_known_prior_is_pulled_towards(few_digits: Path) -> None:
+    """Told that most digits are ones, more of them are taken for ones."""
+    shares = {}
+    for told in (False, True):
+        classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+        if told:
+            classifier.set_prior([0.5 if name == "one" else 0.5 / 9 for name in DIGITS])
+        recipe = Recipe.load("demo").with_settings(steps=12, batch_size=100, snapshots=0)
+        adapt(classifier, Images.from_folder(few_digits), recipe, on_start=lambda message: None)
+        shares[told] = classifier.infer(Images.from_folder(few_digits)).log_probabilities.exp().mean(0)[1].item()
+    assert shares[True] > shares[False] + 0.05
+
+
+@pytest.mark.parametrize("prior", [[0.5, 0.5], [1.0] * 9 + [0.0], [1.0] * 9 + [float("nan")]])
+def test_a_prior_that_fits_no_classes_is_refused(prior: list[float]) -> None:
+    with pytest.raises(InputError, match="expected one proportion above 0 for each of the 10 classes"):
+        Classifier.from_pretrained(EMBEDDED, DIGITS).set_prior(prior)
