@@ -42,23 +42,23 @@ SKEW = 10
 # Beside the methods by name: parts of our default, each changed alone.
 FEATURE_METHODS: dict[str, Recipe] = {
     name: METHODS[name].recipe("vector")
-    for name in ("zero-shot", "calibration", "sinkhorn", "propagation", "tent", "upl", "pouf")
+    for name in ("zero-shot", "prior-correction", "sinkhorn", "propagation", "tent", "upl", "pouf")
 } | {
-    "refinement alone": METHODS["zero-shot"].recipe("vector").with_settings(adjust="refinement"),
-    "pouf, no refinement": Recipe.load("features").with_settings(adjust="none"),
+    "refinement alone": METHODS["zero-shot"].recipe("vector").with_settings(postprocess="refinement"),
+    "pouf, no refinement": Recipe.load("features").with_settings(postprocess="none"),
     "pouf, uniform prior": Recipe.load("features").with_settings(**{"objective.prior": "uniform"}),
-    "pouf as in the paper": Recipe.load("features").with_settings(adjust="none", **{"objective.prior": "uniform"}),
+    "pouf as in the paper": Recipe.load("features").with_settings(postprocess="none", **{"objective.prior": "uniform"}),
     "transport alone": Recipe.load("features").with_settings(
-        adjust="none", **{"objective.prior": "uniform", "objective.information": 0.0}
+        postprocess="none", **{"objective.prior": "uniform", "objective.information": 0.0}
     ),
     "information alone": Recipe.load("features").with_settings(
-        adjust="none", **{"objective.prior": "uniform", "objective.transport": 0.0}
+        postprocess="none", **{"objective.prior": "uniform", "objective.transport": 0.0}
     ),
     "pouf with a map": Recipe.load("features").with_settings(
-        **{"tuning.name": "map", "optimisation.name": "adamw", "optimisation.lr": 3e-4}
+        **{"tuner.name": "map", "optimisation.name": "adamw", "optimisation.lr": 3e-4}
     ),
     "exact transport": Recipe.load("features").with_settings(
-        adjust="none", **{"objective.prior": "uniform", "objective.plan": "exact"}
+        postprocess="none", **{"objective.prior": "uniform", "objective.plan": "exact"}
     ),
 }
 
@@ -93,7 +93,7 @@ def on_features(file: Path, only: Sequence[str], keep: Keep) -> None:
         found: dict[str, float] = {}
         for which, rows in sets.items():
             classifier, data = Classifier.from_vectors(prototypes, names), Vectors(vectors[rows])
-            adapt(classifier, data, FEATURE_METHODS[method], on_start=lambda message: None)
+            adapt(classifier, data, FEATURE_METHODS[method])
             guess = classifier.infer(data).log_probabilities.argmax(1)
             found[which] = accuracy(guess, torch.from_numpy(labels[rows]))
         found["skewed"] = statistics.mean(found[f"skewed {seed}"] for seed in SEEDS)
@@ -104,7 +104,7 @@ def on_features(file: Path, only: Sequence[str], keep: Keep) -> None:
 
 def digit_methods() -> dict[str, Recipe]:
     prompt = {name: METHODS[name].recipe("image", "demo-prompt") for name in ("tent", "upl", "coop")}
-    untrained = ("zero-shot", "calibration", "sinkhorn", "propagation")
+    untrained = ("zero-shot", "prior-correction", "sinkhorn", "propagation")
     full, soft = Recipe.load("demo"), Recipe.load("demo-prompt")
     variants = {
         "without transport": {"objective.transport": 0.0},
@@ -113,7 +113,7 @@ def digit_methods() -> dict[str, Recipe]:
         "sinkhorn transport": {"objective.plan": "sinkhorn"},
         "exponential cost": {"objective.cost": "exponential"},
         "estimated prior": {"objective.prior": "estimated"},
-        "refined": {"adjust": "refinement"},
+        "refined": {"postprocess": "refinement"},
     }
     return (
         {name: METHODS[name].recipe("image", "demo") for name in untrained}
@@ -159,7 +159,6 @@ def one_digit_run(
     classifier, data = Classifier.from_pretrained(EMBEDDED, DIGITS), Subset(images, rows)
     adapt(
         classifier, None if shots is not None else data, recipe.with_settings(seed=seed), shots=shots,
-        on_start=lambda message: None,
     )  # fmt: skip
     return accuracy(classifier.infer(data).log_probabilities.argmax(1), torch.from_numpy(labels[rows]))
 

@@ -30,7 +30,7 @@ from pouf import Classifier, Recipe, Texts, adapt, calibrate
 from pouf.bench.archives import read_task
 from pouf.bench.language import TASKS, Task
 from pouf.bench.splits import few_shot, subset
-from pouf.data.shots import Shots
+from pouf.data.labelled import Shots
 from pouf.data.texts import read_rows
 from pouf.models.cloze import Sample
 from pouf.models.demonstrations import Demonstrations
@@ -101,7 +101,7 @@ class Bench:
         if shots is not None and demonstrate:
             classifier.demonstrations = Demonstrations.from_shots(shots, samples=self.task.draws, seed=seed)
         data = Texts(self.unlabelled) if unlabelled else None
-        adapt(classifier, data, recipe.with_settings(seed=seed), shots=shots, on_start=lambda message: None)
+        adapt(classifier, data, recipe.with_settings(seed=seed), shots=shots)
         return self.assess(classifier.score(self.labelled.inputs).log_probabilities)
 
 

@@ -69,7 +69,7 @@ def run_trial(task: Task, rate: float, zero_shot: float | None) -> Trial:
 
     try:
         recipe = task.recipe.with_settings(**{"optimisation.lr": rate})
-        result = adapt(classifier, task.data, recipe, on_start=lambda message: None, on_snapshot=look)
+        result = adapt(classifier, task.data, recipe, on_snapshot=look)
     except Diverged:
         return Trial(None, at)
     return Trial(result.snapshots, at)

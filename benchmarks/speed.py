@@ -34,7 +34,7 @@ from pouf import Classifier, Images, Recipe
 from pouf.inference import InferenceConfig
 from pouf.models.dual_encoder import DualEncoder
 from pouf.runs.folder import versions
-from pouf.training.trainer import Step, adapt
+from pouf.training.callbacks import Step, adapt
 
 WORDS = 400  # each a token of its own: class names of one or two words are as long as CLIP's
 NOISE = np.random.default_rng(0)
@@ -130,10 +130,10 @@ def in_turns(k: int, batch: int, steps: int, tune: str) -> dict[str, float]:
         mark = time.perf_counter()
 
     recipe = Recipe(steps=steps + 1, batch_size=batch, augment="none", snapshots=0).with_settings(
-        **{"tuning.name": tune}
+        **{"tuner.name": tune}
     )
     classifier = Classifier(vit(), names(k))
-    adapt(classifier, Images(pictures(batch)), recipe, on_start=lambda message: None, on_step=take_turns)
+    adapt(classifier, Images(pictures(batch)), recipe, on_step=take_turns)
     a, b = statistics.median(ours[1:]), statistics.median(written[1:])
     return {"ours_seconds": round(a, 3), "as_written_seconds": round(b, 3), "ratio": round(b / a, 1)}
 
@@ -204,11 +204,11 @@ def encoding(steps: int) -> dict[str, float]:
 
 
 MEMORY = {
-    "full": {"tuning.name": "full"},
-    "full, chunks of 4": {"tuning.name": "full", "compute.chunk": 4},
-    "full, checkpointing": {"tuning.name": "full", "compute.checkpointing": True},
-    "layernorm": {"tuning.name": "layernorm"},
-    "prompt": {"tuning.name": "prompt"},
+    "full": {"tuner.name": "full"},
+    "full, chunks of 4": {"tuner.name": "full", "compute.chunk": 4},
+    "full, checkpointing": {"tuner.name": "full", "compute.checkpointing": True},
+    "layernorm": {"tuner.name": "layernorm"},
+    "prompt": {"tuner.name": "prompt"},
 }
 
 
@@ -226,7 +226,7 @@ def memory(steps: int) -> dict[str, float]:
 
 def memory_of(name: str) -> float:
     recipe = Recipe(steps=2, batch_size=32, augment="none", snapshots=0).with_settings(**MEMORY[name])
-    adapt(Classifier(vit(), names(31)), Images(pictures(32)), recipe, on_start=lambda message: None)
+    adapt(Classifier(vit(), names(31)), Images(pictures(32)), recipe)
     # Of this process alone: what getrusage tells is passed on from the parent.
     peak = next(line for line in _lines("/proc/self/status") if line.startswith("VmHWM"))
     return round(int(peak.split()[1]) / 2**20, 2)

@@ -85,7 +85,7 @@ def run_case(case: Case) -> dict[str, Any]:
 
     score()
     zero_shot = Classifier.from_pretrained(case.model, case.classes, case.templates)
-    result = adapt(classifier, case.data, case.recipe.with_settings(snapshots=4), on_start=lambda message: None)
+    result = adapt(classifier, case.data, case.recipe.with_settings(snapshots=4))
     score()
     assert result.snapshots is not None
     trust = assess(result.snapshots, result.choice)

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import train
 from PIL import Image
 from transformers import CLIPModel
 
-from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, adapt
+from pouf import EMBEDDED, Classifier, Images, InputError, Recipe
 from pouf.demo import DIGITS
 from pouf.models.load import embedded_folder
 from pouf.tuners import TUNERS
@@ -18,7 +19,7 @@ SHORT = Recipe.load("demo").with_settings(steps=2, batch_size=12)
 
 def tuned(tune: str, pictures: list[Image.Image], **settings: object) -> Classifier:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    adapt(classifier, Images(pictures), SHORT.with_settings(**{"tuning.name": tune}, **settings))
+    train(classifier, Images(pictures), SHORT.with_settings(**{"tuner.name": tune}, **settings))
     return classifier
 
 
@@ -53,29 +54,29 @@ def test_inputs_may_be_a_folder_paths_or_images(tiny: Classifier, pictures: list
 @pytest.mark.parametrize("tune", sorted(TUNERS.keys() - {"prototypes", "map"}))
 def test_a_saved_classifier_predicts_the_same_after_loading(tune: str, pictures: list, tmp_path: Path) -> None:
     classifier = tuned(tune, pictures, temperature=0.07)
-    classifier.save(tmp_path)
-    loaded = Classifier.load(tmp_path)
+    classifier.save_pretrained(tmp_path)
+    loaded = Classifier.from_pretrained(tmp_path)
     assert torch.equal(loaded.predict_proba(pictures), classifier.predict_proba(pictures))
     assert torch.equal(loaded.prototypes(), classifier.prototypes())
-    assert (loaded.classes, loaded.templates, loaded.tuning) == (
+    assert (loaded.classes, loaded.templates, loaded.tuner_settings) == (
         classifier.classes,
         classifier.templates,
-        classifier.tuning,
+        classifier.tuner_settings,
     )
-    zero_shot = Classifier.load_zero_shot(tmp_path)
+    zero_shot = Classifier.from_pretrained(tmp_path, use="zero-shot")
     assert zero_shot.predict(pictures) == Classifier.from_pretrained(EMBEDDED, DIGITS).predict(pictures)
 
 
 @pytest.mark.parametrize(("tune", "limit"), [("prompt", 8_000), ("layernorm", 40_000)])
 def test_a_run_that_keeps_its_base_holds_kilobytes(tune: str, limit: int, pictures: list, tmp_path: Path) -> None:
-    tuned(tune, pictures).save(tmp_path)
+    tuned(tune, pictures).save_pretrained(tmp_path)
     assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < limit
     assert (embedded_folder() / "model.safetensors").stat().st_size > 1_000_000
 
 
 def test_a_fully_tuned_run_is_a_normal_transformers_folder(pictures: list, tmp_path: Path) -> None:
     classifier = tuned("full", pictures)
-    classifier.save(tmp_path)
+    classifier.save_pretrained(tmp_path)
     model = CLIPModel.from_pretrained(tmp_path)
     ours = classifier.backbone.model.state_dict()
     assert all(torch.equal(value, ours[name]) for name, value in model.state_dict().items())
@@ -84,22 +85,47 @@ def test_a_fully_tuned_run_is_a_normal_transformers_folder(pictures: list, tmp_p
 
 
 def test_a_classifier_can_be_saved_before_it_is_tuned(tiny: Classifier, pictures: list, tmp_path: Path) -> None:
-    tiny.save(tmp_path)
-    assert torch.equal(Classifier.load(tmp_path).predict_proba(pictures), tiny.predict_proba(pictures))
+    tiny.save_pretrained(tmp_path)
+    assert torch.equal(Classifier.from_pretrained(tmp_path).predict_proba(pictures), tiny.predict_proba(pictures))
 
 
 def test_other_weights_than_the_runs_are_refused(pictures: list, tmp_path: Path) -> None:
-    tuned("prompt", pictures).save(tmp_path)
+    tuned("prompt", pictures).save_pretrained(tmp_path)
     card = json.loads((tmp_path / "pouf.json").read_text())
-    card["tuning"]["name"] = "layernorm"
+    card["tuner"]["name"] = "layernorm"
     (tmp_path / "pouf.json").write_text(json.dumps(card))
     with pytest.raises(InputError, match="do not fit the base model"):
-        Classifier.load(tmp_path)
+        Classifier.from_pretrained(tmp_path)
 
 
 def test_loading_what_is_no_classifier_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"expected a folder with pouf.json"):
-        Classifier.load(tmp_path)
+    with pytest.raises(InputError, match=r"not a finished run: expected pouf.json"):
+        Classifier.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(("version", "words"), [(99, "format 99, this pouf reads up to 2: update"), (1, "early pouf")])
+def test_a_folder_of_another_format_is_refused(tiny: Classifier, tmp_path: Path, version: int, words: str) -> None:
+    tiny.save_pretrained(tmp_path)
+    card = json.loads((tmp_path / "pouf.json").read_text())
+    (tmp_path / "pouf.json").write_text(json.dumps(card | {"format": version}))
+    with pytest.raises(InputError, match=words):
+        Classifier.from_pretrained(tmp_path)
+    (tmp_path / "pouf.json").write_text("{")
+    with pytest.raises(InputError, match="is damaged"):
+        Classifier.from_pretrained(tmp_path)
+
+
+def test_a_saved_run_finds_the_same_revision_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModel
+
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS, revision="abc123", device="cpu")
+    classifier.save_pretrained(tmp_path)
+    asked: list[str | None] = []
+    original = AutoModel.from_pretrained
+    monkeypatch.setattr(
+        AutoModel, "from_pretrained", lambda *a, **k: asked.append(k.get("revision")) or original(*a, **k)
+    )
+    assert Classifier.from_pretrained(tmp_path).revision == "abc123" and asked == ["abc123"]
 
 
 def test_the_embedded_model_is_small_and_in_clips_own_format() -> None:

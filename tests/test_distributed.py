@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from distributed_cases import CASES, weights
+from distributed_cases import CASES, state
 from PIL import Image
 from safetensors.torch import load_file
 from small_models import masked_lm, sentence_encoder
@@ -50,7 +50,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_take_the_same_steps_as_one(ran: Path, name: str) -> None:
-    together, alone = load_file(ran / f"{name}.safetensors"), weights(CASES[name](ran))
+    together, alone = load_file(ran / f"{name}.safetensors"), state(CASES[name](ran))
     assert together.keys() == alone.keys()
     for parameter, value in alone.items():
         assert torch.allclose(together[parameter], value, atol=1e-5), parameter
@@ -85,7 +85,7 @@ def test_the_command_line_writes_and_speaks_once(ran: Path, tmp_path: Path) -> N
     told = pouf("predict", "run", str(ran / "images"), "--use", "last", "--json", "--out", "two.csv").stdout
     assert (json.loads(told)["n"], json.loads(told)["unreadable"]) == (16, ["3.png"])
     # The cache of two processes serves one.
-    alone = Classifier.load(tmp_path / "run")
+    alone = Classifier.from_pretrained(tmp_path / "run", use="last")
     cache = FeatureCache(tmp_path / "cache2")
     before = len(list(cache.folder.rglob("*.npy")))
     predictions = alone.infer(Images.from_folder(ran / "images"), InferenceConfig(cache=cache))
@@ -93,7 +93,7 @@ def test_the_command_line_writes_and_speaks_once(ran: Path, tmp_path: Path) -> N
     said = [line.split(",")[1] for line in (tmp_path / "two.csv").read_text().splitlines()[1:]]
     assert said == [DIGITS[k] for k in predictions.log_probabilities.argmax(1).tolist()]
     result = pouf(
-        "tune", "--model", EMBEDDED, "--images", str(ran / "images"), "--classes", ",".join(DIGITS), "--json",
+        "search", "--model", EMBEDDED, "--images", str(ran / "images"), "--classes", ",".join(DIGITS), "--json",
         "--recipe", "demo", "--steps", "2", "--batch-size", "8", "--lrs", "1e-3,1e-2", "--out", "tuned", "--no-report",
     )  # fmt: skip
     assert json.loads(result.stdout)["trials"] == 2

@@ -1,310 +1,228 @@
-"""A zero-shot classifier: a backbone, class names and what it is asked with them."""
+"""The contract: class names and unlabelled data in, a better zero-shot classifier out, with evidence that it is better.
+
+clf = Classifier.from_pretrained("openai/clip-vit-base-patch16", classes=["cat", "dog"])
+result = clf.adapt("photos/")
+print(result.verdict)
+clf.predict(["a.jpg", "b.jpg"])
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
+from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
-from pouf.data.images import Images
-from pouf.data.texts import Texts
-from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, read_arrays
-from pouf.errors import InputError
-from pouf.inference import FeatureSet, InferenceConfig, Transform, encode
-from pouf.models import EMBEDDED, Backbone, load_backbone, load_sequence_classifier
-from pouf.models.base import check_modality
-from pouf.models.cloze import MAX_LENGTH, make_cloze
-from pouf.models.demonstrations import Demonstrations
-from pouf.models.precomputed import Precomputed
-from pouf.models.prompts import DEFAULT_TEMPLATES, check_classes, check_templates, numbered
-from pouf.postprocess.postprocessor import FITTED_ON, POSTPROCESSORS, Postprocessor
-from pouf.recipe import Tuning
-from pouf.tuners import TUNERS, Tuner
-from pouf.tuners.soft_prompt import SoftPrompt
+from pouf.data.cache import FeatureCache
+from pouf.data.inputs import Inputs
+from pouf.data.labelled import Shots, read_shots
+from pouf.distributed import join
+from pouf.errors import InputError, one_of
+from pouf.inference import InferenceConfig
+from pouf.recipe import Recipe
+from pouf.reporting.html import write_report
+from pouf.runs.folder import CHECKPOINTS, PREDICTIONS, RunWriter, check_new, write_json
+from pouf.runs.predictions import write_predictions
+from pouf.training.adaptation import Adaptation, adapt
+from pouf.training.callbacks import Callback
+from pouf.training.methods import METHODS, Method
+from pouf.training.search import Search, all_combinations, search, stand_at, usual_grid
 
-INFERENCE = InferenceConfig()
-Inputs = Unlabelled | str | Path | Sequence[Any]
+TRIALS = "search.json"
 
 
-class Predictions(NamedTuple):
-    indices: list[int]  # positions of the samples that could be read, ascending
-    log_probabilities: Tensor  # (len(indices), k)
+class Classifier(BaseClassifier):
+    """A zero-shot classifier that can be adapted without labels. See `BaseClassifier` for its arguments."""
 
-
-class Classifier(nn.Module):
-    """Scores inputs against one prototype a class.
-
-    Args:
-        backbone: a model from `load_backbone`, or any `Backbone` of your own.
-        classes: the names, at least two. `_` is read as a space.
-        templates: sentences with `{}` for the name; the prototype is the mean over them. Default: "a photo of a {}."
-            for images, "{}" for texts. A masked language model has its own, in its cloze.
-        model: what to write into a saved run so that the backbone can be loaded again.
-        temperature: T of the softmax and of the transport plan; None keeps the model's own.
-    """
-
-    def __init__(
+    def adapt(
         self,
-        backbone: Backbone,
-        classes: Sequence[str],
-        templates: Sequence[str] | None = None,
+        data: Inputs | None = None,
         *,
-        model: str | None = None,
-        temperature: float | None = None,
-    ) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.classes = check_classes(classes)
-        self.templates = _check_question(backbone, self.classes, templates)
-        self.model = model
-        self.tuning: Tuning | None = None
-        self.soft_prompt: SoftPrompt | None = None
-        self.demonstrations: Demonstrations | None = None  # solved examples to show beside each sample
-        self.fresh_head: int | None = None  # the seed of a head that started without knowledge
-        self.prior: Tensor | None = None  # (k,) class proportions, where they are known
-        self.postprocessor: Postprocessor | None = None  # of predictions, fitted on many of them
-        self.temperature: float | None = None
-        if temperature is not None:
-            self.set_temperature(temperature)
-        self.eval()
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        classes: Sequence[str],
-        templates: Sequence[str] | None = None,
-        temperature: float | None = None,
-        *,
-        words: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        max_length: int | None = None,
-    ) -> Classifier:
-        """From a model on the hub, in a local folder, or `pouf/tiny-clip`, the one that comes with the package.
-
-        A template with `[MASK]` makes it a masked language model:
-
-            Classifier.from_pretrained("roberta-base", ["negative", "positive"], ["{text} It was [MASK]."],
-                                       words=["terrible", "great"])
-
-        where `words` has one word a class, or several, and at most `max_length` tokens (256) are read. Without
-        `words` the names of the classes are the words.
-        """
-        names = check_classes(classes)  # before the model is loaded, which may take long
-        cloze = make_cloze(names, templates, words, max_length)
-        if cloze is None and templates is not None:
-            check_templates(templates)
-        backbone = load_backbone(name_or_path, cloze)
-        return cls(backbone, names, templates, model=_lasting(name_or_path), temperature=temperature)
-
-    @classmethod
-    def with_fresh_head(
-        cls, name_or_path: str | Path, classes: Sequence[str], seed: int = 0, max_length: int = MAX_LENGTH
-    ) -> Classifier:
-        """A text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on labelled shots."""
-        names = check_classes(classes)
-        backbone = load_sequence_classifier(name_or_path, len(names), seed, max_length)
-        classifier = cls(backbone, names, model=_lasting(name_or_path))
-        classifier.fresh_head = seed
-        return classifier
-
-    @classmethod
-    def from_vectors(
-        cls, prototypes: Tensor | str | Path, classes: Sequence[str] | None = None, temperature: float | None = None
-    ) -> Classifier:
-        """No model, only one vector a class, (k, d) or a file of them; the inputs are vectors of the same model then.
-
-        The names of the classes may stand in the file, as `names`; a name that comes twice gets a number, since two
-        prototypes can bear one (ImageNet has two kinds of "missile"). The temperature is CLIP's unless given.
-        """
-        if not isinstance(prototypes, Tensor):
-            arrays = read_arrays(prototypes)
-            named = arrays.first(NAMES)
-            classes = named.tolist() if classes is None and named is not None else classes
-            prototypes = torch.from_numpy(np.array(arrays.vectors(PROTOTYPES), dtype=np.float32))
-        if classes is None or len(classes) != len(prototypes):
-            came = "none" if classes is None else len(classes)
-            raise InputError(
-                f"expected names for {len(prototypes)} prototypes, not {came}: give the classes in their order"
-            )
-        return cls(Precomputed(prototypes), numbered(classes), temperature=temperature)
-
-    def set_temperature(self, temperature: float) -> None:
-        self.backbone.set_temperature(temperature)
-        self.temperature = temperature
-
-    def set_prior(self, proportions: Sequence[float] | Tensor) -> None:
-        """The share of each class in the data, where it is known: training then pulls towards it."""
-        prior = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
-        if prior.shape != (len(self.classes),) or not bool((prior > 0).all()) or not bool(prior.isfinite().all()):
-            raise InputError(
-                f"expected one proportion above 0 for each of the {len(self.classes)} classes, not {prior.tolist()}"
-            )
-        self.prior = prior / prior.sum()
-
-    def tune(self, tuning: Tuning) -> Tuner:
-        """Make the chosen parameters trainable and all others not."""
-        if self.tuning not in (None, tuning):
-            raise InputError(
-                f"this classifier was tuned with {self.tuning.name!r} already; to tune {tuning.name!r} on top of it, "
-                "start from its saved folder as the model"
-            )
-        self.tuning = tuning
-        tuner = TUNERS[tuning.name](self, tuning)
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name in tuner.parameters)
-        return tuner
-
-    def prototypes(self) -> Tensor:
-        """(k, d), differentiable unless called under `torch.no_grad()`.
-
-        Each of length 1, but for masked language models, whose logits need the decoder's own lengths.
-        """
-        if self.soft_prompt is not None:
-            return F.normalize(self.soft_prompt(), dim=1)
-        return self.backbone.prototypes(self.classes, self.templates)
-
-    def features(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
-        """(n, d), each of length 1."""
-        data = self.unlabelled(inputs)
-        encoded = self.encode(data, InferenceConfig(batch_size))
-        _check_complete(data)
-        return F.normalize(encoded.features, dim=1)
-
-    def predict_proba(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
-        """(n, k), rows sum to 1."""
-        data = self.unlabelled(inputs)
-        predictions = self.infer(data, InferenceConfig(batch_size))
-        _check_complete(data)
-        return predictions.log_probabilities.exp()
-
-    def predict(self, inputs: Inputs, batch_size: int = 64) -> list[str]:
-        """The most likely class of each input."""
-        return [self.classes[i] for i in self.predict_proba(inputs, batch_size).argmax(1).tolist()]
-
-    @torch.no_grad()
-    def encode(
-        self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, change: Transform | None = None
-    ) -> FeatureSet:
-        """Features of all that can be read; what can't is listed in `data.skipped`.
-
-        With demonstrations they are means over several draws of these (the logits are linear in them), and not kept.
+        method: str = "pouf",
+        recipe: Recipe | str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        shots: Shots | str | Path | None = None,
+        demonstrations: bool = False,
+        prior: str | Sequence[float] | None = None,
+        refine: bool | None = None,
+        seed: int | None = None,
+        output_dir: str | Path | None = None,
+        report: bool = True,
+        cache: FeatureCache | None = None,
+        callbacks: Iterable[Callback] = (),
+        command: Sequence[str] = (),
+    ) -> Adaptation:
+        """Adapt to unlabelled data, in place. Afterwards the classifier stands where `result.verdict` says.
 
         Args:
-            reading: batch size, workers, cache, progress, processes.
-            change: seen by the model instead of the samples as they are.
+            data: images, texts or vectors without labels: whatever `predict` takes.
+            method: pouf, or what it is compared with, by its name in `METHODS`.
+            recipe: all settings: a `Recipe`, the name of one, or a TOML file; by default the one for this kind.
+            settings: changes to it by dotted name, as {"steps": 50, "optimisation.lr": 1e-3}.
+            shots: a few examples with labels to learn from as well; the data stay without.
+            demonstrations: show a shot of each class beside every text, as LM-BFF does.
+            prior: shares of the classes: "uniform", "estimated", or known ones, one number per class.
+            refine: a last pass over all predictions together.
+            output_dir: a new folder for the run: classifier, verdict, predictions, report.
+            report: write predictions and a report into it as well.
+            cache: where features that training can't change are kept and found again.
+            callbacks: are told of steps and checkpoints while the run goes on.
+            command: the command line that repeats the run, for its manifest.
+
+        Raises:
+            Diverged: the loss is not finite. The classifier has the weights of the last good step, as has the run.
         """
-        check_modality(self.backbone, data.modality)
-        if data.streamed:
-            raise InputError(f"{data.source} has no known end: take some of it with take(n)")
-        self.eval()
-        if self.demonstrations is None:
-            return encode(self.backbone, data, inference, change)
-        views = [
-            Transform("", _in_turn(change, self.demonstrations.view(i))) for i in range(self.demonstrations.samples)
-        ]
-        # The bar advances once for each sample: during the last view.
-        unseen = replace(inference, cache=None, on_batch=None)
-        readings = [unseen] * (len(views) - 1) + [replace(unseen, on_batch=inference.on_batch)]
-        encoded = [encode(self.backbone, data, how, view) for how, view in zip(readings, views, strict=True)]
-        return FeatureSet(encoded[0].indices, torch.stack([each.features for each in encoded]).mean(0))
+        plan = self._plan(data, method, recipe, settings, shots, demonstrations, prior, refine, seed)
+        if output_dir is None or not join(self.device).is_first:
+            result = adapt(self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=callbacks)
+            return self._ended(replace(result, method=method), callbacks)
+        sources = {"data": plan.data, "shots": plan.shots.inputs if plan.shots is not None else None}
+        there = {name: source for name, source in sources.items() if source is not None}
+        writer = RunWriter(output_dir, self, plan.recipe, there, method, command)
+        try:
+            result = adapt(
+                self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=[writer, *callbacks],
+                checkpoint_dir=writer.folder / CHECKPOINTS,
+            )  # fmt: skip
+        except BaseException as error:
+            writer.give_up(error)
+            raise
+        result = replace(result, method=method)
+        writer.finish(result)
+        result.files["run"] = writer.folder
+        if report and plan.data is not None:
+            self._use(result, plan.data, cache)
+        return self._ended(result, callbacks)
 
-    def infer(self, data: Unlabelled, inference: InferenceConfig = INFERENCE) -> Predictions:
-        """Log-probabilities of all that can be read; prototypes are computed once."""
+    def search(
+        self,
+        data: Inputs | None,
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        *,
+        on_trial: Callable[[dict[str, Any]], None] = lambda settings: None,
+        output_dir: str | Path | None = None,
+        report: bool = True,
+        cache: FeatureCache | None = None,
+        callbacks: Iterable[Callback] = (),
+        command: Sequence[str] = (),
+        **options: Any,
+    ) -> Search:
+        """Adapt with each combination of a grid, and choose among all their steps without labels.
+
+            clf.search("photos/", grid={"optimisation.lr": [1e-7, 5e-7], "objective.information": [0.3, 1.0]})
+
+        Args:
+            grid: values to try, by dotted name of the setting; by default ⅓×, 1× and 3× the recipe's learning rate.
+            on_trial: is told the settings of each trial before it starts.
+            options: all else that `adapt` takes.
+        """
+        defaults: dict[str, Any] = {
+            "method": "pouf", "recipe": None, "settings": None, "shots": None, "demonstrations": False, "prior": None,
+            "refine": None, "seed": None,
+        }  # fmt: skip
+        unknown = options.keys() - defaults.keys()
+        if unknown:
+            raise TypeError(f"search() got an unexpected keyword argument {min(unknown)!r}")
+        options = defaults | options
+        plan = self._plan(data, **options)
+        folder = check_new(output_dir) if output_dir is not None else None
+        first = join(self.device).is_first
+        combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
+
+        def one(classifier: BaseClassifier, recipe: Recipe) -> Adaptation:
+            return adapt(classifier, plan.data, recipe, shots=plan.shots, cache=cache, callbacks=callbacks)
+
+        found = search(self, plan.recipe, combinations, one, on_trial)
+        result = found.result = replace(found.result, method=options["method"])
+        inputs = plan.data if plan.data is not None else plan.shots.inputs if plan.shots is not None else None
+        assert inputs is not None and result.checkpoints is not None
+        if found.ranking.best is not None and not found.interrupted:
+            stand_at(result, found.ranking.step, inputs, InferenceConfig(cache=cache, world=join(self.device)))
+        self.__dict__.update(result.classifier.__dict__)  # the copy that was trained takes this one's place
+        result.classifier = result.checkpoints.classifier = self
+        if folder is not None and first:
+            writer = RunWriter(folder, self, result.recipe, {"data": inputs}, options["method"], command)
+            for step in result.history:
+                writer.on_step(step)
+            writer.finish(result, "interrupted" if found.interrupted else "finished")
+            write_json(folder / TRIALS, found.to_json())
+            result.files["run"] = folder
+            if report and not found.interrupted:
+                self._use(result, inputs, cache)
+        if found.interrupted:
+            raise KeyboardInterrupt
+        self._ended(found.result, callbacks)
+        return found
+
+    def _plan(
+        self,
+        data: Inputs | None,
+        method: str,
+        recipe: Recipe | str | Path | None,
+        settings: Mapping[str, Any] | None,
+        shots: Shots | str | Path | None,
+        demonstrations: bool,
+        prior: str | Sequence[float] | None,
+        refine: bool | None,
+        seed: int | None,
+    ) -> _Plan:
+        """Every decision that is taken before training, in one place."""
+        chosen: Method = one_of("method", method, METHODS)
+        changes = dict(settings or {})
+        if refine is not None:
+            changes["postprocess"] = "refinement" if refine else "none"
+        if isinstance(prior, str):
+            changes["objective.prior"] = prior
+        if seed is not None:
+            changes["seed"] = seed
+        settled = chosen.recipe(self.kind, recipe).with_settings(changes)
+        unlabelled = self._unlabelled(data)
+        if isinstance(shots, (str, Path)):
+            shots = read_shots(shots, self.classes, self.backbone.modality, self.columns)
+        chosen.check(method, self.kind, shots)
+        if shots is not None and settled.steps and settled.objective.labels == 0:
+            settled = settled.with_settings({"objective.labels": 1.0})
+        if demonstrations:
+            if shots is None or self.backbone.cloze is None:
+                raise InputError("demonstrations are shots in a template: give shots, and a template with [MASK]")
+            chosen = replace(chosen, demonstrations="after")
+        if unlabelled is None and shots is None:
+            raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
+        chosen.equip(self, shots, settled.seed)
+        if prior is not None and not isinstance(prior, str):
+            self.set_prior(prior)
+        learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled
+        learns = shots if settled.steps and settled.objective.labels else None
+        return _Plan(None if learns_from_shots_alone and shots is not None else unlabelled, settled, learns)
+
+    def _unlabelled(self, data: Inputs | None) -> Unlabelled | None:
+        if isinstance(data, str) and self.backbone.modality == "text":
+            raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")
+        return None if data is None else self.data(data)
+
+    def _use(self, result: Adaptation, data: Unlabelled, cache: FeatureCache | None) -> None:
+        """What the run advises says of the data it was adapted to, as a file and as a report."""
+        compute = result.recipe.compute
+        inference = InferenceConfig(compute.chunk or 64, compute.workers, cache)
+        run = result.files["run"]
         encoded = self.encode(data, inference)
-        blocks = list(self.score_features(encoded))
-        return Predictions(encoded.indices, torch.cat([block.log_probabilities for block in blocks]))
-
-    @torch.no_grad()
-    def adjust(self, name: str, encoded: FeatureSet, seed: int = 0) -> None:
-        """Fit one of `ADJUSTMENTS` on these features (a random part where they are very many) and predict with it."""
-        features = encoded.features
-        if len(features) > FITTED_ON:
-            chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))[:FITTED_ON]
-            features = features[chosen.sort().values]
-        features = features.to(self.backbone.device).float()
-        self.postprocessor = POSTPROCESSORS[name](
-            features, self.backbone.scores(features, self.prototypes()), self.prior
+        result.files["predictions"] = write_predictions(
+            run / PREDICTIONS, self.classes, data, self.score_blocks(encoded)
         )
+        result.files["report"] = write_report(run, data, inference=inference, result=result)
 
-    @torch.no_grad()
-    def score_features(self, encoded: FeatureSet, rows: int = 8192) -> Iterator[Predictions]:
-        """The same, block by block: a million samples and a thousand classes need not be in memory at once."""
-        prototypes = self.prototypes()
-        for start in range(0, len(encoded.indices), rows):
-            features = encoded.features[start : start + rows].to(self.backbone.device).float()
-            logits = self.backbone.scores(features, prototypes).logits
-            if self.postprocessor is not None:
-                logits = self.postprocessor(features, logits)
-            yield Predictions(encoded.indices[start : start + rows], logits.float().log_softmax(1).cpu())
-
-    def unlabelled(self, inputs: Inputs) -> Unlabelled:
-        """Folders, files, lists of paths, of images or of texts, as the backbone's kind of data."""
-        if isinstance(inputs, Unlabelled):
-            return inputs
-        if self.backbone.modality == "vector":
-            return Vectors.from_file(inputs) if isinstance(inputs, (str, Path)) else Vectors(np.asarray(inputs))
-        if self.backbone.modality == "image":
-            return Images.from_folder(inputs) if isinstance(inputs, (str, Path)) else Images(inputs)
-        return Texts.from_file(inputs, self.columns) if isinstance(inputs, (str, Path)) else Texts(inputs)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of a file of texts that make a sample: one, or two for pairs."""
-        return self.backbone.cloze.columns if self.backbone.cloze is not None else ("text",)
-
-    def save(self, folder: str | Path) -> None:
-        """Write the classifier. After full tuning this is a normal transformers folder; otherwise kilobytes."""
-        from pouf.saving import save
-
-        save(self, Path(folder))
-
-    @classmethod
-    def load(cls, folder: str | Path, backbone: Backbone | None = None) -> Classifier:
-        """What `save` wrote. A backbone of your own must be given again: only its weights were saved."""
-        from pouf.saving import load
-
-        return load(Path(folder), backbone, adapted=True)
-
-    @classmethod
-    def load_zero_shot(cls, folder: str | Path, backbone: Backbone | None = None) -> Classifier:
-        """The classifier as it was before it was tuned."""
-        from pouf.saving import load
-
-        return load(Path(folder), backbone, adapted=False)
+    @staticmethod
+    def _ended(result: Adaptation, callbacks: Iterable[Callback]) -> Adaptation:
+        for callback in callbacks:
+            callback.on_end(result)
+        return result
 
 
-def _check_question(backbone: Backbone, classes: Sequence[str], templates: Sequence[str] | None) -> tuple[str, ...]:
-    """The templates of a classifier; a masked language model brings its own with its words."""
-    if backbone.cloze is None:
-        return check_templates(DEFAULT_TEMPLATES[backbone.modality] if templates is None else templates)
-    if len(backbone.cloze.words) != len(classes):
-        raise InputError(f"the model has label words for {len(backbone.cloze.words)} classes, not for {len(classes)}")
-    return (backbone.cloze.template,)
+class _Plan(NamedTuple):
+    """What is to be done."""
 
-
-def _lasting(name_or_path: str | Path) -> str:
-    """What to call a model in a saved run: a local folder by its whole path."""
-    name = str(name_or_path)
-    return os.path.abspath(name) if name != EMBEDDED and os.path.isdir(name) else name
-
-
-def _check_complete(data: Unlabelled) -> None:
-    if data.skipped:
-        index, reason = next(iter(data.skipped.items()))
-        raise InputError(
-            f"{len(data.skipped)} of {len(data)} inputs can't be read, the first {data.ids[index]}: {reason}. "
-            "Leave them out, or use score(), which skips them."
-        )
-
-
-def _in_turn(change: Transform | None, view: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
-    """A changed sample among its demonstrations."""
-    return view if change is None else lambda sample, seed: view(change.apply(sample, seed), seed)
+    data: Unlabelled | None
+    recipe: Recipe
+    shots: Shots | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,35 +11,27 @@ import numpy as np
 from PIL import Image
 
 from pouf.classifier import Classifier
-from pouf.data.images import Images
 from pouf.data.labelled import read_labelled
 from pouf.inference import InferenceConfig
 from pouf.models import EMBEDDED
 from pouf.recipe import Recipe
 from pouf.reporting.html import write_report
-from pouf.runs.folder import adapt_run, load_run
-from pouf.training.trainer import Adaptation, Step
-from pouf.validation.evaluation import Evaluation, evaluate
+from pouf.training.adaptation import Adaptation
+from pouf.training.callbacks import Callback
+from pouf.validation.evaluation import Evaluation, compare
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 class Demo(NamedTuple):
-    run: Path
-    images: Path  # the digits, one sub-folder a class: `pouf evaluate RUN IMAGES` repeats the figures
-    report: Path
+    images: Path  # the digits, one sub-folder per class: `pouf evaluate RUN IMAGES` repeats the figures
     adaptation: Adaptation
     evaluation: Evaluation
     seconds: float
 
 
 def demo(
-    folder: str | Path,
-    recipe: Recipe,
-    *,
-    command: Sequence[str] = (),
-    on_start: Callable[[str], None] = print,
-    on_step: Callable[[Step], None] | None = None,
+    folder: str | Path, recipe: Recipe, *, command: Sequence[str] = (), callbacks: Iterable[Callback] = ()
 ) -> Demo:
     """Adapt the embedded model to scikit-learn's 1,797 handwritten digits and compare it with zero-shot.
 
@@ -49,15 +41,15 @@ def demo(
     folder = Path(folder)
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     images = write_digits(folder.with_name(folder.name + "-images"))
-    adaptation = adapt_run(
-        classifier, Images.from_folder(images), recipe, folder, command=command, on_start=on_start, on_step=on_step
+    result = classifier.adapt(
+        images, recipe=recipe, output_dir=folder, report=False, command=command, callbacks=callbacks
     )
     labelled = read_labelled(images, DIGITS, "image")
     inference = InferenceConfig(256)
-    zero_shot = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    evaluation = evaluate(zero_shot, classifier, labelled, inference, load_run(folder))
-    report = write_report(folder, labelled.inputs, labelled.labels, inference=inference)
-    return Demo(folder, images, report, adaptation, evaluation, time.perf_counter() - start)
+    zero_shot, last = (Classifier.from_pretrained(folder, use=use) for use in ("zero-shot", "last"))
+    evaluation = compare(zero_shot, last, classifier, labelled, inference)
+    result.files["report"] = write_report(folder, labelled.inputs, labelled.labels, inference=inference, result=result)
+    return Demo(images, result, evaluation, time.perf_counter() - start)
 
 
 def write_digits(folder: str | Path) -> Path:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pouf.data.base import Unlabelled
+from pouf.data.base import Transform, Unlabelled
 from pouf.data.cache import CachedFeatures, FeatureCache
 from pouf.data.loader import Reader, read_batches
 from pouf.distributed import ALONE, World
-from pouf.models import Backbone
+from pouf.models.base import Backbone
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class InferenceConfig:
     on_batch: Callable[[int], None] | None = None
     world: World = ALONE
 
+    def alone(self) -> InferenceConfig:
+        """The same for one process that works by itself, and tells nobody."""
+        return replace(self, world=ALONE, on_batch=None)
+
     def tell(self, n: int) -> None:
         if self.on_batch is not None:
             self.on_batch(n)
@@ -46,19 +50,12 @@ class FeatureSet(NamedTuple):
     features: Tensor  # (len(indices), d), on the CPU, as the backbone gives them
 
 
-class Transform(NamedTuple):
-    """What is done to samples before they are encoded, and what to call it: features are kept under this name too."""
-
-    name: str
-    apply: Callable[[Any, int], Any]  # a sample and its seed
-
-
 @torch.no_grad()
 def encode(
-    backbone: Backbone, data: Unlabelled, inference: InferenceConfig, change: Transform | None = None
+    backbone: Backbone, data: Unlabelled, inference: InferenceConfig, transform: Transform | None = None
 ) -> FeatureSet:
     """Features of all that can be read; what can't is listed in `data.skipped`."""
-    ready = backbone.ready_features(data) if change is None else None
+    ready = backbone.ready_features(data) if transform is None else None
     if ready is not None:
         kept_rows = [place for place in range(len(data)) if place not in data.skipped]
         data.check_readable()
@@ -66,20 +63,20 @@ def encode(
         return FeatureSet(kept_rows, ready if len(kept_rows) == len(data) else ready[kept_rows])
     places = [place for place in inference.world.share(range(len(data))) if place not in data.skipped]
     if inference.cache is None:
-        own = _in_order(list(_batches(backbone, data, places, inference, change)))
+        own = _in_order(list(_batches(backbone, data, places, inference, transform)))
     else:
-        name = backbone.fingerprint() + (f" {change.name}" if change is not None else "")
+        name = backbone.fingerprint() + (f" {transform.name}" if transform is not None else "")
         kept = inference.cache.open(blake2b(name.encode(), digest_size=16).hexdigest())
-        own = _looked_up(backbone, data, places, inference, change, kept, inference.cache.every)
+        own = _looked_up(backbone, data, places, inference, transform, kept, inference.cache.every)
     return _together(own, data, inference.world, backbone.device)
 
 
 def _batches(
-    backbone: Backbone, data: Unlabelled, places: Sequence[int], inference: InferenceConfig, change: Transform | None
+    backbone: Backbone, data: Unlabelled, places: Sequence[int], inference: InferenceConfig, transform: Transform | None
 ) -> Iterator[FeatureSet]:
     """What is computed, batch by batch, in the order of reading."""
-    reader = Reader(data, backbone.prepare, change.apply if change is not None else None)
-    draws = data.batches(inference.batch_size, places, seeded=change is not None)
+    reader = Reader(data, backbone.prepare, transform.apply if transform is not None else None)
+    draws = data.batches(inference.batch_size, places, seeded=transform is not None)
     for read in read_batches(reader, draws, inference.workers):
         if read.indices:
             tensors = {name: tensor.to(backbone.device) for name, tensor in read.tensors.items()}
@@ -92,7 +89,7 @@ def _looked_up(
     data: Unlabelled,
     places: Sequence[int],
     inference: InferenceConfig,
-    change: Transform | None,
+    transform: Transform | None,
     kept: CachedFeatures,
     every: float,
 ) -> FeatureSet:
@@ -113,7 +110,7 @@ def _looked_up(
             kept.put(list(rows), whole.features[list(rows.values())])
 
     last = time.monotonic()
-    for batch in _batches(backbone, data, missing, inference, change) if missing else ():
+    for batch in _batches(backbone, data, missing, inference, transform) if missing else ():
         named = [row for row, place in enumerate(batch.indices) if digests[place]]
         if len(named) < len(batch.indices):
             rest = [row for row in range(len(batch.indices)) if row not in set(named)]

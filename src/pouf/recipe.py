@@ -1,46 +1,105 @@
-"""Every setting of a run, as frozen dataclasses that read and write TOML. Each default exists once, here.
+"""Every setting of a run, checked once, whether it comes from Python, TOML or the command line.
 
-The defaults are the paper's for full tuning of CLIP on Office-31 (SGD with momentum .9, learning rate 5e-7, 5,000
-steps of 96 images, lambda .3) with what only its published code tells: Nesterov momentum, weight decay 1e-3, random
-resized crops and flips.
+Each default exists once, here: the paper's for full tuning of CLIP on Office-31 (SGD with momentum .9, learning rate
+5e-7, 5,000 steps of 96 images, lambda .3) with what only its published code tells: Nesterov momentum, weight decay
+1e-3, random resized crops and flips. `Recipe.default(kind)` is what is taken when nothing is said.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
-from pouf.errors import InputError
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pouf.errors import InputError, nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+# What a classifier reads and how it is asked; a cloze is the question with a gap for a masked language model.
+Kind = Literal["image", "text", "cloze", "vector"]
+DEFAULTS: dict[Kind, str] = {"image": "images", "text": "texts", "cloze": "masked", "vector": "features"}
 
-@dataclass(frozen=True)
-class Objective:
+Count = Annotated[int, Field(ge=0, lt=2**62)]
+Positive = Annotated[int, Field(gt=0, lt=2**62)]
+Weight = Annotated[float, Field(ge=0)]
+
+
+class Settings(BaseModel):
+    """A part of a recipe. A wrong name, type or value is one `InputError` with the nearest right name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _WrongSetting(type(self), error) from None
+
+
+class _WrongSetting(InputError):
+    """Says the first thing that is wrong, by its dotted name."""
+
+    path: list[str]
+    problem: str
+
+    def __init__(self, part: type[Settings], error: ValidationError) -> None:
+        first = error.errors()[0]
+        inner = first.get("ctx", {}).get("error")
+        path = [str(step) for step in first["loc"]]
+        if isinstance(inner, _WrongSetting):  # of a part of this part, which has said it already
+            path, self.problem = [*path, *inner.path], inner.problem
+        elif first["type"] == "extra_forbidden":
+            owner = _part(part, path[:-1])
+            self.problem = f"unknown setting, choose from {', '.join(owner)}{nearest(path[-1], owner)}"
+        elif first["type"] == "literal_error":
+            self.problem = f"{first['input']!r} is not one of {first['ctx']['expected'].replace(' or ', ', ')}"
+        else:
+            words = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+            self.problem = f"{words}, not {first['input']!r}" if path else words
+        self.path = path
+        super().__init__(f"{'.'.join(path)}: {self.problem}" if path else self.problem)
+
+
+def _part(settings: type[Settings], path: list[str]) -> Mapping[str, Any]:
+    for name in path:
+        settings = settings.model_fields[name].annotation  # type: ignore[assignment]
+    return settings.model_fields
+
+
+class Objective(Settings):
     """L = transport * L_transport - information * I(X; Y) + entropy * mean H(p) + labels * L_labels."""
 
-    transport: float = 1.0
-    information: float = 0.3  # the paper's lambda
-    entropy: float = 0.0
-    labels: float = 0.0  # of labelled shots, where some are given; the target has none
+    transport: Weight = 1.0
+    information: Weight = 0.3  # the paper's lambda
+    entropy: Weight = 0.0
+    labels: Weight = 0.0  # of labelled shots, where some are given; the target has none
     label_loss: Literal["kl", "mse"] = "kl"  # kl is cross-entropy for hard labels
     cost: Literal["cosine", "exponential"] = "cosine"
     plan: Literal["conditional", "exact", "sinkhorn"] = "conditional"  # the last two are optimal transport
-    regularisation: float = 0.0  # of Sinkhorn's plan; 0 takes T
+    regularisation: Weight = 0.0  # of Sinkhorn's plan; 0 takes T
     prior: Literal["uniform", "estimated"] = "uniform"  # class proportions, unless the classifier was given some
 
+    def weights(self) -> dict[str, float]:
+        """The terms that count, with their weights."""
+        named = {name: getattr(self, name) for name in ("transport", "information", "entropy", "labels")}
+        return {name: weight for name, weight in named.items() if weight}
 
-@dataclass(frozen=True)
-class Tuning:
+    @property
+    def needs_unlabelled(self) -> bool:
+        """Whether any term looks at data without labels."""
+        return bool(self.weights().keys() - {"labels"})
+
+
+class TunerSettings(Settings):
     """What is trained."""
 
     name: Literal["full", "prompt", "layernorm", "prototypes", "map"] = "full"  # the last two for bare vectors
@@ -49,180 +108,119 @@ class Tuning:
     class_specific: bool = False  # prompt tuning: one context for each class instead of one for all
 
 
-@dataclass(frozen=True)
-class Optimisation:
+class Optimisation(Settings):
     """How it is trained."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    lr: float = 5e-7
+    lr: Annotated[float, Field(gt=0)] = 5e-7
     schedule: Literal["paper", "linear", "cosine", "constant"] = "paper"
-    momentum: float = 0.9
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = True
-    weight_decay: float = 1e-3
-    clip: float = 0.0  # largest gradient norm; 0 does not clip
-    gamma: float = 2e-4  # the paper's schedule: lr (1 + gamma step)^-alpha
-    alpha: float = 0.75
+    weight_decay: Weight = 1e-3
+    clip: Weight = 0.0  # largest gradient norm; 0 does not clip
+    gamma: Weight = 2e-4  # the paper's schedule: lr (1 + gamma step)^-alpha
+    alpha: Weight = 0.75
 
 
-@dataclass(frozen=True)
-class Compute:
+class Compute(Settings):
     """How it is computed. Nothing here changes what is learned, but for rounding."""
 
-    chunk: int = 0  # samples encoded at once, in two passes; 0 encodes a batch whole
+    chunk: Count = 0  # samples encoded at once, in two passes; 0 encodes a batch whole
     precision: Literal["fp32", "bf16"] = "fp32"  # of the encoders; losses are in fp32
     compile: bool = False  # the encoder of inputs, by torch.compile
     checkpointing: bool = False  # forget activations, compute them again: less memory, more time
-    workers: int = 0  # processes that read and decode ahead
+    workers: Count = 0  # processes that read and decode ahead
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Settings):
     """All settings of one adaptation."""
 
-    steps: int = 5000  # 0 trains nothing: for what only adjusts predictions
-    batch_size: int = 96
-    seed: int = 0
+    steps: Count = 5000  # 0 trains nothing: for what only corrects predictions
+    batch_size: Positive = 96
+    seed: Count = 0
     augment: Literal["crop-flip", "none"] = "crop-flip"  # images only: texts are never augmented
-    views: int = 0  # images whose encoder is not trained: this many crops of each, computed once; 0 crops at each step
-    snapshots: int = 10  # steps, beside zero-shot, among which one is chosen without labels; 0 chooses none
-    temperature: float = 0.0  # 0 keeps the model's own
-    pseudo_labels: int = 0  # learn from this many of the surest predictions of each class as if they were labels
-    adjust: Literal["none", "calibration", "sinkhorn", "propagation", "refinement"] = (
-        "none"  # of predictions, at the end
-    )
-    objective: Objective = field(default_factory=Objective)
-    tuning: Tuning = field(default_factory=Tuning)
-    optimisation: Optimisation = field(default_factory=Optimisation)
-    compute: Compute = field(default_factory=Compute)
+    views: Count = 0  # images whose encoder is not trained: this many crops each, computed once; 0 crops at each step
+    snapshots: Count = 10  # steps, beside zero-shot, among which one is chosen without labels; 0 chooses none
+    temperature: Weight = 0.0  # 0 keeps the model's own
+    pseudo_labels: Count = 0  # learn from this many of the surest predictions of each class as if they were labels
+    postprocess: Literal["none", "prior-correction", "sinkhorn", "propagation", "refinement"] = "none"  # at the end
+    objective: Objective = Objective()
+    tuner: TunerSettings = TunerSettings()
+    optimisation: Optimisation = Optimisation()
+    compute: Compute = Compute()
 
-    def __post_init__(self) -> None:
-        _check(self)
+    def model_post_init(self, context: Any) -> None:
+        if self.steps and not self.objective.weights():
+            raise ValueError("all terms of the objective weigh 0, so there is nothing to learn: give one a weight")
 
-    def with_settings(self, **settings: Any) -> Recipe:
+    def with_settings(self, settings: Mapping[str, Any] | None = None, **named: Any) -> Recipe:
         """A copy with some settings changed; a dotted name reaches a part: `{"optimisation.lr": 1e-3}`."""
-        flat = {name: value for name, value in settings.items() if "." not in name}
-        nested: dict[str, dict[str, Any]] = {}
-        for name, value in settings.items():
-            if "." in name:
-                part, inner = name.split(".", 1)
-                nested.setdefault(part, {})[inner] = value
-        parts = {part: replace(getattr(self, part), **inner) for part, inner in nested.items()}
-        return replace(self, **flat, **parts)
+        table = self.model_dump()
+        for name, value in {**(settings or {}), **named}.items():
+            *parts, last = name.split(".")
+            part = table
+            for step in parts:
+                part = part.setdefault(step, {})
+                if not isinstance(part, dict):
+                    raise InputError(f"{name}: {step} is one value and has no parts")
+            part[last] = value.model_dump() if isinstance(value, Settings) else value
+        return Recipe(**table)
 
     def to_toml(self) -> str:
-        return _to_toml(self)
+        return tomli_w.dumps(self.model_dump())
 
     @classmethod
-    def from_toml(cls, text: str, source: str = "recipe") -> Recipe:
+    def from_toml(cls, text: str, source: str = "recipe", base: Recipe | None = None) -> Recipe:
+        """The recipe of a TOML text; what it does not name is as in `base`, or the paper's."""
         try:
-            table = tomllib.loads(text)
+            return (base or cls()).with_settings(dict(_flat(tomllib.loads(text))))
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{source} is not valid TOML: {error}") from None
-        return _from_table(cls, table, source)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
 
     @classmethod
-    def load(cls, name_or_file: str | Path) -> Recipe:
-        """A recipe that comes with the package, by name, or any TOML file, by path."""
+    def load(cls, name_or_file: str | Path, base: Recipe | None = None) -> Recipe:
+        """A recipe that comes with the package, by name, or any TOML file, by path.
+
+        What a file does not name is as in `base`; a recipe of the package names all that matters.
+        """
         named = _named()
         if str(name_or_file) in named:
             return cls.from_toml(named[str(name_or_file)], f"recipe {name_or_file!r}")
         if not os.path.isfile(name_or_file):
-            raise InputError(
-                f"no recipe {str(name_or_file)!r}: give a TOML file, or one of {', '.join(recipe_names())}"
-            )
-        return cls.from_toml(Path(name_or_file).read_text(encoding="utf-8"), str(name_or_file))
+            near = nearest(str(name_or_file), named)
+            raise InputError(f"no recipe {str(name_or_file)!r}: give a TOML file, or one of {', '.join(named)}{near}")
+        try:
+            text = Path(name_or_file).read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{str(name_or_file)!r} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
+        return cls.from_toml(text, str(name_or_file), base)
+
+    @classmethod
+    def default(cls, kind: Kind) -> Recipe:
+        """What is taken for a kind of classifier when nothing else is said, wherever that is."""
+        return cls.load(DEFAULTS[kind])
 
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package."""
-    return sorted(_named())
+    return list(_named())
 
 
 def _named() -> dict[str, str]:
     folder = resources.files("pouf") / "recipes"
     return {
         file.name.removesuffix(".toml"): file.read_text(encoding="utf-8")
-        for file in folder.iterdir()
+        for file in sorted(folder.iterdir(), key=lambda file: file.name)
         if file.name.endswith(".toml")
     }
 
 
-POSITIVE = ("batch_size", "optimisation.lr")
-NOT_NEGATIVE = (
-    "steps",
-    "seed",
-    "views",
-    "snapshots",
-    "pseudo_labels",
-    "compute.chunk",
-    "compute.workers",
-    "temperature",
-    "objective.transport",
-    "objective.information",
-    "objective.entropy",
-    "objective.labels",
-    "objective.regularisation",
-    "optimisation.momentum",
-    "optimisation.weight_decay",
-    "optimisation.clip",
-)
-
-
-def _check(recipe: Recipe) -> None:
-    values = dict(_flat(recipe))
-    for name, (wanted, value) in values.items():
-        if get_origin(wanted) is Literal and value not in get_args(wanted):
-            raise InputError(f"unknown {name} {value!r}: choose one of {', '.join(get_args(wanted))}")
-    for name in POSITIVE:
-        if not values[name][1] > 0:
-            raise InputError(f"{name} must be above 0, not {values[name][1]}")
-    for name in NOT_NEGATIVE:
-        if not values[name][1] >= 0:
-            raise InputError(f"{name} must not be negative, but is {values[name][1]}")
-    weights = recipe.objective
-    if recipe.steps and weights.transport == weights.information == weights.entropy == weights.labels == 0:
-        raise InputError("all terms of the objective weigh 0, so there is nothing to learn: give one a weight")
-
-
-def _flat(part: Any, path: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Dotted name, and type and value, of every setting."""
-    for name, wanted in get_type_hints(type(part)).items():
-        value = getattr(part, name)
-        if is_dataclass(wanted):
+def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of every setting."""
+    for name, value in table.items():
+        if isinstance(value, dict):
             yield from _flat(value, f"{path}{name}.")
         else:
-            yield f"{path}{name}", (wanted, value)
-
-
-T = TypeVar("T")
-
-
-def _from_table(cls: type[T], table: dict[str, Any], source: str, path: str = "") -> T:
-    hints = get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{path}{key}"
-        if key not in hints:
-            raise InputError(f"{source} has an unknown setting {name!r}: choose from {', '.join(hints)}")
-        wanted = hints[key]
-        if is_dataclass(wanted):
-            if not isinstance(value, dict):
-                raise InputError(f"{source}: {name} must be a table [{name}], not {value!r}")
-            values[key] = _from_table(cast(type[Any], wanted), value, source, f"{name}.")
-            continue
-        kind = str if get_origin(wanted) is Literal else wanted
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise InputError(f"{source}: {name} must be {kind.__name__}, not {value!r}")
-        values[key] = value
-    return cls(**values)
-
-
-def _to_toml(recipe: Recipe) -> str:
-    table = asdict(recipe)
-    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
-    for key, value in table.items():
-        if isinstance(value, dict):
-            lines += ["", f"[{key}]", *(f"{inner} = {json.dumps(v)}" for inner, v in value.items())]
-    return "\n".join(lines) + "\n"
+            yield f"{path}{name}", value

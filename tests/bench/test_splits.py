@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pouf import InputError, Texts
 from pouf.bench.language import SEEDS, SHOTS
 from pouf.bench.splits import few_shot
-from pouf.data.shots import Shots
+from pouf.data.labelled import Shots
 
 
 def items(shots: Shots) -> list[str]:

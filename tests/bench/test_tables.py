@@ -121,11 +121,11 @@ def test_an_interrupted_run_goes_on_where_it_was(
 
 
 def test_cells_run_side_by_side_in_processes(standins: Path, tmp_path: Path) -> None:
-    together = grid(tmp_path / "a", standins, "zero-shot", "calibration").cells
+    together = grid(tmp_path / "a", standins, "zero-shot", "prior-correction").cells
     outcomes = Grid(tmp_path / "a", together, Setting(str(standins), EMBEDDED, QUICK)).run(jobs=2)
     alone = grid(tmp_path / "b", standins, "zero-shot").run()
     assert outcomes[0].result == alone[0].result
-    assert "calibration" in [outcome.cell.method for outcome in outcomes]
+    assert "prior-correction" in [outcome.cell.method for outcome in outcomes]
 
 
 def outcomes() -> list[Outcome]:

@@ -2,63 +2,28 @@
 
 import csv
 import html
-import io
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from cli_runner import in_a_process, one_line_error, pouf
 from PIL import Image
 from small_models import masked_lm, sentence_encoder
 from transformers import AutoModelForMaskedLM, CLIPModel
 
-from pouf import EMBEDDED, Classifier
-from pouf.cli import main
+from pouf import EMBEDDED, Classifier, Recipe
 from pouf.demo import DIGITS
-from pouf.runs.folder import load_run
+from pouf.runs.folder import Run
 
 NAMES = ",".join(DIGITS)
-
-
-def pouf(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """The command line's own entry point, in this process: starting Python for each command would take minutes."""
-    out, err = io.StringIO(), io.StringIO()
-    command = ["pouf", *map(str, arguments)]
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        redirect_stdout(out),
-        redirect_stderr(err),
-        pytest.raises(SystemExit) as exit_,
-    ):
-        patch.chdir(cwd)
-        patch.setenv("COLUMNS", "200")
-        patch.setattr(sys, "argv", command)
-        main()
-    assert (exit_.value.code or 0) == code, err.getvalue()
-    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
-
-
-def in_a_process(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pouf", *map(str, arguments)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=300)
-    assert result.returncode == code, result.stderr
-    return result
-
-
-def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
-    assert "Traceback" not in result.stderr
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
-    assert result.stdout == ""
-    return lines[0]
+IMAGES = ("--images", ".", "--model", EMBEDDED, "--classes", "a,b")
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +57,15 @@ def test_the_run_folder_holds_everything(run: Path) -> None:
     assert manifest["model"] == EMBEDDED and "--lambda" in manifest["command"]
     assert manifest["data"]["source"] == str(run.parent / "images")
     CLIPModel.from_pretrained(run)
+    assert manifest["method"] == "pouf" and not (run / "checkpoints").exists()
 
 
 def test_a_run_brings_predictions_and_a_report(run: Path, few_digits: Path) -> None:
     with (run / "predictions.csv").open() as stream:
         rows = list(csv.DictReader(stream))
-    advised = load_run(run).predict([run.parent / "images" / row["path"] for row in rows])
+    advised = Classifier.from_pretrained(run).predict([run.parent / "images" / row["path"] for row in rows])
     assert len(rows) == 150 and [row["class"] for row in rows] == advised
-    assert json.loads((run / "choice.json").read_text())["verdict"] in html.unescape((run / "report.html").read_text())
+    assert str(Run(run).verdict) in html.unescape((run / "report.html").read_text())
 
 
 def test_an_alarm_is_heard_even_where_all_else_is_quiet(few_digits: Path, tmp_path: Path) -> None:
@@ -120,6 +86,7 @@ def test_the_run_can_be_repeated_from_its_folder(run: Path) -> None:
         "--recipe", run / "recipe.toml", "--out", "again", "--quiet", "--no-report", cwd=run.parent,
     )  # fmt: skip
     assert (run.parent / "again" / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+    assert Recipe.load(run.parent / "again" / "recipe.toml") == Recipe.load(run / "recipe.toml")
 
 
 def test_predict_writes_csv_and_jsonl(run: Path) -> None:
@@ -130,7 +97,7 @@ def test_predict_writes_csv_and_jsonl(run: Path) -> None:
     assert len(rows) == len(lines) == 150
     assert list(rows[0]) == list(lines[0]) == ["path", "class", "probability", "runner_up", "runner_up_probability"]
     assert [row["path"] for row in rows] == sorted(row["path"] for row in rows)
-    classifier = Classifier.load(run)
+    classifier = Classifier.from_pretrained(run, use="last")
     p = classifier.predict_proba([run.parent / "images" / row["path"] for row in rows])
     for row, line, expected in zip(rows, lines, p, strict=True):
         best = expected.topk(2)
@@ -141,23 +108,23 @@ def test_predict_writes_csv_and_jsonl(run: Path) -> None:
 
 def test_predict_says_what_it_skipped(run: Path) -> None:
     facts = json.loads(pouf("predict", run, "images", "--json", cwd=run.parent).stdout)
-    used = json.loads((run / "choice.json").read_text())["use"]
+    used = Run(run).verdict.advised
     assert facts == {
         "n": 150, "skipped": 2, "used": used, "predictions": "predictions.csv", "verdict": facts["verdict"],
         "unreadable": ["empty.jpg", "two/broken.png"],
     }  # fmt: skip
 
 
-def test_evaluate_compares_three_classifiers(run: Path, few_digits: Path) -> None:
+def test_evaluate_compares_four_classifiers(run: Path, few_digits: Path) -> None:
     facts = json.loads(pouf("evaluate", run, few_digits, "--json", cwd=run.parent).stdout)
-    assert facts.keys() >= {"n", "zero_shot", "calibrated", "adapted", "per_class"}
+    assert facts.keys() >= {"n", "zero_shot", "prior_corrected", "last", "advised", "per_class"}
     assert facts["n"] == 150 and facts["per_class"].keys() == set(DIGITS)
-    assert all(0 <= facts[name] <= 1 for name in ("zero_shot", "calibrated", "adapted"))
-    guesses = Classifier.load(run).predict(sorted(few_digits.rglob("*.png")))
+    assert all(0 <= facts[name] <= 1 for name in ("zero_shot", "prior_corrected", "last", "advised"))
+    guesses = Classifier.from_pretrained(run, use="last").predict(sorted(few_digits.rglob("*.png")))
     truth = [path.parent.name for path in sorted(few_digits.rglob("*.png"))]
-    assert facts["adapted"] == pytest.approx(sum(a == b for a, b in zip(guesses, truth, strict=True)) / 150)
+    assert facts["last"] == pytest.approx(sum(a == b for a, b in zip(guesses, truth, strict=True)) / 150)
     table = pouf("evaluate", run, few_digits, cwd=run.parent).stdout
-    assert "zero-shot" in table and "calibrated" in table and "adapted (last step)" in table
+    assert "zero-shot" in table and "prior-corrected" in table and "last step" in table and "advised" in table
 
 
 @pytest.mark.parametrize("tune", ["prompt", "layernorm"])
@@ -194,6 +161,19 @@ def test_texts_go_all_the_way(tmp_path: Path) -> None:
     assert [row["row"] for row in predictions] == [str(i) for i in range(40)]
 
 
+def _last(run: Path) -> Path:
+    """The folder of the last step: the run itself, unless it advises something else."""
+    return (
+        run
+        if "last" in Run(run).card["stands_for"]
+        else next(
+            folder
+            for folder in (run / "chosen", run / "last")
+            if folder.is_dir() and "last" in Run(folder).card["stands_for"]
+        )
+    )
+
+
 @pytest.fixture
 def reviews(tmp_path: Path) -> Path:
     """A masked language model and texts for it, with and without labels."""
@@ -220,11 +200,11 @@ def test_a_masked_language_model_goes_all_the_way(reviews: Path) -> None:
     assert steps[0]["terms"].keys() == {"transport", "information", "labels"}
     manifest = json.loads((reviews / "pouf-run" / "run.json").read_text())
     assert manifest["shots"]["n"] == 6 and manifest["shots"]["source"] == str(reviews / "labelled.csv")
-    AutoModelForMaskedLM.from_pretrained(reviews / "pouf-run")
+    AutoModelForMaskedLM.from_pretrained(_last(reviews / "pouf-run"))
     pouf("predict", "pouf-run", "reviews.csv", "--text-column", "review", cwd=reviews)
     rows = list(csv.DictReader((reviews / "predictions.csv").open()))
     assert [row["row"] for row in rows] == ["0", "1", "2", "3", "4", "5", "7"]
-    classifier = Classifier.load(reviews / "pouf-run")
+    classifier = Classifier.from_pretrained(reviews / "pouf-run")
     assert [rows[0]["class"], rows[6]["class"]] == classifier.predict(["we loved the food", "the film was so so"])
     scored = pouf("evaluate", "pouf-run", "labelled.csv", "--text-column", "review", "--json", cwd=reviews).stdout
     assert json.loads(scored)["n"] == 6
@@ -237,7 +217,7 @@ def test_a_masked_language_model_goes_all_the_way(reviews: Path) -> None:
         (("--words", "great"), "1 label words for 2 classes"),
         (("--template", "{text} it was [MASK] [MASK]."), "2 masks, expected one"),
         (("--text-column", "review,other"), "names 2 columns, expected one column"),
-        (("--demonstrations",), "give --shots and a --template with [MASK]"),
+        (("--demonstrations",), "demonstrations are shots in a template: give shots"),
         (("--shots", "nothing.csv"), "no text file 'nothing.csv'"),
     ],
 )
@@ -261,8 +241,8 @@ ERRORS = {
     "missing model folder": (["--model", "./nothing"], "no model folder './nothing'"),
     "run folder exists": (["--out", "full"], "run folder 'full' already exists: choose another"),
     "unknown recipe": (["--recipe", "none"], "no recipe 'none'"),
-    "unknown tuner": (["--tune", "lots"], "unknown tuning.name 'lots'"),
-    "unknown optimizer": (["--optimizer", "magic"], "unknown optimisation.name 'magic'"),
+    "unknown tuner": (["--tune", "lots"], "tuner.name: 'lots' is not one of"),
+    "unknown optimizer": (["--optimizer", "magic"], "optimisation.name: 'magic' is not one of"),
     "no steps": (["--steps", "0"], "steps must be above 0"),
     "texts and images": (["--texts", "texts.csv"], "give one of --images DIR, --texts FILE"),
     "unknown device": (["--device", "abacus"], "can't use device 'abacus'"),
@@ -287,7 +267,7 @@ def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case: str, few_digi
     [
         (["predict", "nowhere", "images"], "no run folder 'nowhere'"),
         (["predict", ".", "images"], "is not a finished run"),
-        (["predict", "nowhere", "images", "--out", "p.xlsx"], "give --out a name in .csv or .jsonl"),
+        (["predict", "nowhere", "images", "--out", "p.xlsx"], "expected a name in .csv or .jsonl"),
         (["evaluate", "nowhere", "images"], "no run folder 'nowhere'"),
         (["demo", "--tune", "lots"], "unknown --tune 'lots': choose one of full, prompt"),
         (["adapt"], "nothing to learn from: give --images DIR"),
@@ -313,44 +293,61 @@ def test_a_run_that_diverges_keeps_its_last_good_weights(few_digits: Path, tmp_p
     assert "is not a finite number" in one_line_error(result)
     manifest = json.loads((tmp_path / "run" / "run.json").read_text())
     assert manifest["status"] == "diverged"
-    assert len(Classifier.load(tmp_path / "run").predict(few_digits)) == 150
+    last = Classifier.from_pretrained(tmp_path / "run", use="last").predict_proba(few_digits)
+    assert last.isfinite().all()
     said = pouf("predict", "run", few_digits, "--quiet", cwd=tmp_path)
-    assert "Zero-shot is used instead (--use last takes" in said.stderr
+    assert "Zero-shot is used instead. (--use last overrides.)" in said.stderr
     pouf("report", "run", "--quiet", cwd=tmp_path)
     assert 'class="verdict alarm"' in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Path) -> None:
-    options = ["--model", EMBEDDED, "--images", str(few_digits), "--classes", NAMES, "--recipe", "demo", "--out", "run"]
-    command = [sys.executable, "-m", "pouf", "adapt", *options, "--steps", "100000", "--quiet"]
+def interrupted(arguments: list[str], cwd: Path, ready, seconds: float = 0) -> subprocess.CompletedProcess[str]:
+    """A real process that gets Ctrl-C once it is ready and has gone on for some seconds."""
     process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
+        [sys.executable, "-m", "pouf", *arguments],
+        cwd=cwd,
         stderr=subprocess.PIPE,
         text=True,
         # A shell that runs the tests in the background makes its children ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        metrics = tmp_path / "run" / "metrics.jsonl"
         deadline = time.monotonic() + 120
-        while not (metrics.is_file() and metrics.read_text().count("\n") > 2):
+        while not ready():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
+        time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert said.strip() == "error: interrupted; what a run learned so far is in its folder"
+    return subprocess.CompletedProcess(arguments, process.returncode, "", said)
+
+
+def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Path) -> None:
+    options = ["--model", EMBEDDED, "--images", str(few_digits), "--classes", NAMES, "--recipe", "demo", "--out", "run"]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    said = interrupted(
+        ["adapt", *options, "--steps", "100000", "--quiet"],
+        tmp_path,
+        lambda: metrics.is_file() and metrics.read_text().count("\n") > 2,
+    )
+    assert said.returncode == 130
+    assert said.stderr.strip() == "error: interrupted; what a run learned so far is in its folder"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
-    assert len(Classifier.load(tmp_path / "run").predict(few_digits)) == 150
+    assert len(Classifier.from_pretrained(tmp_path / "run").predict(few_digits)) == 150
     assert "not come to its end (interrupted)" in pouf("predict", "run", few_digits, "--quiet", cwd=tmp_path).stderr
 
 
-def test_help_lists_the_commands(tmp_path: Path) -> None:
+def test_help_lists_every_command_and_every_command_helps(tmp_path: Path) -> None:
     shown = in_a_process("--help", cwd=tmp_path).stdout
-    assert all(command in shown for command in ("demo", "adapt", "predict", "evaluate"))
+    commands = ["demo", "adapt", "search", "predict", "evaluate", "report", "review", "figures", "bench"]
+    listed = [line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2] != " "]
+    assert [word for word in listed if not word.startswith("-")] == commands
+    adapt, search = (pouf(command, "--help", cwd=tmp_path).stdout for command in ("adapt", "search"))
+    options = {word for word in adapt.replace("/", " ").split() if word.startswith("--")}
+    assert options >= {"--images", "--texts", "--lambda", "--no-refine", "--checkpointing", "--revision"}
+    assert options <= {word for word in search.replace("/", " ").split() if word.startswith("--")}
 
 
 def test_vectors_go_all_the_way(tmp_path: Path) -> None:
@@ -365,7 +362,7 @@ def test_vectors_go_all_the_way(tmp_path: Path) -> None:
     )  # fmt: skip
     assert json.loads(result.stdout)["n"] == 100
     facts = json.loads(pouf("evaluate", "run", "f.npz", "--json", cwd=tmp_path).stdout)
-    assert facts["adapted"] >= facts["zero_shot"] and facts["adapted"] > 0.9
+    assert facts["last"] >= facts["zero_shot"] and facts["last"] > 0.9
     pouf("predict", "run", "f.npz", "--out", "p.csv", "--quiet", cwd=tmp_path)
     with (tmp_path / "p.csv").open() as stream:
         rows = list(csv.DictReader(stream))
@@ -375,9 +372,9 @@ def test_vectors_go_all_the_way(tmp_path: Path) -> None:
     assert json.loads(told.stdout)["unknown"] > 20
     told = pouf("predict", "run", "f.npz", "--unknown", "--json", "--out", "q.csv", cwd=tmp_path)
     assert json.loads(told.stdout)["unknown"] < 5
-    usual = ("tune", "--features", "f.npz", "--prototypes", "p.npz", "--temperature", 0.1, "--out", "tuned")
+    usual = ("search", "--features", "f.npz", "--prototypes", "p.npz", "--temperature", 0.1, "--out", "tuned")
     pouf(*usual, "--lrs", "1e-3,1e-2", "--steps", 20, "--quiet", cwd=tmp_path)
-    assert json.loads(pouf("evaluate", "tuned", "f.npz", "--json", cwd=tmp_path).stdout)["used"] > 0.9
+    assert json.loads(pouf("evaluate", "tuned", "f.npz", "--json", cwd=tmp_path).stdout)["advised"] > 0.9
 
 
 @pytest.mark.parametrize(
@@ -387,10 +384,16 @@ def test_vectors_go_all_the_way(tmp_path: Path) -> None:
         (["--features", "f.npz", "--images", "."], "give one of --images DIR, --texts FILE and --features FILE"),
         (["--images", ".", "--model", EMBEDDED], "no classes: give --classes"),
         (["--images", ".", "--classes", "a,b"], "no model: give --model"),
-        (["--method", "magic"], "unknown --method 'magic': choose one of pouf, zero-shot"),
-        (["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--method", "coop"], "give --shots"),
-        (["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--prior", "lots"], "--prior 'lots': expected"),
-        (["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--prior", "1"], "expected one proportion above 0"),
+        (
+            ["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--method", "magic"],
+            "unknown method 'magic': choose one of pouf, zero-shot",
+        ),
+        ([*IMAGES, "--method", "coop"], "give it shots"),
+        (
+            [*IMAGES, "--prior", "lots"],
+            "objective.prior: 'lots' is not one of",
+        ),
+        ([*IMAGES, "--prior", "1"], "expected one proportion above 0"),
     ],
 )
 def test_what_does_not_go_together_is_said(tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -404,14 +407,14 @@ def test_a_method_by_name(few_digits: Path, tmp_path: Path) -> None:
     usual = ("adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--quiet", "--no-report")
     pouf(*usual, "--method", "sinkhorn", "--out", "a", cwd=tmp_path)
     facts = json.loads(pouf("evaluate", "a", few_digits, "--json", cwd=tmp_path).stdout)
-    assert facts["adapted"] != facts["zero_shot"]
+    assert facts["last"] != facts["zero_shot"]
     recipe = ("--recipe", "demo-prompt", "--steps", 2)
     pouf(*usual, "--method", "tent", *recipe, "--out", "b", cwd=tmp_path)
     assert "entropy = 0.3" in (tmp_path / "b" / "recipe.toml").read_text()
     pouf(*usual, "--shots", few_digits, "--method", "coop", *recipe, "--out", "c", cwd=tmp_path)
     assert json.loads((tmp_path / "c" / "metrics.jsonl").read_text().splitlines()[0])["terms"].keys() == {"labels"}
     pouf(*usual, "--prior", "estimated", "--refine", *recipe, "--out", "d", cwd=tmp_path)
-    assert (tmp_path / "d" / "adjustment.safetensors").is_file()
+    assert list((tmp_path / "d").rglob("postprocessor.safetensors"))
 
 
 def test_what_is_likely_wrong_is_left_out_and_what_is_far_is_unknown(run: Path) -> None:
@@ -425,10 +428,10 @@ def test_what_is_likely_wrong_is_left_out_and_what_is_far_is_unknown(run: Path) 
     kept = [float(row["reliability"]) for row in rows if row["class"] not in ("", "unknown")]
     assert sum(kept) / len(kept) >= 0.9 - 1e-6
     assert "expected a rate" in one_line_error(pouf("predict", run, "images", "--abstain", 3, cwd=run.parent, code=2))
-    assert "unknown --use" in one_line_error(pouf("predict", run, "images", "--use", "best", cwd=run.parent, code=2))
+    assert "unknown use" in one_line_error(pouf("predict", run, "images", "--use", "best", cwd=run.parent, code=2))
 
 
-def test_tune_report_review_and_figures_from_the_command_line(run: Path, few_digits: Path, tmp_path: Path) -> None:
+def test_search_report_and_review_from_the_command_line(run: Path, few_digits: Path, tmp_path: Path) -> None:
     report = json.loads(pouf("report", run, few_digits, "--labelled", "--json", cwd=tmp_path).stdout)["report"]
     assert "With labels" in Path(report).read_text()
     pouf("review", run, "--n", 12, "--quiet", cwd=run.parent)
@@ -437,19 +440,19 @@ def test_tune_report_review_and_figures_from_the_command_line(run: Path, few_dig
     verdict = json.loads(pouf("review", run, "--answers", "answers.csv", "--json", cwd=tmp_path).stdout)
     assert verdict["answered"] == 12 and 0 <= verdict["adapted"]["low"] <= verdict["adapted"]["high"] <= 1
     said = pouf(
-        "tune", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo", "--steps", 2,
+        "search", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo", "--steps", 2,
         "--lrs", "1e-3,2e-2", "--lambdas", "0.3", "--out", "tuned", cwd=tmp_path,
     ).stdout  # fmt: skip
     assert "Chosen without labels: optimisation.lr" in said
     tuned = tmp_path / "tuned"
-    assert len(json.loads((tuned / "tune.json").read_text())["trials"]) == 2
-    choice = json.loads((tuned / "choice.json").read_text())
-    assert choice["verdict"] in html.unescape((tuned / "report.html").read_text())
-    assert len((tuned / "metrics.jsonl").read_text().splitlines()) == choice["last"] == 2
+    assert len(json.loads((tuned / "search.json").read_text())["trials"]) == 2
+    verdict = Run(tuned).verdict
+    assert str(verdict) in html.unescape((tuned / "report.html").read_text())
+    assert len((tuned / "metrics.jsonl").read_text().splitlines()) == verdict.last == 2
     pouf("review", tuned, "--n", 6, "--quiet", cwd=tmp_path)
     wrong = ("--lrs", "many")
     assert "--lrs 'many': expected numbers" in one_line_error(
-        pouf("tune", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, *wrong, cwd=tmp_path, code=2)
+        pouf("search", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, *wrong, cwd=tmp_path, code=2)
     )
 
 
@@ -470,3 +473,41 @@ def test_bench_from_the_command_line(tmp_path: Path) -> None:
     ):
         assert words in one_line_error(pouf(*usual, *wrong, cwd=tmp_path, code=2))
     assert "is not empty" in one_line_error(pouf("bench", "make-data", "data", cwd=tmp_path, code=2))
+
+
+def test_speed_options_change_nothing_that_is_learned(few_digits: Path, tmp_path: Path) -> None:
+    usual = ("adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo",
+             "--steps", 3, "--batch-size", 32, "--no-report", "--quiet")  # fmt: skip
+    ends = {}
+    for name, options in {
+        "plain": (), "checkpointing": ("--checkpointing",), "chunks": ("--chunk", 10, "--workers", 1),
+        "bf16": ("--precision", "bf16"),
+    }.items():  # fmt: skip
+        pouf(*usual, *options, "--out", name, cwd=tmp_path)
+        ends[name] = Classifier.from_pretrained(tmp_path / name, use="last").predict_proba(few_digits)
+    assert torch.allclose(ends["checkpointing"], ends["plain"], atol=1e-4)
+    assert torch.allclose(ends["chunks"], ends["plain"], atol=1e-4)
+    assert 0 < (ends["bf16"] - ends["plain"]).abs().max() < 0.1, "half the digits, nearly the same end"
+    recipe = (tmp_path / "checkpointing" / "recipe.toml").read_text()
+    assert "checkpointing = true" in recipe and 'precision = "bf16"' in (tmp_path / "bf16" / "recipe.toml").read_text()
+
+
+def test_views_are_computed_once(few_digits: Path, tmp_path: Path) -> None:
+    usual = ("adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo-prompt",
+             "--augment", "crop-flip", "--steps", 3, "--no-report", "--quiet")  # fmt: skip
+    pouf(*usual, "--views", 2, "--out", "views", cwd=tmp_path)
+    pouf(*usual, "--out", "crops", cwd=tmp_path)
+    losses = {
+        name: [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("views", "crops")
+    }
+    assert "views = 2" in (tmp_path / "views" / "recipe.toml").read_text() and losses["views"] != losses["crops"]
+    error = one_line_error(pouf(*usual, "--views", "-1", "--out", "bad", cwd=tmp_path, code=2))
+    assert "views: should be greater than or equal to 0" in error
+
+
+def test_an_interrupted_search_says_so(few_digits: Path, tmp_path: Path) -> None:
+    options = ["--model", EMBEDDED, "--images", str(few_digits), "--classes", NAMES, "--recipe", "demo", "--out", "run"]
+    said = interrupted(["search", *options, "--steps", "100000", "--quiet"], tmp_path, lambda: True, 8)
+    assert said.returncode == 130 and said.stderr.strip().startswith("error: interrupted")
+    assert not (tmp_path / "run" / "pouf.json").exists(), "no trial had come to its end"

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import train
 from PIL import Image
 from small_models import clip, masked_lm, sentence_encoder
 
-from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
+from pouf import EMBEDDED, Classifier, Images, Recipe, Texts
 from pouf.data.augment import crop_flip
 from pouf.data.cache import FeatureCache
 from pouf.demo import DIGITS
@@ -106,9 +107,9 @@ def test_prompt_tuning_and_its_prediction_share_features(
     """The text side and the temperature have no part in the features of images."""
     recipe = Recipe.load("demo-prompt").with_settings(steps=3)
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    adapt(classifier, Images.from_folder(few_digits), recipe, cache=cache)
-    classifier.save(tmp_path / "run")
-    again = Classifier.load(tmp_path / "run")
+    train(classifier, Images.from_folder(few_digits), recipe, cache=cache)
+    classifier.save_pretrained(tmp_path / "run")
+    again = Classifier.from_pretrained(tmp_path / "run")
     counts = encoded_samples(again, monkeypatch)
     cached = again.infer(Images.from_folder(few_digits), InferenceConfig(cache=cache))
     assert counts == []
@@ -161,18 +162,18 @@ def test_views_are_kept_apart_and_chosen_by_the_draw(
     recipe = Recipe.load("demo-prompt").with_settings(steps=6, batch_size=50, augment="crop-flip", views=3, snapshots=0)
     crop = Crop(crop_flip, 32)
     tables = [
-        tiny.encode(Images.from_folder(few_digits), change=crop.view(seed, number)).features
+        tiny.encode(Images.from_folder(few_digits), transform=crop.view(seed, number)).features
         for seed, number in ((0, 0), (0, 1), (1, 0))
     ]
     assert not any(torch.equal(one, other) for one, other in ((tables[0], tables[1]), (tables[0], tables[2])))
-    assert torch.equal(tables[0], tiny.encode(Images.from_folder(few_digits), change=crop.view(0, 0)).features)
+    assert torch.equal(tables[0], tiny.encode(Images.from_folder(few_digits), transform=crop.view(0, 0)).features)
     counts = encoded_samples(tiny, monkeypatch)
-    first = adapt(tiny, Images.from_folder(few_digits), recipe, cache=cache)
+    first = train(tiny, Images.from_folder(few_digits), recipe, cache=cache)
     assert sum(counts) == 3 * 150, "three crops of each image, and none later"
     counts.clear()
-    again = adapt(Classifier.from_pretrained(EMBEDDED, DIGITS), Images.from_folder(few_digits), recipe, cache=cache)
+    again = train(Classifier.from_pretrained(EMBEDDED, DIGITS), Images.from_folder(few_digits), recipe, cache=cache)
     assert counts == [] and [s.loss for s in first.history] == [s.loss for s in again.history]
-    plain = adapt(
+    plain = train(
         Classifier.from_pretrained(EMBEDDED, DIGITS),
         Images.from_folder(few_digits),
         recipe.with_settings(augment="none"),

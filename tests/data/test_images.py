@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import train
 from PIL import Image
 
-from pouf import Classifier, Images, InputError, Recipe, adapt
+from pouf import Classifier, Images, InputError, Recipe
 from pouf.data.augment import crop_flip
 from pouf.data.base import Unreadable
 from pouf.data.loader import Reader, read_batches
@@ -165,7 +166,7 @@ def test_nothing_readable_is_an_error_with_an_example(tmp_path: Path, tiny: Clas
     with pytest.raises(InputError, match=r"none of the 1 inputs in .* can be read; the first, a.png: "):
         tiny.encode(Images.from_folder(tmp_path))
     with pytest.raises(InputError, match="none of the 1 inputs"):
-        adapt(tiny, Images.from_folder(tmp_path), Recipe.load("demo"))
+        train(tiny, Images.from_folder(tmp_path), Recipe.load("demo"))
 
 
 def test_the_python_interface_raises_rather_than_dropping_rows(tmp_path: Path, tiny: Classifier) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import train
 from PIL import Image
 from small_models import sentence_encoder
 
 import pouf.data.texts as texts_module
-from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Stream, Texts, adapt, adapt_run
+from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Stream, Texts
 from pouf.data.texts import LargeTexts
 from pouf.demo import DIGITS
 
@@ -63,7 +64,7 @@ def test_a_large_file_without_the_column_is_an_error(large: Path) -> None:
 def test_a_large_file_can_be_trained_on(large: Path, tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "model"), ["good", "bad"])
     settings = RECIPE.with_settings(steps=8, **{"compute.workers": 1})
-    assert len(adapt(classifier, Texts.from_file(large), settings).history) == 8
+    assert len(train(classifier, Texts.from_file(large), settings).history) == 8
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_archives_hold_the_same_pictures_as_the_folder(archives: Path, few_digit
     weights = []
     for data in (folder, packed):
         classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-        adapt(classifier, data, RECIPE)
+        train(classifier, data, RECIPE)
         weights.append(torch.cat([p.detach().flatten() for p in classifier.parameters()]))
     assert torch.equal(*weights)
 
@@ -130,8 +131,8 @@ def test_a_stream_of_the_datasets_package_can_be_trained_on(tune: str, pictures:
     dataset = datasets.IterableDataset.from_generator(rows)
     stream = Stream.from_dataset(dataset, "picture", "image", buffer=8)
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    settings = RECIPE.with_settings(**{"tuning.name": tune, "compute.workers": 2})
-    assert len(adapt(classifier, stream, settings).history) == 3
+    settings = RECIPE.with_settings(**{"tuner.name": tune, "compute.workers": 2})
+    assert len(train(classifier, stream, settings).history) == 3
     with pytest.raises(InputError, match=r"no known end: take some of it with take\(n\)"):
         classifier.encode(stream)
     assert len(classifier.predict(stream.take(5))) == 5
@@ -149,7 +150,7 @@ def test_columns_of_the_datasets_package_are_data_as_they_are(tmp_path: Path) ->
 def test_a_stream_that_is_never_readable_ends() -> None:
     stream = Stream(lambda: ["a.jpg", "b.jpg"], "image", buffer=10)
     with pytest.raises(InputError, match=r"none of the first .* samples of the stream can be read: expected an image"):
-        adapt(Classifier.from_pretrained(EMBEDDED, DIGITS), stream, RECIPE)
+        train(Classifier.from_pretrained(EMBEDDED, DIGITS), stream, RECIPE)
 
 
 def test_a_stream_that_can_be_opened_once_loses_nothing(tmp_path: Path, pictures: list[Image.Image]) -> None:
@@ -157,9 +158,9 @@ def test_a_stream_that_can_be_opened_once_loses_nothing(tmp_path: Path, pictures
     stream = Stream(lambda: once, "image", buffer=2)
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     with pytest.raises(InputError, match="must give the samples anew each time"):
-        adapt_run(classifier, stream, RECIPE.with_settings(batch_size=2, steps=50), tmp_path / "run")
+        classifier.adapt(stream, recipe=RECIPE, settings={"batch_size": 2, "steps": 50}, output_dir=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
-    Classifier.load(tmp_path / "run")
+    Classifier.from_pretrained(tmp_path / "run")
 
 
 def test_an_empty_stream_is_an_error_and_a_wrong_sample_is_skipped() -> None:
@@ -167,5 +168,5 @@ def test_an_empty_stream_is_an_error_and_a_wrong_sample_is_skipped() -> None:
         next(Stream(list, "text").random_batches(2, torch.Generator()))
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     mixed = Stream(lambda: [Image.new("RGB", (8, 8)), "a text", Image.new("RGB", (9, 9))], "image", buffer=2)
-    assert len(adapt(classifier, mixed, RECIPE.with_settings(batch_size=2)).history) == 3
+    assert len(train(classifier, mixed, RECIPE.with_settings(batch_size=2)).history) == 3
     assert mixed.skipped

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import train
 from small_models import masked_lm
 
-from pouf import Classifier, InputError, Recipe, Texts, adapt
-from pouf.data.shots import Shots
+from pouf import Classifier, InputError, Recipe, Texts
+from pouf.data.labelled import Shots
 from pouf.inference import Transform
 from pouf.models.cloze import Example
 from pouf.models.demonstrations import Demonstrations
@@ -52,7 +53,7 @@ def test_a_changed_sample_is_seen_changed_among_its_demonstrations(base: Path) -
     classifier = classifier_of(base)
     classifier.demonstrations = Demonstrations.from_shots(shots(), samples=2)
     plain, changed = (
-        classifier.encode(Texts(OTHERS), change=c).features for c in (None, Transform("x", lambda s, _: "it"))
+        classifier.encode(Texts(OTHERS), transform=c).features for c in (None, Transform("x", lambda s, _: "it"))
     )
     assert not torch.allclose(plain, changed)
 
@@ -87,15 +88,22 @@ def test_predictions_do_not_depend_on_the_neighbours(base: Path) -> None:
 def test_a_saved_classifier_keeps_its_demonstrations(base: Path, tmp_path: Path) -> None:
     classifier = classifier_of(base)
     classifier.demonstrations = Demonstrations.from_shots(shots(), samples=2)
-    adapt(classifier, None, FEW.with_settings(steps=2), shots=shots())
-    classifier.save(tmp_path)
-    again = Classifier.load(tmp_path)
+    train(classifier, None, FEW.with_settings(steps=2), shots=shots())
+    classifier.save_pretrained(tmp_path)
+    again = Classifier.from_pretrained(tmp_path)
     assert again.demonstrations == classifier.demonstrations
     assert torch.equal(again.predict_proba(OTHERS), classifier.predict_proba(OTHERS))
     # What has seen labels is not zero-shot.
     assert torch.equal(
-        Classifier.load_zero_shot(tmp_path).predict_proba(OTHERS), classifier_of(base).predict_proba(OTHERS)
+        Classifier.from_pretrained(tmp_path, use="zero-shot").predict_proba(OTHERS),
+        classifier_of(base).predict_proba(OTHERS),
     )
+
+
+def fresh(base: Path, seed: int) -> Classifier:
+    classifier = classifier_of(base)
+    classifier.start_afresh(seed)
+    return classifier
 
 
 def test_training_draws_new_demonstrations_at_each_step(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +112,7 @@ def test_training_draws_new_demonstrations_at_each_step(base: Path, monkeypatch:
     prepared: list[Example] = []
     original = classifier.backbone.prepare
     monkeypatch.setattr(classifier.backbone, "prepare", lambda samples: prepared.extend(samples) or original(samples))
-    adapt(classifier, None, FEW.with_settings(steps=8, batch_size=8), shots=shots())
+    train(classifier, None, FEW.with_settings(steps=8, batch_size=8), shots=shots())
     assert len(prepared) == 64
     of_first = {example.after for example in prepared if example.sample == BAD[0]}
     assert len(of_first) > 3
@@ -114,7 +122,7 @@ def test_training_draws_new_demonstrations_at_each_step(base: Path, monkeypatch:
 def test_shots_are_learned(base: Path, recipe: str) -> None:
     classifier = classifier_of(base)
     settings = Recipe.load(recipe).with_settings(steps=40, batch_size=8, **{"optimisation.lr": 1e-3})
-    result = adapt(classifier, None, settings, shots=shots())
+    result = train(classifier, None, settings, shots=shots())
     assert classifier.predict(BAD + GOOD) == ["negative"] * 4 + ["positive"] * 4
     assert result.history[-1].terms["labels"] < 0.2 < result.history[0].terms["labels"]
     assert set(result.history[0].terms) == (
@@ -125,13 +133,13 @@ def test_shots_are_learned(base: Path, recipe: str) -> None:
 def test_with_data_of_their_own_both_terms_see_their_own_batch(base: Path) -> None:
     classifier = classifier_of(base)
     settings = Recipe.load("lm-bff-pouf").with_settings(steps=1, batch_size=4)
-    first = adapt(classifier, Texts(OTHERS), settings, shots=Shots(Texts(BAD[:2] + GOOD[:2]), shots().targets[2:6]))
+    first = train(classifier, Texts(OTHERS), settings, shots=Shots(Texts(BAD[:2] + GOOD[:2]), shots().targets[2:6]))
     plain = classifier_of(base)
-    unlabelled = adapt(plain, Texts(OTHERS), Recipe.load("masked").with_settings(steps=1, batch_size=4))
+    unlabelled = train(plain, Texts(OTHERS), Recipe.load("masked").with_settings(steps=1, batch_size=4))
     for term in ("transport", "information"):
         assert first.history[0].terms[term] == pytest.approx(unlabelled.history[0].terms[term], abs=1e-6)
     few = classifier_of(base)
-    labelled = adapt(
+    labelled = train(
         few, None, FEW.with_settings(steps=1), shots=Shots(Texts(BAD[:2] + GOOD[:2]), shots().targets[2:6])
     )
     assert first.history[0].terms["labels"] == pytest.approx(labelled.history[0].terms["labels"], abs=1e-6)
@@ -142,31 +150,31 @@ def test_targets_stay_with_their_samples_however_these_are_ordered(base: Path) -
     order = [5, 0, 7, 2, 4, 1, 6, 3]
     shuffled = Shots(Texts([(BAD + GOOD)[i] for i in order]), shots().targets[order])
     settings = FEW.with_settings(steps=3, batch_size=8)
-    one = adapt(classifier_of(base), None, settings, shots=shots())
-    other = adapt(classifier_of(base), None, settings, shots=shuffled)
+    one = train(classifier_of(base), None, settings, shots=shots())
+    other = train(classifier_of(base), None, settings, shots=shuffled)
     assert [step.loss for step in one.history] == [step.loss for step in other.history]
 
 
 def test_soft_targets_are_reached(base: Path) -> None:
     classifier = classifier_of(base)
     soft = Shots(Texts(BAD + GOOD), torch.tensor([[0.8, 0.2]] * 4 + [[0.4, 0.6]] * 4))
-    adapt(classifier, None, FEW.with_settings(steps=80, batch_size=8), shots=soft)
+    train(classifier, None, FEW.with_settings(steps=80, batch_size=8), shots=soft)
     assert torch.allclose(classifier.predict_proba(BAD + GOOD), soft.targets, atol=0.1)
 
 
 def test_a_fresh_head_is_fitted_to_scores_by_squared_error(base: Path) -> None:
-    classifier = Classifier.with_fresh_head(base, CLASSES)
+    classifier = fresh(base, 0)
     soft = Shots(Texts(BAD + GOOD), torch.tensor([[0.8, 0.2]] * 4 + [[0.4, 0.6]] * 4))
     recipe = FEW.with_settings(steps=80, batch_size=8, **{"objective.label_loss": "mse"})
-    first, *_, last = adapt(classifier, None, recipe, shots=soft).history
+    first, *_, last = train(classifier, None, recipe, shots=soft).history
     p = classifier.predict_proba(BAD + GOOD)
     assert (p - soft.targets).square().mean().item() < 0.01
     assert last.terms["labels"] < 0.01 < first.terms["labels"]
 
 
 def test_a_fresh_heads_temperature_is_that_of_its_recipe(base: Path) -> None:
-    classifier = Classifier.with_fresh_head(base, CLASSES)
-    result = adapt(classifier, None, Recipe.load("lm-bff-pouf").with_settings(steps=1), shots=shots())
+    classifier = fresh(base, 0)
+    result = train(classifier, None, Recipe.load("lm-bff-pouf").with_settings(steps=1), shots=shots())
     assert result.history[0].temperature == pytest.approx(0.1)
 
 
@@ -177,17 +185,17 @@ def test_demonstrations_that_make_no_sense_are_refused(settings: dict) -> None:
 
 
 def test_a_fresh_head_learns_from_shots_and_is_saved_as_the_library_saves_it(base: Path, tmp_path: Path) -> None:
-    classifier = Classifier.with_fresh_head(base, CLASSES, seed=1)
-    same = Classifier.with_fresh_head(base, CLASSES, seed=1)
+    classifier = fresh(base, 1)
+    same = fresh(base, 1)
     assert torch.equal(classifier.predict_proba(OTHERS), same.predict_proba(OTHERS))
-    assert not torch.equal(
-        classifier.predict_proba(OTHERS), Classifier.with_fresh_head(base, CLASSES).predict_proba(OTHERS)
-    )
-    adapt(classifier, None, FEW.with_settings(steps=60, batch_size=8), shots=shots())
+    assert not torch.equal(classifier.predict_proba(OTHERS), fresh(base, 0).predict_proba(OTHERS))
+    train(classifier, None, FEW.with_settings(steps=60, batch_size=8), shots=shots())
     assert classifier.predict(BAD + GOOD) == ["negative"] * 4 + ["positive"] * 4
-    classifier.save(tmp_path)
-    assert torch.equal(Classifier.load(tmp_path).predict_proba(OTHERS), classifier.predict_proba(OTHERS))
-    assert torch.equal(Classifier.load_zero_shot(tmp_path).predict_proba(OTHERS), same.predict_proba(OTHERS))
+    classifier.save_pretrained(tmp_path)
+    assert torch.equal(Classifier.from_pretrained(tmp_path).predict_proba(OTHERS), classifier.predict_proba(OTHERS))
+    assert torch.equal(
+        Classifier.from_pretrained(tmp_path, use="zero-shot").predict_proba(OTHERS), same.predict_proba(OTHERS)
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,4 +210,4 @@ def test_a_fresh_head_learns_from_shots_and_is_saved_as_the_library_saves_it(bas
 )
 def test_shots_and_recipe_must_fit(base: Path, data, given, recipe: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        adapt(classifier_of(base), data, Recipe.load(recipe), shots=given)
+        train(classifier_of(base), data, Recipe.load(recipe), shots=given)

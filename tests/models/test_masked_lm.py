@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import train
 from small_models import MASKED_LMS, masked_lm, sentence_encoder
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, FNetConfig, FNetForMaskedLM
 
-from pouf import Classifier, InputError, Recipe, Texts, adapt
+from pouf import Classifier, InputError, Recipe, Texts
 from pouf.inference import InferenceConfig
 from pouf.models.masked_lm import HEADS, check_head
 
@@ -51,13 +52,15 @@ def test_label_logits_are_those_of_the_librarys_own_model(tmp_path: Path, kind: 
 @pytest.mark.parametrize("kind", MASKED_LMS)
 def test_the_decoder_is_tied_and_stays_so_when_everything_is_trained(tmp_path: Path, kind: str) -> None:
     classifier = classifier_of(masked_lm(tmp_path / "base", kind))
-    adapt(classifier, Texts(TEXTS), RECIPE)
+    train(classifier, Texts(TEXTS), RECIPE)
     backbone = classifier.backbone
     assert backbone.head.weight is backbone.model.get_input_embeddings().weight
-    classifier.save(tmp_path / "run")
+    classifier.save_pretrained(tmp_path / "run")
     again = AutoModelForMaskedLM.from_pretrained(tmp_path / "run")
     assert torch.equal(again.get_input_embeddings().weight, backbone.head.weight)
-    assert torch.equal(Classifier.load(tmp_path / "run").predict_proba(TEXTS), classifier.predict_proba(TEXTS))
+    assert torch.equal(
+        Classifier.from_pretrained(tmp_path / "run").predict_proba(TEXTS), classifier.predict_proba(TEXTS)
+    )
 
 
 @pytest.mark.parametrize("kind", MASKED_LMS)
@@ -65,7 +68,7 @@ def test_soft_vectors_before_the_input_count_as_words_there(tmp_path: Path, kind
     """Before training they are the embeddings of the context's words, so the result is that of writing the words."""
     folder = masked_lm(tmp_path, kind)
     classifier = classifier_of(folder)
-    classifier.tune(RECIPE.with_settings(**{"tuning.name": "prompt", "tuning.context": " so very good"}).tuning)
+    classifier.tune(RECIPE.with_settings(**{"tuner.name": "prompt", "tuner.context": " so very good"}).tuner)
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     words = tokenizer(" so very good", add_special_tokens=False)["input_ids"]
     label_ids = classifier.backbone.label_ids
@@ -84,23 +87,25 @@ def test_prompt_tuning_leaves_the_language_model_as_it_was_bit_for_bit(tmp_path:
     classifier = classifier_of(masked_lm(tmp_path / "base", kind))
     before = {name: tensor.clone() for name, tensor in classifier.backbone.model.state_dict().items()}
     untuned = classifier.predict_proba(TEXTS)
-    result = adapt(classifier, Texts(TEXTS), RECIPE.with_settings(**{"tuning.name": "prompt"}))
+    result = train(classifier, Texts(TEXTS), RECIPE.with_settings(**{"tuner.name": "prompt"}))
     after = classifier.backbone.model.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     assert not torch.allclose(classifier.predict_proba(TEXTS), untuned, atol=1e-4)
     vectors = classifier.backbone.input_prompt
     assert result.trainable == vectors.numel() == len(vectors) * classifier.backbone.embedding.embedding_dim
-    classifier.save(tmp_path / "run")
-    assert torch.equal(Classifier.load(tmp_path / "run").predict_proba(TEXTS), classifier.predict_proba(TEXTS))
+    classifier.save_pretrained(tmp_path / "run")
+    assert torch.equal(
+        Classifier.from_pretrained(tmp_path / "run").predict_proba(TEXTS), classifier.predict_proba(TEXTS)
+    )
     assert sum(file.stat().st_size for file in (tmp_path / "run").iterdir()) < 10_000
-    assert torch.equal(Classifier.load_zero_shot(tmp_path / "run").predict_proba(TEXTS), untuned)
+    assert torch.equal(Classifier.from_pretrained(tmp_path / "run", use="zero-shot").predict_proba(TEXTS), untuned)
 
 
 @pytest.mark.parametrize("kind", MASKED_LMS)
 def test_layer_norms_alone_can_be_tuned(tmp_path: Path, kind: str) -> None:
     classifier = classifier_of(masked_lm(tmp_path, kind))
     before = {name: p.detach().clone() for name, p in classifier.named_parameters()}
-    adapt(classifier, Texts(TEXTS), RECIPE.with_settings(**{"tuning.name": "layernorm"}))
+    train(classifier, Texts(TEXTS), RECIPE.with_settings(**{"tuner.name": "layernorm"}))
     changed = {name for name, p in classifier.named_parameters() if not torch.equal(p, before[name])}
     assert changed and all("norm" in name.lower() for name in changed)
     assert any("base_model" not in name and ".encoder." not in name and ".layers." not in name for name in changed)

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import train
 from PIL import Image
 from torch import Tensor, nn
 
-from pouf import Backbone, Classifier, Images, InputError, Recipe, adapt
+from pouf import Backbone, Classifier, Images, InputError, Recipe
 
 
 class ColourModel(Backbone):
@@ -57,24 +58,26 @@ def test_a_backbone_of_ones_own_predicts_adapts_saves_and_loads(tmp_path: Path, 
     classifier = Classifier(ColourModel(), ColourModel.words, ["a {} picture"])
     assert classifier.predict(colours())[:3] == ["red", "green", "blue"]
     before = classifier.predict_proba(colours())
-    adapt(classifier, colours(), SETTINGS.with_settings(**{"tuning.name": tune}))
+    train(classifier, colours(), SETTINGS.with_settings(**{"tuner.name": tune}))
     after = classifier.predict_proba(colours())
     assert not torch.equal(before, after)
-    classifier.save(tmp_path)
-    assert torch.equal(Classifier.load(tmp_path, backbone=ColourModel()).predict_proba(colours()), after)
-    assert torch.equal(Classifier.load_zero_shot(tmp_path, backbone=ColourModel()).predict_proba(colours()), before)
+    classifier.save_pretrained(tmp_path)
+    assert torch.equal(Classifier.from_pretrained(tmp_path, backbone=ColourModel()).predict_proba(colours()), after)
+    assert torch.equal(
+        Classifier.from_pretrained(tmp_path, backbone=ColourModel(), use="zero-shot").predict_proba(colours()), before
+    )
 
 
 def test_loading_it_without_its_backbone_says_so(tmp_path: Path) -> None:
-    Classifier(ColourModel(), ColourModel.words).save(tmp_path)
+    Classifier(ColourModel(), ColourModel.words).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="backbone of your own"):
-        Classifier.load(tmp_path)
+        Classifier.from_pretrained(tmp_path)
 
 
 def test_what_it_lacks_for_other_options_is_said() -> None:
     classifier = Classifier(ColourModel(), ColourModel.words)
     with pytest.raises(InputError, match="text_side"):
-        adapt(classifier, colours(), SETTINGS.with_settings(**{"tuning.name": "prompt"}))
+        train(classifier, colours(), SETTINGS.with_settings(**{"tuner.name": "prompt"}))
     classifier = Classifier(ColourModel(), ColourModel.words)
     with pytest.raises(InputError, match="image_size"):
-        adapt(classifier, colours(), SETTINGS.with_settings(augment="crop-flip"))
+        train(classifier, colours(), SETTINGS.with_settings(augment="crop-flip"))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import train
 
-from pouf import Classifier, InputError, Recipe, adapt
+from pouf import Classifier, InputError, Recipe
 from pouf.data.vectors import Vectors
 
 K, D, EACH = 8, 32, 30
@@ -33,12 +34,12 @@ def test_adaptation_brings_prototypes_to_their_clusters(tune: str, tmp_path: Pat
     features, labels, prototypes = vectors()
     classifier = Classifier.from_vectors(prototypes, NAMES, temperature=0.05)
     before = accuracy(classifier, features, labels)
-    recipe = Recipe.load("features").with_settings(**{"tuning.name": tune, "optimisation.lr": 3e-2})
-    adapt(classifier, Vectors(features), recipe, on_start=lambda message: None)
+    recipe = Recipe.load("features").with_settings(**{"tuner.name": tune, "optimisation.lr": 3e-2})
+    train(classifier, Vectors(features), recipe)
     after = accuracy(classifier, features, labels)
     assert after > before + 0.02
-    classifier.save(tmp_path)
-    again, zero_shot = Classifier.load(tmp_path), Classifier.load_zero_shot(tmp_path)
+    classifier.save_pretrained(tmp_path)
+    again, zero_shot = Classifier.from_pretrained(tmp_path), Classifier.from_pretrained(tmp_path, use="zero-shot")
     assert torch.allclose(again.predict_proba(features), classifier.predict_proba(features), atol=1e-6)
     assert accuracy(zero_shot, features, labels) == before and again.temperature == pytest.approx(0.05)
 
@@ -56,7 +57,7 @@ def test_half_precision_and_bad_rows_do_no_harm() -> None:
     array = features.half().numpy()
     array[3] = np.nan
     classifier, data = Classifier.from_vectors(prototypes, NAMES), Vectors(array)
-    adapt(classifier, data, Recipe.load("features").with_settings(steps=3), on_start=lambda message: None)
+    train(classifier, data, Recipe.load("features").with_settings(steps=3))
     assert classifier.infer(data).indices == [i for i in range(len(array)) if i != 3]
 
 
@@ -74,7 +75,7 @@ def test_what_does_not_fit_is_said() -> None:
         Classifier.from_vectors(prototypes, NAMES).predict(features[:, :31])
     with pytest.raises(InputError, match="'prototypes' is for vectors without a model"):
         tiny = Classifier.from_pretrained("pouf/tiny-clip", NAMES)
-        tiny.tune(Recipe.load("features").tuning)
+        tiny.tune(Recipe.load("features").tuner)
     prototypes[2] = 0
     with pytest.raises(InputError, match="none of them zero"):
         Classifier.from_vectors(prototypes, NAMES)

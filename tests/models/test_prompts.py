@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pouf import InputError
-from pouf.models.prompts import check_classes, check_templates, fill, read_classes, read_templates
+from pouf.data.class_names import check_classes, read_classes
+from pouf.models.prompts import check_templates, fill, read_templates
 
 
 def test_underscores_are_read_as_spaces() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import train
 from small_models import clip, sentence_encoder
 from transformers import AutoModel, AutoTokenizer, T5Config, T5Model, ViTConfig, ViTModel
 
-from pouf import Classifier, InputError, Recipe, Texts, adapt
+from pouf import Classifier, InputError, Recipe, Texts
 from pouf.models import load_backbone
 
 TEXTS = ["a good film", "the sea is about a cat, a dog and many books", "who", "how many"]
@@ -38,7 +39,7 @@ def test_both_sides_are_one_model_and_both_are_trained(tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), ["good", "bad"], ["a {} film"])
     before = classifier.features(TEXTS), classifier.prototypes().detach()
     recipe = Recipe.load("texts").with_settings(steps=3, **{"optimisation.lr": 1e-3})
-    adapt(classifier, Texts(TEXTS), recipe)
+    train(classifier, Texts(TEXTS), recipe)
     assert not torch.equal(classifier.features(TEXTS), before[0])
     assert not torch.equal(classifier.prototypes().detach(), before[1])
 
@@ -51,11 +52,11 @@ def test_the_temperature_is_a_setting_and_not_a_weight(tmp_path: Path) -> None:
 
 def test_a_fully_tuned_encoder_is_saved_in_the_same_layout(tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "base"), ["good", "bad"])
-    adapt(classifier, Texts(TEXTS), Recipe.load("texts").with_settings(steps=2, temperature=0.05))
-    classifier.save(tmp_path / "tuned")
+    train(classifier, Texts(TEXTS), Recipe.load("texts").with_settings(steps=2, temperature=0.05))
+    classifier.save_pretrained(tmp_path / "tuned")
     for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "model.safetensors"):
         assert (tmp_path / "tuned" / name).is_file(), name
-    again = Classifier.load(tmp_path / "tuned")
+    again = Classifier.from_pretrained(tmp_path / "tuned")
     assert torch.equal(again.predict_proba(TEXTS), classifier.predict_proba(TEXTS))
     assert again.backbone.logit_scale.exp().item() == pytest.approx(20)
 
@@ -98,4 +99,4 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_texts_for_an_image_model_are_refused(tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(clip(tmp_path), ["cat", "dog"])
     with pytest.raises(InputError, match="reads images, but the data are texts"):
-        adapt(classifier, Texts(TEXTS))
+        classifier.adapt(Texts(TEXTS))

@@ -1,13 +1,17 @@
-"""Adjustments of predictions: each does what it says, applies to single inputs, and is safe where it claims to be."""
+"""Corrections of predictions: each does what it says, applies to single inputs, and is safe where it claims to be."""
 
 import ot
 import pytest
 import torch
 import torch.nn.functional as F
-from pouf.postprocess.postprocessor import POSTPROCESSORS, prior_correction, propagation, refinement, sinkhorn
 
 from pouf import InputError
-from pouf.losses.objective import Scores
+from pouf.models.base import Scores
+from pouf.postprocess import POSTPROCESSORS
+from pouf.postprocess.prior_correction import prior_correction
+from pouf.postprocess.propagation import propagation
+from pouf.postprocess.refinement import refinement
+from pouf.postprocess.sinkhorn import sinkhorn
 
 K, D, T = 12, 16, 0.05
 
@@ -46,7 +50,7 @@ def test_each_helps_where_the_model_favours_classes_and_all_are_present(name: st
     assert accuracy(adjusted, labels) > accuracy(scores.logits, labels) + 0.02
 
 
-def test_calibration_takes_the_mean_prediction_away() -> None:
+def test_prior_correction_takes_the_mean_prediction_away() -> None:
     features, scores, _ = world()
     expected = scores.logits.log_softmax(1) - scores.logits.softmax(1).mean(0).log()
     found = prior_correction(features, scores)(features, scores.logits)
@@ -101,3 +105,10 @@ def test_propagation_equals_its_closed_form() -> None:
 def test_propagation_of_one_input_is_refused() -> None:
     with pytest.raises(InputError, match="at least two inputs"):
         propagation(torch.ones(1, 3), Scores(torch.ones(1, 2), torch.ones(1, 2), torch.tensor(1.0)))
+
+
+def test_what_was_fitted_moves_with_the_classifier_and_is_saved_with_it() -> None:
+    features, scores, _ = world()
+    fitted = propagation(features, scores)
+    assert set(fitted.state_dict()) == {"bias", "neighbours", "votes"}
+    assert all(tensor.dtype == torch.float64 for tensor in fitted.double().state_dict().values())

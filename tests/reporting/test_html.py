@@ -14,13 +14,20 @@ import pytest
 import torch
 from small_models import sentence_encoder
 
-from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt_run
+from pouf import EMBEDDED, Classifier, Images, Recipe, Texts
+from pouf.data.base import Unlabelled
 from pouf.data.vectors import Vectors
 from pouf.demo import DIGITS
 from pouf.reporting.html import wilson, write_report
+from pouf.reporting.review_page import read_review, write_review
 from pouf.validation.review import ask
 
 NASTY = '</script><script>document.title="broken"</script><img src=x onerror=alert(1)>'
+
+
+def asked(run: Path, data: Unlabelled) -> None:
+    zero_shot, adapted = (Classifier.from_pretrained(run, use=use) for use in ("zero-shot", "last"))
+    write_review(run, *ask(zero_shot, adapted, data, 6), adapted.classes)
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +39,26 @@ def image_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=True)
     assert result.stderr == "", "neither a warning nor an alarm"
     (folder / "facts.json").write_text(result.stdout)
-    ask(folder / "here", Images.from_folder(folder / "here-images"), 6)
+    asked(folder / "here", Images.from_folder(folder / "here-images"))
     return folder / "here"
 
 
 def test_the_demo_gains_and_says_so_in_json(image_run: Path) -> None:
     facts = json.loads((image_run.parent / "facts.json").read_text())
-    assert facts.keys() >= {"n", "zero_shot", "calibrated", "adapted", "used", "per_class", "seconds", "run", "verdict"}
+    assert facts.keys() >= {
+        "n",
+        "zero_shot",
+        "prior_corrected",
+        "last",
+        "advised",
+        "per_class",
+        "seconds",
+        "run",
+        "verdict",
+    }
     assert facts["n"] == 1797 and facts["run"] == "here" and facts["report"] == "here/report.html"
     assert facts["zero_shot"] <= 0.78
-    assert facts["adapted"] >= 0.90 and facts["used"] >= 0.90
+    assert facts["last"] >= 0.90 and facts["advised"] >= 0.90
     assert "No alarm" in facts["verdict"] and (image_run / "metrics.jsonl").is_file()
 
 
@@ -52,9 +69,8 @@ def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = Texts([f"the film is {word} {i} {NASTY}" for i in range(10) for word in ("good", "bad", "okay")])
     classifier = Classifier.from_pretrained(model, [f"good {NASTY}", "bad"], ["it is {}"])
     recipe = Recipe.load("texts").with_settings(steps=4, snapshots=2)
-    adapt_run(classifier, texts, recipe, folder / "run", on_start=lambda message: None)
-    write_report(folder / "run", texts)
-    ask(folder / "run", texts, 6)
+    classifier.adapt(texts, recipe=recipe, output_dir=folder / "run")
+    asked(folder / "run", texts)
     return folder / "run"
 
 
@@ -88,10 +104,10 @@ def test_an_alarm_stands_on_top_and_the_adapted_model_is_still_shown(
     image_run: Path, few_digits: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(image_run, tmp_path / "run")
-    choice = json.loads((run / "choice.json").read_text())
-    alarm = {"name": "collapse", "words": "predictions use 1.0 of 10 classes", "advice": "Slow."}
-    choice |= {"use": "zero-shot", "verdict": "Do not trust it: 1.0 of 10.", "alarms": [alarm]}
-    (run / "choice.json").write_text(json.dumps(choice))
+    verdict = json.loads((run / "verdict.json").read_text())
+    alarm = {"name": "collapse", "message": "predictions use 1.0 of 10 classes", "advice": "Slow."}
+    verdict |= {"advised": "zero-shot", "message": "Do not trust it: 1.0 of 10.", "trusted": False, "alarms": [alarm]}
+    (run / "verdict.json").write_text(json.dumps(verdict))
     page = write_report(run, Images.from_folder(few_digits)).read_text()
     assert 'class="verdict alarm" id="verdict">Do not trust it: 1.0 of 10.' in page
     assert "<b>collapse</b>: predictions use 1.0 of 10 classes. Slow." in page
@@ -100,7 +116,7 @@ def test_an_alarm_stands_on_top_and_the_adapted_model_is_still_shown(
 
 
 def test_a_classifier_without_a_run_has_a_report(few_digits: Path, tmp_path: Path) -> None:
-    Classifier.from_pretrained(EMBEDDED, DIGITS).save(tmp_path / "saved")
+    Classifier.from_pretrained(EMBEDDED, DIGITS).save_pretrained(tmp_path / "saved")
     page = write_report(tmp_path / "saved", Images.from_folder(few_digits)).read_text()
     assert "Nothing was trained" in page and "No prediction changed" in page
 
@@ -108,7 +124,7 @@ def test_a_classifier_without_a_run_has_a_report(few_digits: Path, tmp_path: Pat
 def test_many_classes_have_pairs_instead_of_a_matrix(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     prototypes, labels = torch.randn(50, 8, generator=draw), torch.arange(200) % 50
-    Classifier.from_vectors(prototypes, [f"class {i}" for i in range(50)]).save(tmp_path / "saved")
+    Classifier.from_vectors(prototypes, [f"class {i}" for i in range(50)]).save_pretrained(tmp_path / "saved")
     labels[:20] = 7  # what is said of them stays the same
     vectors = Vectors(prototypes[torch.arange(200) % 50])
     page = write_report(tmp_path / "saved", vectors, labels.tolist()).read_text()
@@ -195,7 +211,7 @@ def test_the_review_page_saves_answers(browser, kind: str, request: pytest.Fixtu
     WebDriverWait(browser, 10).until(lambda _: target.is_file() and target.stat().st_size > 10)
     from pouf.validation.review import conclude, read_answers
 
-    answers = read_answers(target, Classifier.load(run).classes)
-    assert list(answers.values()) == [Classifier.load(run).classes[1]] * 3
-    assert conclude(run, answers).answered == 3
+    answers = read_answers(target, Classifier.from_pretrained(run).classes)
+    assert list(answers.values()) == [Classifier.from_pretrained(run).classes[1]] * 3
+    assert conclude(read_review(run), answers).answered == 3
     assert errors(browser) == []

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import train
 from PIL import Image
 from small_models import masked_lm, sentence_encoder
 
-from pouf import EMBEDDED, Backbone, Classifier, Images, InputError, Recipe, Texts, adapt
+from pouf import EMBEDDED, Backbone, Classifier, Images, InputError, Recipe, Texts
 from pouf.demo import DIGITS
 
 TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?", "a sea", "the air"]
@@ -29,12 +30,12 @@ def cloze(folder: Path) -> Classifier:
 def recipe(tune: str = "full", **settings: object) -> Recipe:
     """Three plain steps: what differs in the gradient shows in the weights."""
     return Recipe(steps=3, batch_size=12, augment="none", temperature=0.1, snapshots=0).with_settings(
-        **{"tuning.name": tune, "optimisation.lr": 1e-2, "optimisation.weight_decay": 0.0, **settings}
+        **{"tuner.name": tune, "optimisation.lr": 1e-2, "optimisation.weight_decay": 0.0, **settings}
     )
 
 
 def weights_after(classifier: Classifier, data, settings: Recipe) -> dict[str, torch.Tensor]:
-    adapt(classifier, data, settings, on_start=lambda message: None)
+    train(classifier, data, settings)
     return {name: p.detach().clone() for name, p in classifier.named_parameters()}
 
 
@@ -75,7 +76,7 @@ def test_only_a_chunk_is_in_the_graph_at_a_time(pictures: list[Image.Image], mon
     monkeypatch.setattr(
         classifier.backbone, "prepare", lambda samples: prepared.append(len(samples)) or prepare(samples)
     )
-    adapt(classifier, Images(pictures), recipe(steps=1, **{"compute.chunk": 4}))
+    train(classifier, Images(pictures), recipe(steps=1, **{"compute.chunk": 4}))
     assert seen == [(4, False)] * 3 + [(4, True)] * 3
     assert prepared == [4] * 6, "nor are more pictures than that in memory"
 
@@ -95,7 +96,7 @@ def test_a_file_that_vanishes_within_a_step_is_an_error_and_not_a_shift_of_gradi
 
     monkeypatch.setattr(classifier, "prototypes", vanishing)
     with pytest.raises(InputError, match="changed while it was being read"):
-        adapt(classifier, Images.from_folder(tmp_path), recipe(steps=1, **{"compute.chunk": 4}))
+        train(classifier, Images.from_folder(tmp_path), recipe(steps=1, **{"compute.chunk": 4}))
 
 
 @pytest.mark.parametrize("tune", ["full", "prompt", "layernorm"])
@@ -130,13 +131,13 @@ def test_a_model_that_can_not_forget_says_so(pictures: list[Image.Image]) -> Non
             return self.table[: len(prompts)]
 
     with pytest.raises(InputError, match=r"Bare can't forget activations"):
-        adapt(Classifier(Bare(), ["a", "b"]), Images(pictures), recipe(**{"compute.checkpointing": True}))
+        train(Classifier(Bare(), ["a", "b"]), Images(pictures), recipe(**{"compute.checkpointing": True}))
 
 
 def test_bf16_is_near_and_its_losses_and_weights_are_fp32(pictures: list[Image.Image]) -> None:
     plain, half = images(), images()
-    one = adapt(plain, Images(pictures), recipe())
-    other = adapt(half, Images(pictures), recipe(**{"compute.precision": "bf16"}))
+    one = train(plain, Images(pictures), recipe())
+    other = train(half, Images(pictures), recipe(**{"compute.precision": "bf16"}))
     assert {p.dtype for p in half.parameters()} == {torch.float32}
     assert other.history[0].loss != one.history[0].loss, "something was rounded"
     assert other.history[-1].loss == pytest.approx(one.history[-1].loss, abs=0.05)
@@ -160,4 +161,4 @@ def test_workers_change_nothing(pictures: list[Image.Image], augment: str, chunk
 
 def test_a_large_batch_in_small_chunks(few_digits: Path) -> None:
     settings = recipe(steps=1, batch_size=4096, **{"compute.chunk": 32})
-    assert len(adapt(images(), Images.from_folder(few_digits), settings).history) == 1
+    assert len(train(images(), Images.from_folder(few_digits), settings).history) == 1

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import train
 from PIL import Image
 from small_models import masked_lm
 
-from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, adapt
-from pouf.classifier import Predictions
+from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts
+from pouf.base import Predictions
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
 from pouf.losses import entropy
@@ -27,10 +28,10 @@ def run(name: str, classifier: Classifier, data, kind, given: Shots | None = Non
     method = METHODS[name]
     method.check(name, kind, given)
     recipe = method.recipe(kind)
-    recipe = recipe.with_settings(**{"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), **settings})
+    recipe = recipe.with_settings({"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), **settings})
     method.equip(classifier, given, seed=0)
     learns = given if recipe.objective.labels > 0 else None
-    return adapt(classifier, data, recipe, shots=learns, on_start=lambda message: None)
+    return train(classifier, data, recipe, shots=learns)
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "image" in method.kinds])
@@ -47,10 +48,7 @@ def test_every_method_for_images_runs(name: str, pictures: list[Image.Image]) ->
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "cloze" in method.kinds])
 def test_every_method_for_masked_language_models_runs(name: str, tmp_path: Path) -> None:
     folder = masked_lm(tmp_path / "lm", "bert")
-    if METHODS[name].fresh_head:
-        classifier = Classifier.with_fresh_head(folder, ["bad", "good"])
-    else:
-        classifier = Classifier.from_pretrained(folder, ["bad", "good"], ["{text} it was [MASK]."])
+    classifier = Classifier.from_pretrained(folder, ["bad", "good"], ["{text} it was [MASK]."])
     given = shots(Texts(TEXTS[:4]), [1, 0, 0, 1], 2) if METHODS[name].needs_shots else None
     trains_on_shots = name in ("coop", "fine-tuning", "lm-bff", "lm-bff-pouf")
     run(name, classifier, None if trains_on_shots else Texts(TEXTS), "cloze", given)
@@ -99,23 +97,25 @@ def test_majority_says_the_same_of_everything(pictures: list[Image.Image]) -> No
 
 
 def test_methods_say_what_they_need() -> None:
-    with pytest.raises(InputError, match="'coop' learns from labelled examples: give --shots"):
+    with pytest.raises(InputError, match="'coop' learns from labelled examples: give it shots"):
         METHODS["coop"].check("coop", "image", None)
     with pytest.raises(InputError, match=r"'lm-bff' is for texts with a \[MASK\] template"):
         METHODS["lm-bff"].check("lm-bff", "image", None)
 
 
 def test_an_adjusted_classifier_is_saved_with_its_adjustment(pictures: list[Image.Image], tmp_path: Path) -> None:
-    for name in ("calibration", "propagation"):
+    for name in ("prior-correction", "propagation"):
         classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-        classifier.set_prior(torch.arange(1, 11))
+        classifier.set_prior(torch.arange(1, 11) / 55)
         run(name, classifier, Images(pictures), "image")
-        classifier.save(tmp_path / name)
-        again = Classifier.load(tmp_path / name)
+        classifier.save_pretrained(tmp_path / name)
+        again = Classifier.from_pretrained(tmp_path / name)
         assert torch.allclose(again.predict_proba(pictures), classifier.predict_proba(pictures), atol=1e-5)
         assert torch.allclose(again.prior, classifier.prior)
         plain = Classifier.from_pretrained(EMBEDDED, DIGITS).predict_proba(pictures)
-        assert torch.allclose(Classifier.load_zero_shot(tmp_path / name).predict_proba(pictures), plain, atol=1e-6)
+        assert torch.allclose(
+            Classifier.from_pretrained(tmp_path / name, use="zero-shot").predict_proba(pictures), plain, atol=1e-6
+        )
 
 
 def test_a_known_prior_is_pulled_towards(few_digits: Path) -> None:
@@ -126,12 +126,17 @@ def test_a_known_prior_is_pulled_towards(few_digits: Path) -> None:
         if told:
             classifier.set_prior([0.5 if name == "one" else 0.5 / 9 for name in DIGITS])
         recipe = Recipe.load("demo").with_settings(steps=12, batch_size=100, snapshots=0)
-        adapt(classifier, Images.from_folder(few_digits), recipe, on_start=lambda message: None)
+        train(classifier, Images.from_folder(few_digits), recipe)
         shares[told] = classifier.infer(Images.from_folder(few_digits)).log_probabilities.exp().mean(0)[1].item()
     assert shares[True] > shares[False] + 0.05
 
 
-@pytest.mark.parametrize("prior", [[0.5, 0.5], [1.0] * 9 + [0.0], [1.0] * 9 + [float("nan")]])
+@pytest.mark.parametrize("prior", [[0.5, 0.5], [0.1] * 9 + [0.0], [0.1] * 9 + [float("nan")]])
 def test_a_prior_that_fits_no_classes_is_refused(prior: list[float]) -> None:
     with pytest.raises(InputError, match="expected one proportion above 0 for each of the 10 classes"):
         Classifier.from_pretrained(EMBEDDED, DIGITS).set_prior(prior)
+
+
+def test_shares_that_do_not_sum_to_one_are_refused() -> None:
+    with pytest.raises(InputError, match=r"the proportions sum to 1.4, expected 1"):
+        Classifier.from_pretrained(EMBEDDED, ["a", "b"]).set_prior([0.7, 0.7])

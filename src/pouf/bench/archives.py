@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 
 from pouf.bench.language import Task
-from pouf.data.shots import Shots
+from pouf.data.class_names import same_name
+from pouf.data.labelled import Shots
 from pouf.data.texts import READERS, Texts, read_rows
 from pouf.errors import InputError
-from pouf.models.prompts import same_name
 
 Split = Literal["train", "test"]
 OwnRow = tuple[tuple[str, ...], Any]  # texts and label

@@ -19,14 +19,14 @@ from pouf.bench.language import TASKS
 from pouf.bench.splits import few_shot
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.labelled import Labelled
-from pouf.data.shots import Shots
+from pouf.data.labelled import Labelled, Shots
 from pouf.errors import InputError
 from pouf.inference import InferenceConfig
 from pouf.models import EMBEDDED
 from pouf.recipe import Recipe
+from pouf.training.adaptation import Adaptation, adapt
+from pouf.training.callbacks import Callback
 from pouf.training.methods import METHODS
-from pouf.training.trainer import Adaptation, adapt
 from pouf.validation.evaluation import accuracy
 from pouf.validation.metrics import METRICS
 
@@ -73,18 +73,20 @@ def run_cell(cell: Cell, setting: Setting) -> Result:
 
 
 def _judged(
-    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, shots: Shots | None, assess: Judge
+    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, shots: Shots | None, judge: Judge
 ) -> tuple[dict[str, Score], Adaptation]:
     """Adapt, and judge at each snapshot. The labels are read by `judge` alone; the choice does not see them."""
     at_step: dict[int, dict[str, float]] = {}
 
-    def look(step: int) -> None:
-        at_step[step] = assess()
+    class Judging(Callback):
+        def on_checkpoint(self, step: int) -> None:
+            at_step[step] = judge()
 
-    result = adapt(classifier, data, recipe, shots=shots, on_start=lambda message: None, on_snapshot=look)
-    last = assess()
+    result = adapt(classifier, data, recipe, shots=shots, callbacks=[Judging()])
+    with result.at("last"):
+        last = judge()
     steps = list(at_step.values()) or [last]
-    chosen = at_step[result.choice.step] if result.choice is not None else last
+    chosen = at_step.get(-1 if result.verdict.chosen is None else result.verdict.chosen, last)
     return {c: Score(last[c], chosen[c], max(step[c] for step in [*steps, last])) for c in last}, result
 
 
@@ -97,7 +99,7 @@ def _facts(result: Adaptation) -> dict[str, float]:
 def _settled(recipe: Recipe, setting: Setting, seed: int) -> Recipe:
     """With the seed and what the user changed; what trains nothing is not made to train by that."""
     changes = {name: value for name, value in setting.changes.items() if name != "steps" or recipe.steps}
-    return recipe.with_settings(seed=seed, **changes)
+    return recipe.with_settings(changes, seed=seed)
 
 
 def _image_recipe(setting: Setting, task: str, tune: str) -> str:
@@ -139,10 +141,10 @@ def _image_run(cell: Cell, setting: Setting, classes: list[str], labelled: Label
         shots, rest = _labelled_shots(labelled, len(classes), cell.seed)
         data, labels = Subset(labelled.inputs, rest), [labelled.labels[i] for i in rest]
 
-    def assess() -> dict[str, float]:
+    def judge() -> dict[str, float]:
         return {cell.task: _accuracy(classifier, data, labels, setting.batch_size)}
 
-    scores, result = _judged(classifier, None if shots is not None else data, recipe, shots, assess)
+    scores, result = _judged(classifier, None if shots is not None else data, recipe, shots, judge)
     return Result(scores, _facts(result))
 
 
@@ -165,10 +167,10 @@ def language_cell(cell: Cell, setting: Setting) -> Result:
     task = TASKS[cell.task]
     if cell.method == "pouf":
         recipe = recipe.with_settings(
-            **{"objective.transport": task.transport, "objective.information": task.information}
+            {"objective.transport": task.transport, "objective.information": task.information}
         )
     if cell.method == "fine-tuning" and task.scale is not None:
-        recipe = recipe.with_settings(**{"objective.label_loss": "mse"})
+        recipe = recipe.with_settings({"objective.label_loss": "mse"})
     return _language_run(cell, setting, _settled(recipe, setting, cell.seed))
 
 
@@ -181,22 +183,21 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     if method.needs_shots:
         held_out = {test.inputs.read(i) for i in range(len(test.inputs))}
         shots = few_shot(train, cell.seed, held_out=held_out).train
+    classifier = Classifier.from_pretrained(
+        setting.model, task.labels, [task.template], words=list(task.words.values()), max_length=task.max_length
+    )
     if method.fresh_head:
-        classifier = Classifier.with_fresh_head(setting.model, task.labels, cell.seed, task.max_length)
-    else:
-        classifier = Classifier.from_pretrained(
-            setting.model, task.labels, [task.template], words=list(task.words.values()), max_length=task.max_length
-        )
+        classifier.start_afresh(cell.seed, task.max_length)
     method.equip(classifier, shots, cell.seed, task.draws)
     measure = METRICS[task.metrics[0]]
 
-    def assess() -> dict[str, float]:
+    def judge() -> dict[str, float]:
         probabilities = classifier.infer(test.inputs, InferenceConfig(setting.batch_size)).log_probabilities.exp()
         return {cell.task: measure(probabilities, test.targets)}
 
     learns = shots if recipe.steps and recipe.objective.labels > 0 else None
     data = None if learns is not None else _some(train, setting.limit).inputs
-    scores, result = _judged(classifier, data, recipe, learns, assess)
+    scores, result = _judged(classifier, data, recipe, learns, judge)
     return Result(scores, _facts(result))
 
 
@@ -232,7 +233,7 @@ def _varied(cell: Cell, setting: Setting, changes: Mapping[str, Any]) -> Result:
         recipe = Recipe.load("masked-paper")
     else:
         recipe = Recipe.load(_image_recipe(setting, cell.task, "prompt"))
-    recipe = _settled(recipe, setting, cell.seed).with_settings(**changes)
+    recipe = _settled(recipe, setting, cell.seed).with_settings(changes)
     if cell.task in TASKS:
         return _language_run(cell, setting, recipe)
     return _image_run(cell, setting, *_images(setting, cell.task), recipe)
@@ -244,7 +245,7 @@ def cost_cell(cell: Cell, setting: Setting) -> Result:
     recipe = _settled(recipe.with_settings(steps=5, snapshots=0), setting, cell.seed)
     classes, labelled = _images(setting, cell.task)
     classifier = Classifier.from_pretrained(setting.model, classes)
-    result = adapt(classifier, labelled.inputs, recipe, on_start=lambda message: None)
+    result = adapt(classifier, labelled.inputs, recipe)
     facts = _facts(result)
     return Result({column: Score(value, value, value) for column, value in facts.items()}, facts)
 
@@ -267,7 +268,7 @@ def unseen_cell(cell: Cell, setting: Setting) -> Result:
         for half in ("seen", "unseen")
     }
 
-    def assess() -> dict[str, float]:
+    def judge() -> dict[str, float]:
         everything = Classifier(classifier.backbone, classes)
         return {
             column: _accuracy(
@@ -278,7 +279,7 @@ def unseen_cell(cell: Cell, setting: Setting) -> Result:
 
     method = METHODS["zero-shot" if cell.method == "zero-shot" else "pouf"]
     recipe = _settled(method.recipe("image", _image_recipe(setting, source, "full")), setting, cell.seed)
-    scores, result = _judged(classifier, data, recipe, None, assess)
+    scores, result = _judged(classifier, data, recipe, None, judge)
     return Result(scores, _facts(result))
 
 

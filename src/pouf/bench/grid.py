@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pouf.bench.cells import Cell, Result, Score, Setting, run_cell
+from pouf.models.load import calm_libraries
 from pouf.runs.folder import versions, write_json
 
 
@@ -91,8 +92,6 @@ class Grid:
 
 def attempt(cell: Cell, setting: Setting) -> Outcome:
     """Run a cell; an error becomes part of the outcome."""
-    from pouf.cli._console import calm_libraries
-
     calm_libraries()
     start = time.perf_counter()
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pouf.data.class_names import same_name
 from pouf.data.images import EXTENSIONS, Images
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError
-from pouf.models.prompts import same_name
 
 OFFICE_31 = """
 back_pack bike bike_helmet bookcase bottle calculator desk_chair desk_lamp desktop_computer file_cabinet headphones

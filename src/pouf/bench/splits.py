@@ -9,7 +9,7 @@ import numpy as np
 
 from pouf.bench.language import SHOTS
 from pouf.data.base import Subset
-from pouf.data.shots import Shots
+from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.models.cloze import Sample
 

@@ -1,4 +1,4 @@
-"""The command line. Thin: each command reads its options, calls one public function and shows what came of it.
+"""The command line. Each command reads its options, calls one public function and shows what came of it.
 
 Results go to standard output, everything else to standard error. Heavy imports wait until a command needs them.
 """
@@ -14,11 +14,12 @@ from pouf.cli._console import fail
 from pouf.cli.adapt import adapt
 from pouf.cli.bench import bench
 from pouf.cli.demo import demo
+from pouf.cli.evaluate import evaluate
 from pouf.cli.figures import figures
-from pouf.cli.predict import evaluate, predict
+from pouf.cli.predict import predict
 from pouf.cli.report import report
 from pouf.cli.review import review
-from pouf.cli.search import tune
+from pouf.cli.search import search
 from pouf.errors import Diverged, InputError
 
 app = typer.Typer(
@@ -47,7 +48,7 @@ def options_of_all(
     """Turn a zero-shot model into a better classifier for your data, without a single label."""
 
 
-for command in (demo, adapt, tune, predict, evaluate, report, review, figures):
+for command in (demo, adapt, search, predict, evaluate, report, review, figures):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -1,11 +1,18 @@
-"""What the options of `adapt` and `tune` describe: data, and a classifier for them."""
+"""What the options describe: data, a classifier for them, and the inputs of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pouf.cli._options import columns_of
+from pouf.cli._options import (
+    DataOptions,
+    InferenceOptions,
+    ModelOptions,
+    SpeedOptions,
+    TrainingOptions,
+    settings_of,
+)
 from pouf.errors import InputError
 
 if TYPE_CHECKING:
@@ -13,96 +20,118 @@ if TYPE_CHECKING:
 
     from pouf.classifier import Classifier
     from pouf.data.base import Unlabelled
-    from pouf.models.cloze import Cloze
-    from pouf.training.methods import Kind, Method
+    from pouf.data.labelled import Labelled, Shots
+    from pouf.runs.folder import Run
 
 
-class PromptSpec(NamedTuple):
-    """What is to be told apart, and how the model is asked."""
-
-    names: Sequence[str] | None  # None: they come with the prototypes
-    templates: Sequence[str] | None
-    words: Sequence[Sequence[str]] | None  # for [MASK]
-    cloze: Cloze | None
+class Task(NamedTuple):
+    classifier: Classifier
+    data: Unlabelled | None
+    shots: Shots | None
 
 
-def read_prompt_spec(
-    classes: str | None, template: list[str] | None, words: str | None, max_length: int | None
-) -> PromptSpec:
+def read_task(source: DataOptions, model: ModelOptions, place: InferenceOptions) -> Task:
+    """The classifier as it is before training, and what it is to learn from."""
+    from pouf.classifier import Classifier
+    from pouf.data.class_names import read_classes
+    from pouf.data.labelled import read_shots
     from pouf.models.cloze import make_cloze, read_words
-    from pouf.models.prompts import read_classes, read_templates
+    from pouf.models.prompts import read_templates
 
-    names = read_classes(classes) if classes is not None else None
-    templates = read_templates(template) if template else None
-    label_words = read_words(words) if words is not None else None
-    return PromptSpec(names, templates, label_words, make_cloze(names or (), templates, label_words, max_length))
+    names = read_classes(source.classes) if source.classes is not None else None
+    templates = read_templates(model.template) if model.template else None
+    words = read_words(model.words) if model.words is not None else None
+    cloze = make_cloze(names or (), templates, words, model.max_length)
+    columns = columns_of(source.text_column, cloze.columns if cloze is not None else ("text",))
+    if model.max_length is not None and cloze is None:
+        raise InputError("--max-length is for a --template with [MASK]: other models have their own")
+    data = _read_data(source, columns)
+    if (source.features is not None) != (source.prototypes is not None):
+        raise InputError("--features and --prototypes belong together: give both, or a --model and data")
+    if source.prototypes is not None:
+        classifier = Classifier.from_vectors(source.prototypes, names)
+    elif model.model is None:
+        raise InputError("no model: give --model, as openai/clip-vit-base-patch16")
+    elif names is None:
+        raise InputError("no classes: give --classes, as cat,dog")
+    else:
+        classifier = Classifier.from_pretrained(
+            model.model, names, templates, words=words, max_length=model.max_length, revision=model.revision
+        )
+    classifier.to(place.place())
+    shots = None
+    if source.shots is not None:
+        modality = classifier.backbone.modality
+        shots = read_shots(source.shots, classifier.classes, modality, columns, source.label_column)
+    return Task(classifier, data, shots)
 
 
-def read_data(
-    images: Path | None,
-    texts: Path | None,
-    features: str | None,
-    shots: Path | None,
-    cloze: Cloze | None,
-    text_column: str | None,
-) -> tuple[Kind, Unlabelled | None]:
-    """What is to be adapted to, and the kind of model for it."""
+def adapt_arguments(
+    task: Task, model: ModelOptions, training: TrainingOptions, speed: SpeedOptions, place: InferenceOptions
+) -> dict[str, Any]:
+    """What the options say to `adapt` and `search` alike."""
+    return {
+        "method": model.method,
+        "recipe": training.recipe,
+        "settings": settings_of(training, speed, place, model),
+        "shots": task.shots,
+        "demonstrations": model.demonstrations,
+        "prior": _proportions(model.prior),
+        "refine": model.refine,
+        "cache": place.features(),
+    }
+
+
+def _read_data(source: DataOptions, columns: Sequence[str]) -> Unlabelled | None:
     from pouf.data.images import Images
     from pouf.data.texts import Texts
     from pouf.data.vectors import Vectors
 
-    given = [each for each in (images, texts, features) if each is not None]
+    given = [each for each in (source.images, source.texts, source.features) if each is not None]
     if len(given) > 1:
         raise InputError("give one of --images DIR, --texts FILE and --features FILE, and not several")
-    if not given and shots is None:
+    if not given and source.shots is None:
         raise InputError("nothing to learn from: give --images DIR, --texts FILE or --features FILE")
-    if features is not None:
-        return "vector", Vectors.from_file(features)
-    if images is not None:
-        return "image", Images.from_folder(images)
-    columns = columns_of(text_column, cloze.columns if cloze is not None else ("text",))
-    kind: Kind = "cloze" if cloze is not None else "text"
-    if texts is not None:
-        return kind, Texts.from_file(texts, columns)
-    return ("image" if shots is not None and shots.is_dir() else kind), None
+    if source.features is not None:
+        return Vectors.from_file(source.features)
+    if source.images is not None:
+        return Images.from_folder(source.images)
+    return Texts.from_file(source.texts, columns) if source.texts is not None else None
 
 
-def check_together(
-    kind: Kind,
-    model: str | None,
-    names: Sequence[str] | None,
-    prototypes: str | None,
-    max_length: int | None,
-    cloze: Cloze | None,
-) -> None:
-    """Options that need each other, or exclude each other."""
-    if (kind == "vector") != (prototypes is not None):
-        raise InputError("--features and --prototypes belong together: give both, or a --model and data")
-    if kind != "vector" and model is None:
-        raise InputError("no model: give --model, as openai/clip-vit-base-patch16")
-    if kind != "vector" and names is None:
-        raise InputError("no classes: give --classes, as cat,dog")
-    if max_length is not None and cloze is None:
-        raise InputError("--max-length is for a --template with [MASK]: other models have their own")
+def columns_of(given: str | None, usual: Sequence[str]) -> tuple[str, ...]:
+    """The columns that make a sample: as many as the template or the model reads."""
+    if given is None:
+        return tuple(usual)
+    columns = tuple(given.split(","))
+    if len(columns) != len(usual):
+        expected = "one column" if len(usual) == 1 else "two columns, as question,answer"
+        raise InputError(f"--text-column {given!r} names {len(columns)} columns, expected {expected}")
+    return columns
 
 
-def build_classifier(
-    method: Method | None,
-    kind: Kind,
-    model: str | None,
-    names: Sequence[str] | None,
-    templates: Sequence[str] | None,
-    words: Sequence[Sequence[str]] | None,
-    max_length: int | None,
-    prototypes: str | None,
-    seed: int,
-) -> Classifier:
-    """The classifier as it is before training."""
-    from pouf.classifier import Classifier
+def read_inputs(classifier: Classifier, inputs: Path | None, text_column: str | None, run: Run) -> Unlabelled:
+    """Images, texts or vectors, as the classifier reads them; without any, those of the run."""
+    from pouf.data.inputs import as_data
 
-    if kind == "vector":
-        return Classifier.from_vectors(prototypes or "", names)
-    assert model is not None and names is not None
-    if method is not None and method.fresh_head:
-        return Classifier.with_fresh_head(model, names, seed)
-    return Classifier.from_pretrained(model, names, templates, words=words, max_length=max_length)
+    if inputs is None:
+        source, columns = run.source()
+        inputs, text_column = Path(source), text_column or columns
+    return as_data(inputs, classifier.backbone.modality, columns_of(text_column, classifier.columns)).data
+
+
+def read_labels(classifier: Classifier, inputs: Path, text_column: str | None, label_column: str) -> Labelled:
+    from pouf.data.labelled import read_labelled
+
+    columns = columns_of(text_column, classifier.columns)
+    return read_labelled(inputs, classifier.classes, classifier.backbone.modality, columns, label_column)
+
+
+def _proportions(text: str | None) -> str | list[float] | None:
+    """`estimated`, or `0.7,0.3` as numbers."""
+    if text is None or not any(character.isdigit() for character in text):
+        return text
+    try:
+        return [float(value) for value in text.split(",")]
+    except ValueError:
+        raise InputError(f"--prior {text!r}: expected 'estimated', or one number for each class as 0.7,0.3") from None

@@ -1,127 +1,212 @@
-"""Options that several commands share, and what they stand for."""
+"""Options that several commands share, in groups, and what they stand for."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from pouf.errors import InputError
 
 if TYPE_CHECKING:
-    from pouf.classifier import Classifier
-    from pouf.data.base import Unlabelled
     from pouf.data.cache import FeatureCache
-    from pouf.runs.folder import Use
 
 # Options in groups of --help.
 DataOption = partial(typer.Option, rich_help_panel="Data")
-MethodOption = partial(typer.Option, rich_help_panel="Model and method")
+ModelOption = partial(typer.Option, rich_help_panel="Model and method")
 TrainingOption = partial(typer.Option, rich_help_panel="Training")
 SpeedOption = partial(typer.Option, rich_help_panel="Speed and memory")
 OutputOption = partial(typer.Option, rich_help_panel="Output")
 
-ClassNames = Annotated[str | None, DataOption(help="Names as a,b,c, or a file with one a line.")]
-ImagesFolder = Annotated[Path | None, DataOption(help="Folder of unlabelled images.")]
-TextsFile = Annotated[Path | None, DataOption(help="CSV, JSONL, Parquet or text file of unlabelled texts.")]
-FeaturesFile = Annotated[
-    str | None, DataOption(help="Vectors instead of a model and data: npy, npz, safetensors, Parquet.")
-]
-PrototypesFile = Annotated[str | None, DataOption(help="One vector a class, for --features.")]
-Model = Annotated[str | None, MethodOption(help="Hub name or local folder, as openai/clip-vit-base-patch16.")]
-Templates = Annotated[
-    list[str] | None,
-    MethodOption(
-        help="Sentence with {} for the class; repeat for several, or give a file. For a masked language model, "
-        "one with {text} and [MASK]."
-    ),
-]
-Words = Annotated[
-    str | None, MethodOption(help="Word for [MASK] of each class, as terrible,great; several as bad|awful,good.")
-]
-MaxLength = Annotated[int | None, MethodOption(help="Most tokens of a text in its template.")]
-Temperature = Annotated[float | None, MethodOption(help="T of the model.", show_default="its own; 0.01 for --features")]
-RecipeName = Annotated[str | None, TrainingOption(help="Name of a recipe, or a TOML file.")]
-Tuner = Annotated[str | None, TrainingOption(help="full, prompt or layernorm.")]
-Steps = Annotated[int | None, TrainingOption(help="Number of updates.")]
-BatchSize = Annotated[int | None, TrainingOption(help="Samples a step; several times the number of classes.")]
-Seed = Annotated[int | None, TrainingOption(help="Seed of everything random.")]
-Quiet = Annotated[bool, OutputOption("--quiet", "-q", help="No progress, no tables; errors and alarms only.")]
-Json = Annotated[bool, OutputOption("--json", help="One JSON object on standard output, and nothing else there.")]
-ReportOption = Annotated[
-    bool, OutputOption("--report/--no-report", help="Predictions and a report in the run as well.")
-]
-Device = Annotated[str, SpeedOption(help="cpu, cuda, mps; auto takes the fastest there is.")]
+RunFolder = Annotated[Path, typer.Argument(help="Folder of a run.")]
 TextColumn = Annotated[
     str | None,
     DataOption(help="Column of the texts in CSV, JSONL and Parquet files; a,b for pairs.", show_default="text"),
 ]
-Workers = Annotated[int | None, SpeedOption(help="Processes that read and decode ahead.", show_default="0")]
-Cache = Annotated[
-    Path | None,
-    SpeedOption(help="Folder where features are kept and found again.", show_default="$POUF_CACHE or ~/.cache/pouf"),
-]
-NoCache = Annotated[bool, SpeedOption("--no-cache", help="Keep no features and look for none.")]
-UseOption = Annotated[
-    str, typer.Option("--use", help="auto takes what the run advises; or last, chosen, zero-shot.", metavar="WHICH")
-]
 LabelColumn = Annotated[str, DataOption(help="Column of the labels in text files.")]
+UseOption = Annotated[
+    str, typer.Option("--use", help="What the run advises, or its last or chosen step, or zero-shot.", metavar="WHICH")
+]
 
 
-T = TypeVar("T")
+@dataclass
+class DataOptions:
+    """What to adapt to."""
+
+    classes: Annotated[str | None, DataOption(help="Names as a,b,c, or a file with one name per line.")] = None
+    images: Annotated[Path | None, DataOption(help="Folder of unlabelled images.")] = None
+    texts: Annotated[Path | None, DataOption(help="CSV, JSONL, Parquet or text file of unlabelled texts.")] = None
+    features: Annotated[
+        str | None, DataOption(help="Vectors instead of a model and data: npy, npz, safetensors, Parquet.")
+    ] = None
+    prototypes: Annotated[str | None, DataOption(help="One vector per class, for --features.")] = None
+    shots: Annotated[
+        Path | None, DataOption(help="A few labelled examples to learn from as well: a file, or a folder of images.")
+    ] = None
+    text_column: TextColumn = None
+    label_column: LabelColumn = "label"
 
 
-def one_of(option: str, value: str, choices: Mapping[str, T]) -> T:
-    if value not in choices:
-        raise InputError(f"unknown {option} {value!r}: choose one of {', '.join(choices)}")
-    return choices[value]
+@dataclass
+class ModelOptions:
+    """What to adapt, and how it is asked."""
+
+    model: Annotated[str | None, ModelOption(help="Hub name or local folder, as openai/clip-vit-base-patch16.")] = None
+    revision: Annotated[str | None, ModelOption(help="Revision of the model on the hub.")] = None
+    template: Annotated[
+        list[str] | None,
+        ModelOption(
+            help="Sentence with {} for the class; repeat for several, or give a file. For a masked language model, "
+            "one with {text} and [MASK]."
+        ),
+    ] = None
+    words: Annotated[
+        str | None, ModelOption(help="Word for [MASK] of each class, as terrible,great; several as bad|awful,good.")
+    ] = None
+    max_length: Annotated[int | None, ModelOption(help="Maximum tokens, text plus template.")] = None
+    temperature: Annotated[
+        float | None, ModelOption(help="Softmax temperature.", show_default="the model's; 0.01 for --features")
+    ] = None
+    method: Annotated[
+        str, ModelOption(help="pouf, or what it is compared with: run --method list to see them all.")
+    ] = "pouf"
+    demonstrations: Annotated[
+        bool, ModelOption("--demonstrations", help="Show a shot of each class beside every text, as LM-BFF does.")
+    ] = False
+    prior: Annotated[
+        str | None,
+        ModelOption(help="Shares of the classes: estimated, or known ones as 0.7,0.3.", show_default="uniform"),
+    ] = None
+    refine: Annotated[
+        bool | None, ModelOption("--refine/--no-refine", help="A last pass over all predictions together.")
+    ] = None
 
 
-def columns_of(given: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns that make a sample: as many as the template or the model reads."""
-    if given is None:
-        return usual
-    columns = tuple(given.split(","))
-    if len(columns) != len(usual):
-        expected = "one column" if len(usual) == 1 else "two columns, as question,answer"
-        raise InputError(f"--text-column {given!r} names {len(columns)} columns, expected {expected}")
-    return columns
+@dataclass
+class TrainingOptions:
+    """Settings of the recipe; `SETTINGS` says which."""
+
+    recipe: Annotated[str | None, TrainingOption(help="Name of a recipe, or a TOML file.")] = None
+    tune: Annotated[str | None, TrainingOption(help="What to train: full, prompt or layernorm.")] = None
+    steps: Annotated[int | None, TrainingOption(help="Number of updates.")] = None
+    batch_size: Annotated[int | None, TrainingOption(help="Samples per step; several times the number of classes.")] = (
+        None
+    )
+    lr: Annotated[float | None, TrainingOption(help="Learning rate.")] = None
+    optimizer: Annotated[str | None, TrainingOption(help="sgd or adamw.")] = None
+    lambda_: Annotated[float | None, TrainingOption("--lambda", help="Weight of the mutual information.")] = None
+    augment: Annotated[str | None, TrainingOption(help="crop-flip or none, for images.")] = None
+    views: Annotated[
+        int | None, TrainingOption(help="Crops of each image to compute once, where its encoder is not trained.")
+    ] = None
+    seed: Annotated[int | None, TrainingOption(help="Seed of everything random.")] = None
 
 
-def read_inputs(classifier: Classifier, inputs: Path, text_column: str | None) -> Unlabelled:
-    """Images, texts or vectors, as the classifier reads them."""
-    from pouf.data.texts import Texts
+@dataclass
+class SpeedOptions:
+    """How training is computed."""
 
-    if classifier.backbone.modality == "text":
-        return Texts.from_file(inputs, columns_of(text_column, classifier.columns))
-    return classifier.unlabelled(inputs)
-
-
-def cache_of(folder: Path | None, without: bool) -> FeatureCache | None:
-    from pouf.data.cache import FeatureCache
-
-    return None if without else FeatureCache(folder)
-
-
-def device_of(name: str) -> str:
-    import torch
-
-    if name in ("auto", "cuda") and torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
-        return f"cuda:{os.environ['LOCAL_RANK']}"
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"can't use device {name!r}: {str(error).splitlines()[0]}") from None
-    return name
+    chunk: Annotated[
+        int | None, SpeedOption(help="Samples encoded at once: any batch size in the memory of a chunk.")
+    ] = None
+    precision: Annotated[str | None, SpeedOption(help="fp32 or bf16.")] = None
+    compile_: Annotated[bool | None, SpeedOption("--compile", help="Compile the encoder with torch.compile.")] = None
+    checkpointing: Annotated[
+        bool | None, SpeedOption("--checkpointing", help="Less memory, more time: recompute activations.")
+    ] = None
 
 
-def use_of(text: str) -> Use | Literal["auto"]:
-    if text in ("auto", "last", "chosen", "zero-shot"):
-        return text  # type: ignore[return-value]
-    raise InputError(f"unknown --use {text!r}: choose one of auto, last, chosen, zero-shot")
+@dataclass
+class InferenceOptions:
+    """Where and how inputs are encoded."""
+
+    workers: Annotated[int | None, SpeedOption(help="Processes that read and decode ahead.", show_default="0")] = None
+    cache: Annotated[
+        Path | None,
+        SpeedOption(
+            help="Folder where features are kept and found again.", show_default="$POUF_CACHE or ~/.cache/pouf"
+        ),
+    ] = None
+    no_cache: Annotated[bool, SpeedOption("--no-cache", help="Keep no features and look for none.")] = False
+    device: Annotated[str, SpeedOption(help="cpu, cuda or mps; auto takes the fastest there is.")] = "auto"
+
+    def features(self) -> FeatureCache | None:
+        from pouf.data.cache import FeatureCache
+
+        return None if self.no_cache else FeatureCache(self.cache)
+
+    def place(self) -> str:
+        """The device by its full name."""
+        import torch
+
+        if self.device in ("auto", "cuda") and torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+            return f"cuda:{os.environ['LOCAL_RANK']}"
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        try:
+            torch.zeros(1, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).splitlines()[0]
+            raise InputError(f"can't use device {self.device!r}: {why}. Give cpu, cuda or mps") from None
+        return self.device
+
+
+@dataclass
+class OutputOptions:
+    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="No progress, no tables; errors and alarms only.")] = (
+        False
+    )
+    as_json: Annotated[
+        bool, OutputOption("--json", help="One JSON object on standard output, and nothing else there.")
+    ] = False
+
+    @property
+    def hidden(self) -> bool:
+        return self.quiet or self.as_json
+
+
+# Options that change the recipe -> the dotted name of the setting.
+SETTINGS = {
+    "tune": "tuner.name", "steps": "steps", "batch_size": "batch_size", "lr": "optimisation.lr", "seed": "seed",
+    "optimizer": "optimisation.name", "lambda_": "objective.information", "augment": "augment", "views": "views",
+    "chunk": "compute.chunk", "precision": "compute.precision", "compile_": "compute.compile",
+    "checkpointing": "compute.checkpointing", "workers": "compute.workers", "temperature": "temperature",
+}  # fmt: skip
+
+
+def settings_of(*groups: Any) -> dict[str, Any]:
+    """What the options change in a recipe, by dotted name."""
+    given = {name: value for group in groups for name, value in vars(group).items() if value is not None}
+    return {setting: given[option] for option, setting in SETTINGS.items() if option in given}
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters may be groups: each field of a group becomes an option of its own."""
+    hints: dict[str, Any] = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            of = get_type_hints(groups[name], include_extras=True)
+            parameters += [
+                inspect.Parameter(f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=of[f.name])
+                for f in fields(groups[name])
+            ]
+        else:
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        whole = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
+        command(**whole, **given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del run.__wrapped__
+    return run

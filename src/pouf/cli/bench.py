@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pouf.cli._console import calm_libraries, out
-from pouf.cli._options import Json, Quiet, one_of
-from pouf.errors import InputError
+from pouf.cli import _console as console
+from pouf.cli._console import out
+from pouf.cli._options import OutputOptions, grouped
+from pouf.errors import InputError, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ def make_data(folder: Annotated[Path, typer.Argument(help="Folder to write to.")
     """Small stand-ins in the layouts of the paper's data, to try every command offline."""
     from pouf.bench.standins import LM, make_data
 
-    calm_libraries()
+    console.calm_libraries()
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"folder {str(folder)!r} is not empty: choose another, or remove it")
     make_data(folder)
@@ -48,10 +49,12 @@ def make_data(folder: Annotated[Path, typer.Argument(help="Folder to write to.")
 
 
 @bench.command("run")
+@grouped
 def run(
     table: Annotated[str, typer.Argument(help="Name of a table: see pouf bench list.")],
     data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")],
     model: Annotated[str, typer.Option(help="Hub name or local folder.")],
+    output: OutputOptions,
     tasks: Annotated[str | None, typer.Option(help="Some tasks, as office31:webcam,RTE.")] = None,
     methods: Annotated[str | None, typer.Option(help="Some methods, as zero-shot,pouf-full.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, as 0,1,2.")] = None,
@@ -59,12 +62,10 @@ def run(
         list[str] | None, typer.Option("--set", help="Change the recipes, as steps=50 or optimisation.lr=1e-3.")
     ] = None,
     limit: Annotated[int, typer.Option(help="Most training and test texts of a language task; 0 takes all.")] = 0,
-    jobs: Annotated[int, typer.Option(help="Cells side by side.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Cells to run in parallel.")] = 1,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder of the results; a run there is continued.")] = Path(
         "pouf-bench"
     ),
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Compute a table. Cells that are finished are not computed again; those that failed are."""
     from pouf.bench.cells import Setting
@@ -73,7 +74,7 @@ def run(
     from pouf.bench.tables import TABLES, entries, write_tables
     from pouf.cli._console import grid_progress
 
-    calm_libraries()
+    console.calm_libraries()
     chosen = one_of("table", table, TABLES)
     if not data.is_dir():
         raise InputError(f"no folder {str(data)!r}: give the one that holds the data sets, or make-data a small one")
@@ -82,7 +83,7 @@ def run(
         table, wanted, _some("--methods", methods, chosen.methods, chosen.methods), _numbers(seeds) or chosen.seeds
     )
     setting = Setting(str(data), model, _changes(settings or []), limit=limit)
-    with grid_progress(len(cells), quiet or as_json) as advance:
+    with grid_progress(len(cells), output.hidden) as advance:
 
         def tell(outcome: Outcome) -> None:
             told = f"{outcome.cell.task} {outcome.cell.method} seed {outcome.cell.seed}"
@@ -94,10 +95,10 @@ def run(
     if table == "lambda":
         files += _sweep(rows, out_dir)
     failed = [outcome for outcome in outcomes if outcome.result is None]
-    if as_json:
+    if output.as_json:
         facts = {"cells": len(cells), "failed": len(failed), "files": [str(file) for file in files]}
         typer.echo(json.dumps(facts | {"rows": [row._asdict() for row in rows]}))
-    elif not quiet:
+    elif not output.quiet:
         out.print(files[0].read_text(encoding="utf-8"), markup=False, soft_wrap=True)
         out.print(f"In {', '.join(map(str, files))}; {len(failed)} of {len(cells)} cells failed")
     if failed and len(failed) == len(outcomes):

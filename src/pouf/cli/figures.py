@@ -2,60 +2,45 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pouf.cli._console import calm_libraries, out
-from pouf.cli._options import (
-    Cache,
-    Device,
-    Json,
-    LabelColumn,
-    NoCache,
-    Quiet,
-    TextColumn,
-    cache_of,
-    columns_of,
-    device_of,
-    read_inputs,
-)
+from pouf.cli import _console as console
+from pouf.cli._inputs import read_inputs, read_labels
+from pouf.cli._options import InferenceOptions, LabelColumn, OutputOptions, RunFolder, TextColumn, grouped
 
 
+@grouped
 def figures(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: RunFolder,
     inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Images or texts; with labels, if --labelled.")],
+    place: InferenceOptions,
+    output: OutputOptions,
     labelled: Annotated[bool, typer.Option("--labelled", help="INPUT has labels, as for pouf evaluate.")] = False,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder of the pictures.")] = Path("figures"),
-    cache: Cache = None,
-    no_cache: NoCache = False,
     text_column: TextColumn = None,
     label_column: LabelColumn = "label",
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; PNG and SVG."""
     from pouf.classifier import Classifier
-    from pouf.data.labelled import read_labelled
     from pouf.inference import InferenceConfig
     from pouf.reporting.figures import FIGURES, look, write
-    from pouf.runs.folder import check_run
+    from pouf.runs.folder import Run
 
-    calm_libraries()
-    adapted = Classifier.load(check_run(run)).to(device_of(device))
-    zero_shot = Classifier.load_zero_shot(run).to(device_of(device))
-    labels = None
+    console.calm_libraries()
+    there, labels = Run(run), None
+    zero_shot, adapted = (
+        Classifier.from_pretrained(run, use=use, device=place.place()) for use in ("zero-shot", there.adapted)
+    )
     if labelled:
-        columns = columns_of(text_column, adapted.columns)
-        data, labels = read_labelled(inputs, adapted.classes, adapted.backbone.modality, columns, label_column)
+        data, labels = read_labels(adapted, inputs, text_column, label_column)
     else:
-        data = read_inputs(adapted, inputs, text_column)
-    comparison = look(zero_shot, adapted, data, labels, InferenceConfig(cache=cache_of(cache, no_cache)))
+        data = read_inputs(adapted, inputs, text_column, there)
+    comparison = look(zero_shot, adapted, data, labels, InferenceConfig(cache=place.features()))
     files = [file for name, draw in FIGURES.items() for file in write(draw(comparison), out_dir, name)]
-    if as_json:
-        typer.echo(json.dumps({"files": [str(file) for file in files]}))
-    elif not quiet:
-        out.print("\n".join(map(str, files)), markup=False)
+    if output.as_json:
+        console.tell_json({"files": [str(file) for file in files]})
+    elif not output.quiet:
+        console.say("\n".join(map(str, files)))

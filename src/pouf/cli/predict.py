@@ -1,158 +1,87 @@
-"""`pouf predict` and `pouf evaluate`."""
+"""`pouf predict`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pouf.cli._console import bar, calm_libraries, out, show_evaluation, tell_skipped, tell_trust
-from pouf.cli._options import (
-    Cache,
-    Device,
-    Json,
-    LabelColumn,
-    NoCache,
-    Quiet,
-    TextColumn,
-    UseOption,
-    Workers,
-    cache_of,
-    columns_of,
-    device_of,
-    read_inputs,
-    use_of,
-)
-from pouf.errors import InputError
+from pouf.cli import _console as console
+from pouf.cli._inputs import read_inputs
+from pouf.cli._options import InferenceOptions, OutputOptions, RunFolder, TextColumn, UseOption, grouped
 
 
+@grouped
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: RunFolder,
     inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of images, one image, or file of texts.")],
+    place: InferenceOptions,
+    output: OutputOptions,
     out_file: Annotated[Path, typer.Option("--out", help="File to write, .csv or .jsonl.")] = Path("predictions.csv"),
-    use: UseOption = "auto",
+    use: UseOption = "advised",
     abstain: Annotated[
         float | None, typer.Option(help="Leave out what is likely wrong: the rate of errors to stay below, as 0.05.")
     ] = None,
     unknown: Annotated[
         bool, typer.Option("--unknown", help="Say `unknown` of inputs that are far from all prototypes.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(help="Samples encoded at once.")] = 64,
-    workers: Workers = None,
-    cache: Cache = None,
-    no_cache: NoCache = False,
+    batch_size: Annotated[int, typer.Option(help="Samples encoded at once.", min=1)] = 64,
     text_column: TextColumn = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Classify images or texts with an adapted model."""
-    import torch
-
-    from pouf.classifier import Classifier, Predictions
+    from pouf.classifier import Classifier
     from pouf.distributed import join
     from pouf.inference import InferenceConfig
-    from pouf.runs.folder import advised_use, check_run, load_run, read_choice, read_verdict
-    from pouf.runs.predictions import prediction_rows, writer_for
-    from pouf.validation.selective import UNKNOWN, check_rate, kept_at, nearness, reliability
+    from pouf.runs.folder import Run
+    from pouf.runs.predictions import write_predictions, writer_for
+    from pouf.validation.selective import UNKNOWN, check_rate, doubtful, strangers
 
-    calm_libraries()
-    write = writer_for(out_file)
+    console.calm_libraries()
+    writer_for(out_file)
     if abstain is not None:
         check_rate(abstain)
-    used, choice = advised_use(check_run(run), use_of(use)), read_choice(run)
-    classifier = load_run(run, used).to(device_of(device))
-    data = read_inputs(classifier, inputs, text_column)
-    world = join(classifier.backbone.device)
-    with bar("predicting", len(world.share(range(len(data)))), quiet or as_json or not world.is_first) as advance:
-        encoded = classifier.encode(
-            data, InferenceConfig(batch_size, workers or 0, cache_of(cache, no_cache), advance, world)
-        )
+    there = Run(run)
+    classifier = Classifier.from_pretrained(run, use=use, device=place.place())  # type: ignore[arg-type]
+    data = read_inputs(classifier, inputs, text_column, there)
+    world = join(classifier.device)
+    hidden = output.hidden or not world.is_first
+    with console.bar("predicting", len(world.share(range(len(data)))), hidden) as advance:
+        inference = InferenceConfig(batch_size, place.workers or 0, place.features(), advance, world)
+        encoded = classifier.encode(data, inference)
     if not world.is_first:
         return
-    replaced: dict[int, str] = {}
+    said: dict[int, str] = {}
     more: dict[str, dict[int, float]] = {}
     if abstain is not None:
-        predictions = Predictions(
-            encoded.indices, torch.cat([block.log_probabilities for block in classifier.score_features(encoded)])
-        )
-        zero_shot = Classifier.load_zero_shot(run).to(device_of(device))
-        estimated = reliability(classifier, zero_shot, data, predictions, InferenceConfig(batch_size, workers or 0))
-        kept = kept_at(abstain, estimated)
-        replaced |= {index: "" for index, stays in zip(encoded.indices, kept.tolist(), strict=True) if not stays}
-        more["reliability"] = dict(zip(encoded.indices, estimated.tolist(), strict=True))
+        zero_shot = Classifier.from_pretrained(run, use="zero-shot", device=place.place())
+        left_out, more["reliability"] = doubtful(classifier, zero_shot, data, encoded, abstain, inference.alone())
+        said |= dict.fromkeys(left_out, "")
     if unknown:
-        if choice is None:
-            raise InputError("this run does not know how near inputs usually are: --unknown needs one that was trained")
-        far = nearness(classifier, encoded) < choice["near"][used]
-        replaced |= {index: UNKNOWN for index, is_far in zip(encoded.indices, far.tolist(), strict=True) if is_far}
-    out_file.parent.mkdir(parents=True, exist_ok=True)
-    rows = prediction_rows(classifier.classes, data, classifier.score_features(encoded), replaced, more)
-    write(out_file, rows)
+        used = there.verdict.advised if use == "advised" else use
+        said |= dict.fromkeys(strangers(classifier, encoded, there.verdict.near.get(used)), UNKNOWN)
+    write_predictions(out_file, classifier.classes, data, classifier.score_blocks(encoded), said, more)
     facts: dict[str, Any] = {
-        "n": len(encoded.indices), "skipped": len(data.skipped), "used": used, "predictions": str(out_file),
+        "n": len(encoded.indices), "skipped": len(data.skipped), "used": use, "predictions": str(out_file),
     }  # fmt: skip
-    left_out = list(replaced.values())
-    facts |= {"abstained": left_out.count("")} if abstain is not None else {}
-    facts |= {"unknown": left_out.count(UNKNOWN)} if unknown else {}
-    if use == "auto":
-        verdict, trusted = read_verdict(run)
-        facts |= {"verdict": verdict}
-        tell_trust(verdict, trusted, quiet=True)
-    if as_json:
-        typer.echo(json.dumps(facts | {"unreadable": [data.ids[i] for i in sorted(data.skipped)]}))
-    elif not quiet:
-        tell_skipped(data, None)
+    replaced = list(said.values())
+    facts |= {"abstained": replaced.count("")} if abstain is not None else {}
+    facts |= {"unknown": replaced.count(UNKNOWN)} if unknown else {}
+    if use == "advised":
+        facts |= {"used": there.verdict.advised, "verdict": there.verdict.message}
+        console.show_verdict(there.verdict, quiet=True)
+    if output.as_json:
+        console.tell_json(facts | {"unreadable": [data.ids[i] for i in sorted(data.skipped)]})
+    elif not output.quiet:
+        console.show_skipped([data], None)
         if unknown:
-            out.print(f"{facts['unknown']:,} are farther from all prototypes than 99 of 100 inputs of the run: unknown")
+            console.say(f"{facts['unknown']:,} inputs marked unknown (threshold: 99th percentile of the distances "
+                        "seen in training)")  # fmt: skip
         if abstain is not None:
-            out.print(
+            console.say(
                 f"{facts['abstained']:,} are left out, so that {100 * abstain:g} % of the rest should be wrong. That "
                 "rests on how surely and steadily classes are predicted, by the model and by zero-shot, and on no "
                 "label: check it with pouf review"
             )
-        out.print(
-            f"{facts['n']:,} predictions in {out_file}, by {used if used == 'zero-shot' else f'the {used} step'}",
-            soft_wrap=True,
-        )
-
-
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    labelled: Annotated[Path, typer.Argument(help="Images in a sub-folder for each class, or a file with labels.")],
-    batch_size: Annotated[int, typer.Option(help="Samples encoded at once.")] = 64,
-    workers: Workers = None,
-    cache: Cache = None,
-    no_cache: NoCache = False,
-    text_column: TextColumn = None,
-    label_column: LabelColumn = "label",
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Compare zero-shot, label-free calibration, the last step and what the run advises, on labelled data."""
-    from pouf.classifier import Classifier
-    from pouf.data.labelled import read_labelled
-    from pouf.distributed import join
-    from pouf.inference import InferenceConfig
-    from pouf.runs.folder import check_run, load_run, read_choice
-    from pouf.validation.evaluation import evaluate as compare
-
-    calm_libraries()
-    adapted = Classifier.load(check_run(run)).to(device_of(device))
-    columns = columns_of(text_column, adapted.columns)
-    data = read_labelled(labelled, adapted.classes, adapted.backbone.modality, columns, label_column)
-    zero_shot = Classifier.load_zero_shot(run).to(device_of(device))
-    world = join(adapted.backbone.device)
-    inference = InferenceConfig(batch_size, workers or 0, cache_of(cache, no_cache), world=world)
-    chosen = load_run(run).to(device_of(device)) if read_choice(run) is not None else None
-    result = compare(zero_shot, adapted, data, inference, chosen)
-    if not world.is_first:
-        return
-    if as_json:
-        typer.echo(json.dumps(result.to_json()))
-    elif not quiet:
-        tell_skipped(data.inputs, None)
-        show_evaluation(result, f"{result.n:,} labelled {adapted.backbone.modality}s in {labelled}")
+        by = "zero-shot" if facts["used"] == "zero-shot" else f"the {facts['used']} step"
+        console.say(f"{facts['n']:,} predictions in {out_file}, by {by}")

@@ -2,62 +2,60 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pouf.cli._console import calm_libraries, out
-from pouf.cli._options import Cache, Device, Json, NoCache, Quiet, TextColumn, cache_of, device_of
-from pouf.cli.report import inputs_of
+from pouf.cli import _console as console
+from pouf.cli._inputs import read_inputs
+from pouf.cli._options import InferenceOptions, OutputOptions, RunFolder, TextColumn, grouped
 
 
+@grouped
 def review(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: RunFolder,
+    place: InferenceOptions,
+    output: OutputOptions,
     inputs: Annotated[
         Path | None, typer.Argument(metavar="[INPUT]", help="Images or texts.", show_default="the run's own")
     ] = None,
     n: Annotated[int, typer.Option("--n", help="How many labels to ask for.")] = 50,
     answers: Annotated[Path | None, typer.Option(help="The labels, as CSV or JSONL with id and label.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
-    cache: Cache = None,
-    no_cache: NoCache = False,
     text_column: TextColumn = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
-    """Ask for the labels that would tell most; with --answers, say what they told."""
+    """Pick the inputs most worth labelling; with --answers, say what the labels told."""
     from pouf.classifier import Classifier
     from pouf.inference import InferenceConfig
-    from pouf.runs.folder import advised_use, check_run
-    from pouf.saving import read_card
+    from pouf.reporting.review_page import read_review, write_review
+    from pouf.runs.folder import Run
     from pouf.validation.review import ask, conclude, read_answers
 
-    calm_libraries()
-    check_run(run)
+    console.calm_libraries()
+    there = Run(run)
     if answers is not None:
-        verdict = conclude(run, read_answers(answers, read_card(run)["classes"]))
-        if as_json:
-            told = verdict._asdict()
-            told |= {"zero_shot": verdict.zero_shot._asdict(), "adapted": verdict.adapted._asdict()}
-            typer.echo(json.dumps(told))
-        elif not quiet:
-            for name, estimate in (("zero-shot", verdict.zero_shot), ("adapted", verdict.adapted)):
+        result = conclude(read_review(run), read_answers(answers, there.card["classes"]))
+        if output.as_json:
+            console.tell_json(result.to_json())
+        elif not output.quiet:
+            for name, estimate in (("zero-shot", result.zero_shot), ("adapted", result.adapted)):
                 value, low, high = (100 * number for number in estimate)
-                out.print(f"{name:10} {value:.1f} %, between {low:.1f} and {high:.1f}")
-            out.print(f"From {verdict.answered} answers. {verdict.advice}", soft_wrap=True)
-            if verdict.better is not None and verdict.better != advised_use(run):
-                out.print(
-                    f"That is not what the run advises: pouf predict {run} INPUT --use {verdict.better}", markup=False
-                )
+                console.say(f"{name:10} {value:.1f} %, 95 % confidence interval {low:.1f} to {high:.1f}")
+            console.say(f"From {result.answered} answers. {result.advice}")
+            better = there.adapted if result.better == "adapted" else result.better
+            if better is not None and better != there.verdict.advised:
+                console.say(f"That is not what the run advises: pouf predict {run} INPUT --use {better}")
         return
-    data = inputs_of(run, Classifier.load(run), inputs, text_column)
-    inference = InferenceConfig(cache=cache_of(cache, no_cache))
-    files = ask(run, data, n, seed=seed, inference=inference, device=device_of(device))
-    if as_json:
-        typer.echo(json.dumps({"files": [str(file) for file in files]}))
-    elif not quiet:
-        out.print(f"Fill in the labels in {files[0]}, or click through {files[1]}. Then:", markup=False, soft_wrap=True)
-        out.print(f"  pouf review {run} --answers answers.csv", markup=False, soft_wrap=True)
+    zero_shot, adapted = (
+        Classifier.from_pretrained(run, use=use, device=place.place()) for use in ("zero-shot", there.adapted)
+    )
+    data = read_inputs(adapted, inputs, text_column, there)
+    inference = InferenceConfig(workers=place.workers or 0, cache=place.features())
+    questions, samples = ask(zero_shot, adapted, data, n, seed=seed, inference=inference)
+    table, page = write_review(run, questions, samples, adapted.classes)
+    if output.as_json:
+        console.tell_json({"files": [str(table), str(page)]})
+    elif not output.quiet:
+        console.say(f"Fill in the labels in {table}, or click through {page}. Then:")
+        console.say(f"  pouf review {run} --answers answers.csv")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,6 +22,13 @@ class Draw(NamedTuple):
 
     place: int  # position in the data
     seed: int
+
+
+class Transform(NamedTuple):
+    """What is done to samples before they are encoded, and what to call it: features are kept under this name too."""
+
+    name: str
+    apply: Callable[[Any, int], Any]  # a sample and its seed
 
 
 class Unlabelled(ABC):

@@ -1,4 +1,4 @@
-"""Data with labels, for evaluation and for labelled shots: nothing that trains without labels takes this type."""
+"""Data with labels, for evaluation and as a few shots that a user gives on purpose. The target itself has none."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from pouf.data.base import Modality, Unlabelled
+from pouf.data.class_names import same_name
 from pouf.data.images import Images
 from pouf.data.texts import BadRow, Texts, read_rows
 from pouf.data.vectors import FEATURES, LABELS, Vectors, read_arrays
 from pouf.errors import InputError
-from pouf.models.prompts import same_name
 
 
 class Labelled(NamedTuple):
@@ -88,3 +91,29 @@ def _check_found(found: Sequence[int | str], classes: Sequence[str], source: str
             f"{source}: {strangers.total()} of {len(found)} labels are none of the classes, such as {shown}; "
             f"expected {expected}: {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}"
         )
+
+
+class Shots(NamedTuple):
+    """Inputs and what they should be: (n, k), rows sum to 1. A hard label is a row with a single 1."""
+
+    inputs: Unlabelled
+    targets: Tensor
+
+    @classmethod
+    def from_labelled(cls, labelled: Labelled, classes: int) -> Shots:
+        labels = torch.tensor([max(label, 0) for label in labelled.labels])
+        for index, label in enumerate(labelled.labels):
+            if label == NO_LABEL:
+                labelled.inputs.skipped[index] = "no label can be read in this row"
+        return cls(labelled.inputs, torch.nn.functional.one_hot(labels, classes).float())
+
+
+def read_shots(
+    path: str | Path,
+    classes: Sequence[str],
+    modality: Modality,
+    text_columns: Sequence[str] = ("text",),
+    label_column: str = "label",
+) -> Shots:
+    """Labelled examples from a file, or from an image folder with one sub-folder a class."""
+    return Shots.from_labelled(read_labelled(path, classes, modality, text_columns, label_column), len(classes))

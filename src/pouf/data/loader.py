@@ -28,12 +28,12 @@ class Reader:
 
     Args:
         prepare: samples -> tensors, each with the samples as first dimension.
-        change: a sample and its seed -> the sample as it is to be seen: a random crop, or shots around it.
+        transform: a sample and its seed -> the sample as it is to be seen: a random crop, or shots around it.
     """
 
     data: Unlabelled
     prepare: Callable[[Sequence[Any]], dict[str, Tensor]]
-    change: Callable[[Any, int], Any] | None = None
+    transform: Callable[[Any, int], Any] | None = None
 
     def __getitem__(self, draws: list[Draw]) -> Read:
         indices, samples, failed = [], [], {}
@@ -44,7 +44,7 @@ class Reader:
                 failed[index] = str(error)
                 continue
             indices.append(index)
-            samples.append(sample if self.change is None else self.change(sample, seed))
+            samples.append(sample if self.transform is None else self.transform(sample, seed))
         return Read(indices, self.prepare(samples) if samples else {}, failed)
 
 

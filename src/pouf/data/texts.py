@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.errors import InputError
+from pouf.errors import InputError, optional
 
 Row = dict[str, Any]
 IN_MEMORY = 64 * 2**20  # JSONL files above this size are read line by line
@@ -206,11 +206,9 @@ def _json_lines(file: Path, needed: Sequence[str]) -> Iterator[Row]:
 
 
 def _parquet(file: Path, needed: Sequence[str]) -> Iterator[Row]:
-    import pyarrow
-    import pyarrow.parquet
-
+    pyarrow = optional("pyarrow", "parquet", "a Parquet file")
     try:
-        parquet = pyarrow.parquet.ParquetFile(file)
+        parquet = optional("pyarrow.parquet", "parquet", "a Parquet file").ParquetFile(file)
     except pyarrow.ArrowInvalid as error:
         raise InputError(f"{str(file)!r} is not a Parquet file: {error}") from None
     columns = [name for name in needed if name in parquet.schema_arrow.names]

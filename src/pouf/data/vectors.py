@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pouf.data.base import Unlabelled, Unreadable
 from pouf.data.texts import RowNumbers
-from pouf.errors import InputError
+from pouf.errors import InputError, optional
 
 Array = NDArray[Any]
 ROWS = 65536  # looked at together
@@ -54,9 +54,15 @@ class Vectors(Unlabelled):
             return torch.from_numpy(self.array)
 
     def content_order(self) -> Sequence[int]:
-        # The first few numbers tell vectors apart; those that share them all are as good as equal.
-        order: Sequence[int] = np.lexsort(np.asarray(self.array[:, :4], dtype=np.float32).T)  # type: ignore[assignment]
-        return order
+        """By their numbers alone: the first four tell nearly all apart, the whole row those that share them."""
+        first = np.ascontiguousarray(self.array[:, :4], dtype=np.float32)
+        order = np.lexsort(first.T)
+        same = np.flatnonzero((first[order[1:]] == first[order[:-1]]).all(1))  # equal to the next in line
+        for run in np.split(same, np.flatnonzero(np.diff(same) > 1) + 1):
+            if len(run):
+                tied = order[run[0] : run[-1] + 2]
+                order[run[0] : run[-1] + 2] = sorted(tied, key=lambda row: self.array[row].tobytes())
+        return order  # type: ignore[return-value]
 
 
 FEATURES = ("features", "embeddings", "embedding", "x")
@@ -131,10 +137,8 @@ def _safetensors(file: Path) -> dict[str, Array]:
 
 
 def _parquet(file: Path) -> dict[str, Array]:
-    import pyarrow
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.read_table(file)
+    pyarrow = optional("pyarrow", "parquet", "a Parquet file")
+    table = optional("pyarrow.parquet", "parquet", "a Parquet file").read_table(file)
     arrays = {}
     for name in table.column_names:
         column = table[name].combine_chunks()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pouf.errors import optional
 from pouf.losses.precision import at_least_fp32
 from pouf.losses.transport import cosine_cost
 
@@ -38,7 +39,7 @@ def transport_plan(
     cost: Tensor, prior: Tensor | None = None, regularisation: float = 0.0, iterations: int = 100
 ) -> Tensor:
     """The optimal plan, exact or entropic (in the log domain, at most so many iterations): (n, k) -> (n, k)."""
-    import ot  # slow to load, and few need it
+    ot = optional("ot", "transport", "optimal transport")  # slow to load, and few need it
 
     n, k = cost.shape
     rows = torch.full((n,), 1 / n, dtype=torch.float64)

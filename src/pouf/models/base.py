@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from pouf.data.base import Modality, Unlabelled
 from pouf.errors import InputError
-from pouf.losses.objective import Scores
 from pouf.models.cloze import Cloze
 from pouf.models.prompts import fill
 from pouf.models.text_side import TextSide
@@ -26,6 +25,14 @@ Tensors = dict[str, Tensor]
 
 # Of a config of transformers: where it came from, not what it computes.
 UNIMPORTANT = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+
+
+class Scores(NamedTuple):
+    """How n inputs and k classes match."""
+
+    sim: Tensor  # (n, k), cosine similarity of features and prototypes
+    logits: Tensor  # (n, k), what the model predicts with
+    temperature: Tensor  # scalar, T of the transport plan
 
 
 class Backbone(nn.Module, ABC):
@@ -54,6 +61,7 @@ class Backbone(nn.Module, ABC):
     logit_scale: Tensor
     image_size: int | None = None
     text_side: TextSide | None = None
+    added_by_tuners: tuple[str, ...] = ()  # attributes that are parameters once a tuner asks for them
     cloze: Cloze | None = None  # the question that a masked language model is asked
 
     @abstractmethod

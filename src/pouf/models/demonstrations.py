@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pouf.data.base import Unreadable
-from pouf.data.shots import Shots
+from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.models.cloze import Example, Sample
 

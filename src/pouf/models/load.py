@@ -30,7 +30,7 @@ def embedded_folder() -> Path:
     return Path(str(resources.files("pouf") / "assets" / "tiny-clip"))
 
 
-def load_backbone(name_or_path: str | Path, cloze: Cloze | None = None) -> Backbone:
+def load_backbone(name_or_path: str | Path, cloze: Cloze | None = None, revision: str | None = None) -> Backbone:
     """A model of transformers, by its name on the hub, by a local folder, or `pouf/tiny-clip` for the embedded one.
 
     With a cloze it is a masked language model; otherwise a dual encoder, or a sentence encoder for both sides.
@@ -39,7 +39,7 @@ def load_backbone(name_or_path: str | Path, cloze: Cloze | None = None) -> Backb
 
     name = _local_or_hub(name_or_path)
     with _clear_errors(name_or_path, "roberta-base" if cloze else "openai/clip-vit-base-patch16"):
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, revision=revision)
         if cloze is not None and config.model_type not in HEADS:
             raise InputError(
                 f"model {name!r} is of type {config.model_type!r}, whose masked-LM head is not known: expected one of "
@@ -47,29 +47,33 @@ def load_backbone(name_or_path: str | Path, cloze: Cloze | None = None) -> Backb
             )
         if getattr(config, "is_encoder_decoder", False):
             raise _unsuitable(name, config)
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
         if cloze is not None:
-            return MaskedLM(_masked_lm(name, config), tokenizer, cloze)
-        model = AutoModel.from_pretrained(name, config=config, dtype=PRECISION)
+            return MaskedLM(_masked_lm(name, config, revision), tokenizer, cloze)
+        model = AutoModel.from_pretrained(name, config=config, dtype=PRECISION, revision=revision)
     if hasattr(model, "get_image_features") and hasattr(model, "get_text_features"):
-        return DualEncoder(model, tokenizer, _image_processor(name))
+        return DualEncoder(model, tokenizer, _image_processor(name, revision))
     if tokenizer.pad_token is None or "pixel_values" in model.main_input_name:
         raise _unsuitable(name, config)
-    layout = _layout_folder(name)
+    layout = _layout_folder(name, revision)
     pooling, length = read_layout(layout)
     longest = min(length or 512, tokenizer.model_max_length, getattr(config, "max_position_embeddings", 512))
     return SentenceEncoder(model, tokenizer, pooling, longest, layout)
 
 
-def load_sequence_classifier(name_or_path: str | Path, classes: int, seed: int, max_length: int) -> SequenceClassifier:
+def load_sequence_classifier(
+    name_or_path: str | Path, classes: int, seed: int, max_length: int, revision: str | None = None
+) -> SequenceClassifier:
     """A text encoder under a new classification head, whose weights come from the seed unless they were saved."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     name = _local_or_hub(name_or_path)
     with _clear_errors(name_or_path, "roberta-base"), torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=classes, dtype=PRECISION)
-        return SequenceClassifier(model, AutoTokenizer.from_pretrained(name), max_length)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            name, num_labels=classes, dtype=PRECISION, revision=revision
+        )
+        return SequenceClassifier(model, AutoTokenizer.from_pretrained(name, revision=revision), max_length)
 
 
 def _local_or_hub(name_or_path: str | Path) -> str:
@@ -93,13 +97,13 @@ def _clear_errors(name_or_path: str | Path, example: str) -> Iterator[None]:
         ) from error
 
 
-def _masked_lm(name: str, config: Any) -> Any:
+def _masked_lm(name: str, config: Any, revision: str | None) -> Any:
     """The model with its head, or an error: transformers fills what a checkpoint lacks with random numbers."""
     from transformers import AutoModelForMaskedLM
 
     def load() -> tuple[Any, Any]:
         loaded: tuple[Any, Any] = AutoModelForMaskedLM.from_pretrained(
-            name, config=config, dtype=PRECISION, output_loading_info=True
+            name, config=config, dtype=PRECISION, revision=revision, output_loading_info=True
         )
         return loaded
 
@@ -117,19 +121,19 @@ def _masked_lm(name: str, config: Any) -> Any:
     return model
 
 
-def _image_processor(name: str) -> Any:
+def _image_processor(name: str, revision: str | None) -> Any:
     from transformers import AutoImageProcessor
 
-    return AutoImageProcessor.from_pretrained(name)
+    return AutoImageProcessor.from_pretrained(name, revision=revision)
 
 
-def _layout_folder(name: str) -> Path:
+def _layout_folder(name: str, revision: str | None) -> Path:
     """The folder with the files of sentence-transformers; from the hub these alone are fetched."""
     if os.path.isdir(name):
         return Path(name)
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(name, allow_patterns=[*LAYOUT_FILES, "*_*/config.json"]))
+    return Path(snapshot_download(name, revision=revision, allow_patterns=[*LAYOUT_FILES, "*_*/config.json"]))
 
 
 def _unsuitable(name: str, config: Any) -> InputError:
@@ -137,3 +141,14 @@ def _unsuitable(name: str, config: Any) -> InputError:
         f"model {name!r} is of type {config.model_type!r}: expected a dual encoder with get_image_features and "
         "get_text_features (CLIP, SigLIP, …) or a sentence encoder (BERT, MPNet, …)"
     )
+
+
+def calm_libraries() -> None:
+    """Our progress bars and messages are the ones to see, not those of the libraries."""
+    import logging
+
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

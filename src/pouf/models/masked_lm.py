@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pouf.errors import InputError
-from pouf.losses.objective import Scores
-from pouf.models.base import Backbone, Tensors
+from pouf.models.base import Backbone, Scores, Tensors
 from pouf.models.cloze import Cloze, Example, Sample
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.text_side import replaced_embeddings, tokenizer_facts
@@ -95,6 +94,7 @@ class MaskedLM(Backbone):
     """
 
     modality = "text"
+    added_by_tuners = ("input_prompt",)
 
     model: Any
     label_ids: Tensor

@@ -29,6 +29,7 @@ class Precomputed(Backbone):
     """
 
     modality = "vector"
+    added_by_tuners = ("map",)
 
     def __init__(self, prototypes: Tensor, temperature: float = CLIP_TEMPERATURE) -> None:
         super().__init__()

@@ -1,40 +1,14 @@
-"""Class names and templates → the sentences that the text side reads."""
+"""Templates and class names → the sentences that the text side reads."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
+from pouf.data.class_names import read_lines, spoken
 from pouf.errors import InputError
 
 DEFAULT_TEMPLATES = {"image": ("a photo of a {}.",), "text": ("{}",), "vector": ("{}",)}
-
-
-def spoken(name: str) -> str:
-    """A class name as a person would say it: `back_pack` → `back pack`, as the paper does."""
-    return " ".join(name.replace("_", " ").split())
-
-
-def same_name(name: str) -> str:
-    """What two spellings of one class have in common: case, underscores and spaces do not count."""
-    return spoken(name).casefold()
-
-
-def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """The class names, stripped, or an error where they are too few, empty or not distinct."""
-    if isinstance(classes, str):
-        raise InputError(f"classes must be a list of names, not the text {classes!r}: give [{classes!r}, …]")
-    names = tuple(name.strip() for name in classes)
-    if any(not spoken(name) for name in names):
-        raise InputError("a class name is empty: give each class a name, as the text side reads nothing else")
-    doubles = [name for name, count in Counter(map(same_name, names)).items() if count > 1]
-    if doubles:
-        raise InputError(f"duplicate class names: {', '.join(doubles)}. Give each class once, under its own name.")
-    if len(names) < 2:
-        raise InputError(f"{len(names)} class given, at least 2 are needed to tell things apart")
-    return names
 
 
 def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
@@ -52,38 +26,14 @@ def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
     return tuple(templates)
 
 
-def read_classes(given: str) -> tuple[str, ...]:
-    """Class names from the command line: a file with one name a line, or `a,b,c`."""
-    if os.path.isfile(given):
-        return check_classes(_lines(given))
-    if "," not in given:
-        raise InputError(f"no class file {given!r}: expected a file with one name a line, or names like a,b,c")
-    return check_classes([name for name in given.split(",") if name.strip()])
-
-
 def read_templates(given: Sequence[str]) -> tuple[str, ...]:
     """Templates from the command line: each a sentence, or a file with one a line."""
     templates: list[str] = []
     for value in given:
-        templates += _lines(value) if os.path.isfile(value) else [value]
+        templates += read_lines(value) if os.path.isfile(value) else [value]
     return tuple(templates)
 
 
 def fill(templates: Sequence[str], name: str) -> list[str]:
     """One class in every template: `a photo of a {}.`, `back_pack` → `a photo of a back pack.`"""
     return [template.replace("{}", spoken(name)) for template in templates]
-
-
-def _lines(file: str) -> list[str]:
-    return [line for line in Path(file).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-
-
-def numbered(names: Sequence[str]) -> list[str]:
-    """The second `missile` becomes `missile (2)`."""
-    met: Counter[str] = Counter()
-    told = []
-    for name in names:
-        met[same_name(name)] += 1
-        count = met[same_name(name)]
-        told.append(name if count == 1 else f"{name} ({count})")
-    return told

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pouf.losses.objective import Scores
-from pouf.models.base import Backbone, Tensors
+from pouf.models.base import Backbone, Scores, Tensors
 from pouf.models.cloze import Sample
 from pouf.models.text_side import tokenizer_facts
 

@@ -1,0 +1,24 @@
+"""Label-free correction of predictions, without training: baselines that any adaptation has to beat, and refinement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from pouf.models.base import Scores
+from pouf.postprocess.base import Postprocessor
+from pouf.postprocess.prior_correction import prior_correction
+from pouf.postprocess.propagation import propagation
+from pouf.postprocess.refinement import refinement
+from pouf.postprocess.sinkhorn import sinkhorn
+
+__all__ = ["POSTPROCESSORS", "Postprocessor"]
+
+# Features (n, d), their scores and a prior or None -> a correction.
+POSTPROCESSORS: dict[str, Callable[[Tensor, Scores, Tensor | None], Postprocessor]] = {
+    "prior-correction": prior_correction,
+    "sinkhorn": sinkhorn,
+    "propagation": propagation,
+    "refinement": refinement,
+}

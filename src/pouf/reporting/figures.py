@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from pouf.classifier import Classifier
+from pouf.base import BaseClassifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.inference import InferenceConfig
 
@@ -46,8 +46,8 @@ class Comparison(NamedTuple):
 
 
 def look(
-    zero_shot: Classifier,
-    adapted: Classifier,
+    zero_shot: BaseClassifier,
+    adapted: BaseClassifier,
     data: Unlabelled,
     labels: Sequence[int] | None = None,
     inference: InferenceConfig | None = None,
@@ -61,7 +61,7 @@ def look(
     views = []
     for classifier in (zero_shot, adapted):
         encoded = classifier.encode(sample, inference or InferenceConfig())
-        said = torch.cat([block.log_probabilities for block in classifier.score_features(encoded)]).exp()
+        said = classifier.log_probabilities(encoded).exp()
         true = None if labels is None else torch.tensor([labels[chosen[i]] for i in encoded.indices])
         with torch.no_grad():
             prototypes = F.normalize(classifier.prototypes().float(), dim=1).cpu()

@@ -13,22 +13,14 @@ import torch
 from markupsafe import Markup
 from PIL import Image
 
-from pouf.classifier import Classifier
+from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled, Unreadable
 from pouf.inference import InferenceConfig
 from pouf.reporting.figures import COLOURS, Comparison, embed, look, nearest, similarities
 from pouf.reporting.pages import as_text, render, script_data, thumbnail
-from pouf.runs.folder import (
-    METRICS,
-    RECIPE,
-    SKIPPED,
-    adapted_use,
-    check_run,
-    load_run,
-    read_choice,
-    read_manifest,
-    read_verdict,
-)
+from pouf.runs.folder import RECIPE, SKIPPED, Run
+from pouf.training.adaptation import Adaptation
+from pouf.validation.verdict import Verdict
 
 POINTS = 500  # inputs that are drawn
 CLASSES = 40  # with a row of their own
@@ -40,14 +32,14 @@ OPINIONS = {
     "second opinion: density of neighbourhoods": "neighbourhood",
     "second opinion: agreement with a clustering": "clustering",
 }
-SIGNS = {
+DIAGNOSTICS = {
     "classes in use": ("effective_before", "effective_after"),
     "share of classes given to no input": ("unused_before", "unused_after"),
     "mean probability of the predicted class": ("confidence_before", "confidence_after"),
     "share of predictions that survive a small change of the input": ("stability_before", "stability_after"),
     "share of inputs on which both agree": (None, "agreement"),
     "share of predictions that moved to other classes": (None, "shift"),
-    "agreement of the run's last two thirds with its end, beyond chance": (None, "settled"),
+    "agreement of the run's last two thirds with its end, beyond chance": (None, "convergence"),
 }
 
 
@@ -57,47 +49,49 @@ def write_report(
     labels: Sequence[int] | None = None,
     file: str | Path | None = None,
     inference: InferenceConfig | None = None,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
+    result: Adaptation | None = None,
 ) -> Path:
     """Write `run/report.html`: zero-shot against what training made of it, whether the run advises to use it or not.
 
     Args:
         data: what it was adapted to, or other inputs of the kind; at most 500 of them are drawn.
         labels: positions of their classes, where they are known: accuracies and a confusion matrix are added.
+        result: the run itself, where it has just come to its end; else its classifiers are loaded.
     """
-    run = check_run(run)
-    file = Path(file) if file is not None else run / "report.html"
-    zero_shot, adapted = (load_run(run, use).to(device) for use in ("zero-shot", adapted_use(run)))
+    there = Run(run)
+    file = Path(file) if file is not None else there.folder / "report.html"
+    zero_shot, adapted = (
+        BaseClassifier.from_pretrained(run, use=use, device=device) for use in ("zero-shot", there.adapted)
+    )
     inference = inference or InferenceConfig()
     comparison = look(zero_shot, adapted, data, inference=inference, most=POINTS)
     evaluation = None
     if labels is not None:
-        others = {"adapted (last step)": load_run(run, "last"), "advised": load_run(run)}
-        compared = {"zero-shot": zero_shot, **{name: other.to(device) for name, other in others.items()}}
-        evaluation = _evaluation(compared, data, labels, inference)
-    file.write_text(_page(run, comparison, len(data), evaluation), encoding="utf-8")
+        others = {"last step": "last", "advised": "advised"}
+        compared = {name: BaseClassifier.from_pretrained(run, use=use, device=device) for name, use in others.items()}  # type: ignore[arg-type]
+        evaluation = _evaluation({"zero-shot": zero_shot, **compared}, data, labels, inference)
+    file.write_text(_page(there, comparison, len(data), evaluation), encoding="utf-8")
     return file
 
 
-def _page(run: Path, comparison: Comparison, n: int, evaluation: dict[str, Any] | None) -> str:
-    choice, manifest = read_choice(run), read_manifest(run)
-    verdict, trusted = read_verdict(run)
-    steps = [json.loads(line) for line in _lines(run / METRICS)]
+def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] | None) -> str:
+    verdict, steps = run.verdict, run.steps()
     items = [_item(comparison, i) for i in range(len(comparison.inputs))]
     shares = [view.probabilities.mean(0) for view in comparison[:2]]
     shown = shares[1].argsort(descending=True)[:CLASSES].tolist()
     return render(
         "report.html",
-        title=f"pouf: {run.resolve().name}",
-        verdict=verdict,
-        trusted=trusted,
-        judged=choice is not None,
-        alarms=choice["alarms"] if choice else [],
-        facts=_facts(choice, n, comparison, steps),
-        diagnostics=_signs(choice),
+        title=f"pouf: {run.folder.resolve().name}",
+        verdict=verdict.message,
+        trusted=verdict.trusted,
+        judged=verdict.diagnostics is not None,
+        alarms=verdict.alarms,
+        facts=_facts(verdict, n, comparison, steps),
+        diagnostics=_diagnostics(verdict),
         evaluation=evaluation,
         classes=comparison.classes,
-        curves=_curves(steps, choice),
+        curves=_curves(steps, verdict),
         shares=[(comparison.classes[k], *(float(p[k]) for p in shares)) for k in shown],
         highest=max(float(p.max()) for p in shares),
         more_classes=len(comparison.classes) - len(shown),
@@ -108,37 +102,31 @@ def _page(run: Path, comparison: Comparison, n: int, evaluation: dict[str, Any] 
         ],
         histogram=_histogram(comparison),
         changed=_changed(items, comparison),
-        recipe=(run / RECIPE).read_text(encoding="utf-8") if (run / RECIPE).is_file() else "",
-        manifest=json.dumps(manifest, indent=1, ensure_ascii=False),
-        skipped=[f"{row['id']}: {row['reason']}" for row in map(json.loads, _lines(run / SKIPPED))],
+        recipe="\n".join(run.lines(RECIPE)),
+        manifest=json.dumps(run.manifest, indent=1, ensure_ascii=False),
+        skipped=[f"{row['id']}: {row['reason']}" for row in map(json.loads, run.lines(SKIPPED))],
         items=script_data(items),
     )
 
 
-def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-
-
-def _facts(
-    choice: dict[str, Any] | None, n: int, comparison: Comparison, steps: list[dict[str, Any]]
-) -> list[tuple[str, str]]:
+def _facts(verdict: Verdict, n: int, comparison: Comparison, steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
     changed = (comparison.before.probabilities.argmax(1) != comparison.after.probabilities.argmax(1)).double().mean()
     facts = [("inputs", f"{n:,}")]
-    if choice is not None:
-        facts += [("used", choice["use"]), ("chosen step", str(choice["chosen"])), ("last step", str(choice["last"]))]
+    if verdict.chosen is not None:
+        facts += [("used", verdict.advised), ("chosen step", str(verdict.chosen)), ("last step", str(verdict.last))]
     facts += [("predictions changed", f"{_percent(changed)} %")]
     if steps:
         facts += [("time", f"{steps[-1]['seconds']:.0f} s")]
     return facts
 
 
-def _signs(choice: dict[str, Any] | None) -> list[tuple[str, str, str]]:
-    if choice is None:
+def _diagnostics(verdict: Verdict) -> list[tuple[str, str, str]]:
+    seen = verdict.diagnostics
+    if seen is None:
         return []
-    diagnostics = choice["signs"] | {"settled": choice["settled"]}
     return [
-        (name, "" if before is None else f"{diagnostics[before]:.2f}", f"{diagnostics[after]:.2f}")
-        for name, (before, after) in SIGNS.items()
+        (name, "" if before is None else f"{getattr(seen, before):.2f}", f"{getattr(seen, after):.2f}")
+        for name, (before, after) in DIAGNOSTICS.items()
     ]
 
 
@@ -188,7 +176,7 @@ def _changed(items: list[dict[str, str]], comparison: Comparison) -> list[tuple[
 
 
 def _evaluation(
-    compared: dict[str, Classifier], data: Unlabelled, labels: Sequence[int], inference: InferenceConfig
+    compared: dict[str, BaseClassifier], data: Unlabelled, labels: Sequence[int], inference: InferenceConfig
 ) -> dict[str, Any]:
     """Accuracies, and the confusion matrix of the last of them."""
     rows = []
@@ -210,27 +198,26 @@ def _evaluation(
     return {"n": len(truth), "rows": rows, "confusion": confusion, "pairs": pairs}
 
 
-def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The interval of a share by Wilson's score, 95 % by default."""
+def wilson(right: int, n: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share, by Wilson's score."""
+    from scipy.stats import binomtest
+
     if n == 0:
         return 0.0, 1.0
-    p = right / n
-    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    interval = binomtest(right, n).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
-def _curves(steps: list[dict[str, Any]], choice: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _curves(steps: list[dict[str, Any]], verdict: Verdict) -> list[dict[str, Any]]:
     if not steps:
         return []
-    chosen = choice["chosen"] if choice else None
     series = {
         "loss": [(s["step"], s["loss"]) for s in steps],
         "classes in use": [(s["step"], s["effective_classes"]) for s in steps],
     }
     for name, field in OPINIONS.items():
-        series |= {name: [(s["step"], s[field]) for s in choice["snapshots"]]} if choice else {}
-    return [{"name": name, "svg": _line(points, chosen)} for name, points in series.items()]
+        series |= {name: [(s.step, getattr(s, field)) for s in verdict.snapshots]} if verdict.snapshots else {}
+    return [{"name": name, "svg": _line(points, verdict.chosen)} for name, points in series.items()]
 
 
 def _line(points: list[tuple[int, float]], mark: int | None) -> Markup:

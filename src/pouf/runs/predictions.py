@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pouf.errors import InputError
 
 if TYPE_CHECKING:
-    from pouf.classifier import Predictions
+    from pouf.base import Predictions
     from pouf.data.base import Unlabelled
 
 Row = dict[str, Any]
@@ -24,7 +24,7 @@ def prediction_rows(
     replaced: Mapping[int, str] | None = None,
     more: Mapping[str, Mapping[int, float]] | None = None,
 ) -> Iterator[Row]:
-    """One row a sample: its path or row number, the class, its probability, the runner-up and its probability.
+    """One row per sample: its path or row number, the class, its probability, the runner-up and its probability.
 
     Args:
         replaced: what is said instead of the class, by position of the sample.
@@ -63,5 +63,20 @@ WRITERS: dict[str, Callable[[Path, Iterator[Row]], None]] = {".csv": _write_csv,
 def writer_for(file: Path) -> Callable[[Path, Iterator[Row]], None]:
     """What writes a file of this ending."""
     if file.suffix.lower() not in WRITERS:
-        raise InputError(f"can't write predictions to {str(file)!r}: give --out a name in {' or '.join(WRITERS)}")
+        raise InputError(f"can't write predictions to {str(file)!r}: expected a name in {' or '.join(WRITERS)}")
     return WRITERS[file.suffix.lower()]
+
+
+def write_predictions(
+    file: Path,
+    classes: Sequence[str],
+    data: Unlabelled,
+    blocks: Iterable[Predictions],
+    replaced: Mapping[int, str] | None = None,
+    more: Mapping[str, Mapping[int, float]] | None = None,
+) -> Path:
+    """Write the rows to a file of the kind that its name tells."""
+    write = writer_for(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write(file, prediction_rows(classes, data, blocks, replaced, more))
+    return file

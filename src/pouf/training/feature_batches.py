@@ -1,4 +1,4 @@
-"""Batches of features for training: looked up where training can't change them, else computed, whole or in chunks."""
+"""Batches of features for training: looked up where training leaves them alone, else computed, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pouf.classifier import Classifier
+from pouf.base import BaseClassifier
 from pouf.data.augment import AUGMENTATIONS, Augmentation
-from pouf.data.base import Draw, Unlabelled
-from pouf.data.cache import FeatureCache
+from pouf.data.base import Draw, Transform, Unlabelled
 from pouf.data.loader import Read, Reader, read_batches
 from pouf.distributed import World
 from pouf.errors import InputError
-from pouf.inference import FeatureSet, InferenceConfig, Transform
+from pouf.inference import FeatureSet, InferenceConfig
 from pouf.recipe import Recipe
 from pouf.tuners import Tuner
 
@@ -40,15 +39,15 @@ class FeatureBatch(NamedTuple):
 
 
 def feature_batches(
-    classifier: Classifier,
+    classifier: BaseClassifier,
     tuner: Tuner,
     data: Unlabelled,
     recipe: Recipe,
     generator: torch.Generator,
-    world: World,
-    cache: FeatureCache | None,
+    inference: InferenceConfig,
 ) -> Iterator[FeatureBatch]:
     """Random batches without end."""
+    world = inference.world
     if len(set(sizes := world.gather_objects(len(data)))) > 1:
         raise InputError(
             f"the processes see {', '.join(map(str, sizes))} inputs in {data.source}: give all the same data"
@@ -57,9 +56,8 @@ def feature_batches(
     frozen = not tuner.touches_inputs and classifier.demonstrations is None and not data.streamed
     if frozen and (crop is None or recipe.views > 0):
         views = [None] if crop is None else [crop.view(recipe.seed, number) for number in range(recipe.views)]
-        inference = InferenceConfig(recipe.compute.chunk or 64, recipe.compute.workers, cache, world=world)
-        tables = [classifier.encode(data, inference, change=view) for view in views]
-        return _looked_up(tables, data, recipe, generator, classifier.backbone.device)
+        tables = [classifier.encode(data, inference, transform=view) for view in views]
+        return _looked_up(tables, data, recipe, generator, classifier.device)
     return _computed(classifier, tuner, data, recipe, generator, world, crop)
 
 
@@ -91,7 +89,7 @@ class View:
         return self.crop(image, int.from_bytes(mixed, "big"))
 
 
-def _crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop | None:
+def _crop(classifier: BaseClassifier, data: Unlabelled, recipe: Recipe) -> Crop | None:
     augment = AUGMENTATIONS[recipe.augment] if data.modality == "image" else None
     if augment is None:
         return None
@@ -116,7 +114,7 @@ def _looked_up(
 
 
 def _computed(
-    classifier: Classifier,
+    classifier: BaseClassifier,
     tuner: Tuner,
     data: Unlabelled,
     recipe: Recipe,
@@ -125,7 +123,7 @@ def _computed(
     crop: Crop | None,
 ) -> Iterator[FeatureBatch]:
     backbone = classifier.backbone
-    change = classifier.demonstrations.at_random if classifier.demonstrations is not None else crop
+    transform = classifier.demonstrations.at_random if classifier.demonstrations is not None else crop
     encode = Encoder(classifier, recipe)
     sizes: deque[int] = deque()  # in how many pieces each batch comes that has been asked for
 
@@ -137,7 +135,7 @@ def _computed(
             if len(parts) > 1 and tuner.touches_inputs:
                 yield from parts  # once more, for the gradient
 
-    reads = read_batches(Reader(data, backbone.prepare, change), pieces(), recipe.compute.workers)
+    reads = read_batches(Reader(data, backbone.prepare, transform), pieces(), recipe.compute.workers)
     for first in reads:
         size = sizes.popleft()
         with torch.set_grad_enabled(tuner.touches_inputs and size == 1):
@@ -207,9 +205,9 @@ def _nothing() -> None:
 class Encoder:
     """Tensors → features, in the recipe's precision."""
 
-    def __init__(self, classifier: Classifier, recipe: Recipe) -> None:
+    def __init__(self, classifier: BaseClassifier, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.device = classifier.backbone.device
+        self.device = classifier.device
         encode: Callable[[dict[str, Tensor]], Tensor] = classifier.backbone.encode_inputs
         self.encode_inputs = torch.compile(encode) if recipe.compute.compile else encode
 
@@ -232,7 +230,7 @@ def precision(recipe: Recipe, device: torch.device) -> torch.autocast:
 
 
 @contextmanager
-def checkpointing(classifier: Classifier) -> Iterator[None]:
+def checkpointing(classifier: BaseClassifier) -> Iterator[None]:
     """While open, layers forget their activations and compute them again when their gradient is needed.
 
     transformers does so only for layers in training mode; these get it for themselves and not for their parts, so that

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from pouf.classifier import Classifier
-from pouf.data.shots import Shots
+from pouf.base import BaseClassifier
+from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.models.demonstrations import Demonstrations
-from pouf.postprocess.postprocessor import Postprocessor
-from pouf.recipe import Recipe
+from pouf.postprocess import Postprocessor
+from pouf.recipe import DEFAULTS, Kind, Recipe
 
-Kind = Literal["image", "text", "cloze", "vector"]  # of a model; a cloze is what a masked language model is asked
-
-USUAL: dict[Kind, str] = {"image": "images", "text": "texts", "cloze": "masked", "vector": "features"}
-PROMPT: dict[Kind, str] = {**USUAL, "image": "office31-prompt"}
-FEW_SHOT: dict[Kind, str] = {**USUAL, "cloze": "lm-bff", "text": "lm-bff"}
+PROMPT: dict[Kind, str] = {**DEFAULTS, "image": "office31-prompt"}
+FEW_SHOT: dict[Kind, str] = {**DEFAULTS, "cloze": "lm-bff", "text": "lm-bff"}
 
 
 @dataclass(frozen=True)
@@ -38,27 +36,32 @@ class Method:
 
     about: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    recipes: Mapping[Kind, str] = field(default_factory=lambda: USUAL)
+    recipes: Mapping[Kind, str] = field(default_factory=lambda: DEFAULTS)
     needs_shots: bool = False
     demonstrations: Literal["", "after", "before"] = ""
     fresh_head: bool = False
     kinds: tuple[Kind, ...] = ("image", "text", "cloze", "vector")
 
-    def recipe(self, kind: Kind, name: str | None = None) -> Recipe:
-        """All settings for a kind of model, from a named recipe or the usual one."""
+    def recipe(self, kind: Kind, recipe: Recipe | str | Path | None = None) -> Recipe:
+        """All settings for a kind of model: the given recipe, or the method's own, with what makes the method."""
         settings = dict(self.settings)
-        if kind == "vector" and settings.get("tuning.name") == "prompt":
-            settings["tuning.name"] = "prototypes"  # there is no prompt, only what came of it
-        return Recipe.load(name or self.recipes[kind]).with_settings(**settings)
+        if kind == "vector" and settings.get("tuner.name") == "prompt":
+            settings["tuner.name"] = "prototypes"  # there is no prompt, only what came of it
+        if not isinstance(recipe, Recipe):
+            usual = Recipe.load(self.recipes[kind])
+            recipe = usual if recipe is None else Recipe.load(recipe, base=usual)
+        return recipe.with_settings(settings)
 
     def check(self, name: str, kind: Kind, shots: Shots | None) -> None:
         if kind not in self.kinds:
             raise InputError(f"method {name!r} is for {' and '.join(_SPOKEN[k] for k in self.kinds)}")
         if self.needs_shots and shots is None:
-            raise InputError(f"method {name!r} learns from labelled examples: give --shots FILE")
+            raise InputError(f"method {name!r} learns from labelled examples: give it shots")
 
-    def equip(self, classifier: Classifier, shots: Shots | None, seed: int, samples: int = 16) -> None:
-        """Give a classifier the shots that it is to show."""
+    def equip(self, classifier: BaseClassifier, shots: Shots | None, seed: int, samples: int = 16) -> None:
+        """Give a classifier the head and the shots that the method works with."""
+        if self.fresh_head and classifier.fresh_head is None:
+            classifier.start_afresh(seed)
         if self.demonstrations and shots is not None:
             samples = 1 if self.demonstrations == "before" else samples
             classifier.demonstrations = Demonstrations.from_shots(
@@ -72,33 +75,33 @@ class Method:
 _SPOKEN: dict[Kind, str] = {
     "image": "images", "text": "sentence encoders", "cloze": "texts with a [MASK] template", "vector": "vectors",
 }  # fmt: skip
-_UNTRAINED = {"steps": 0, "adjust": "none"}
+_UNTRAINED = {"steps": 0, "postprocess": "none"}
 _LABELS_ONLY = {
-    "objective.transport": 0.0, "objective.information": 0.0, "objective.labels": 1.0, "adjust": "none",
+    "objective.transport": 0.0, "objective.information": 0.0, "objective.labels": 1.0, "postprocess": "none",
 }  # fmt: skip
 _TEXTS: tuple[Kind, ...] = ("text", "cloze")
 
 METHODS: dict[str, Method] = {
     "pouf": Method("the paper's: transport and mutual information"),
     "zero-shot": Method("the model as it is", _UNTRAINED),
-    "calibration": Method("predictions over their mean", {**_UNTRAINED, "adjust": "calibration"}),
-    "sinkhorn": Method("every class gets its share of the inputs", {**_UNTRAINED, "adjust": "sinkhorn"}),
-    "propagation": Method("inputs ask their neighbours", {**_UNTRAINED, "adjust": "propagation"}),
+    "prior-correction": Method("predictions over their mean", {**_UNTRAINED, "postprocess": "prior-correction"}),
+    "sinkhorn": Method("every class gets its share of the inputs", {**_UNTRAINED, "postprocess": "sinkhorn"}),
+    "propagation": Method("inputs ask their neighbours", {**_UNTRAINED, "postprocess": "propagation"}),
     "tent": Method(
         "entropy alone, on a soft prompt",
         {
             "objective.transport": 0.0, "objective.information": 0.0, "objective.entropy": 0.3,
-            "objective.prior": "uniform", "tuning.name": "prompt", "adjust": "none",
+            "objective.prior": "uniform", "tuner.name": "prompt", "postprocess": "none",
         },
         PROMPT,
     ),
     "upl": Method(
         "the surest predictions as labels, on a soft prompt",
-        {**_LABELS_ONLY, "pseudo_labels": 16, "tuning.name": "prompt"},
+        {**_LABELS_ONLY, "pseudo_labels": 16, "tuner.name": "prompt"},
         PROMPT,
     ),
     "coop": Method(
-        "labelled shots, on a soft prompt", {**_LABELS_ONLY, "tuning.name": "prompt"}, PROMPT, needs_shots=True
+        "labelled shots, on a soft prompt", {**_LABELS_ONLY, "tuner.name": "prompt"}, PROMPT, needs_shots=True
     ),
     "majority": Method("always the class with the most shots", _UNTRAINED, needs_shots=True),
     "fine-tuning": Method(

@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from pouf.classifier import Classifier, Predictions
+from pouf.base import BaseClassifier, Predictions
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.shots import Shots
+from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.inference import InferenceConfig
 
 
 def pseudo_labelled(
-    classifier: Classifier, data: Unlabelled | None, shots: Shots | None, count: int, inference: InferenceConfig
+    classifier: BaseClassifier, data: Unlabelled | None, shots: Shots | None, count: int, inference: InferenceConfig
 ) -> Shots:
     """UPL: each input goes to its most likely class; the `count` surest of each class are taken for labelled."""
     if data is None or shots is not None:
         raise InputError("pseudo-labels are made from unlabelled data alone: give data, and no labelled shots")
     surest = Surest(count)
-    for block in classifier.score_features(classifier.encode(data, inference)):
+    for block in classifier.score_blocks(classifier.encode(data, inference)):
         surest.see(block)
     places, labels = surest.found()
     return Shots(Subset(data, places), F.one_hot(torch.tensor(labels), len(classifier.classes)).float())

@@ -1,4 +1,4 @@
-"""adapt(): the only training loop in the package. It never sees a label of the target."""
+"""The only training loop in the package. It never sees a label of the target."""
 
 from __future__ import annotations
 
@@ -6,238 +6,94 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pouf.classifier import Classifier
-from pouf.data.base import Subset, Unlabelled
-from pouf.data.cache import FeatureCache
-from pouf.data.shots import Shots
-from pouf.distributed import World, join
+from pouf.base import BaseClassifier
+from pouf.data.base import Unlabelled
+from pouf.data.labelled import Shots
+from pouf.distributed import World
 from pouf.errors import Diverged, InputError
 from pouf.inference import InferenceConfig
 from pouf.losses import PriorEstimate, effective_classes
-from pouf.losses.objective import Scores, label_terms, needs_unlabelled, total_loss, unlabelled_terms
-from pouf.models.base import check_modality
-from pouf.postprocess.postprocessor import Postprocessor
+from pouf.losses.objective import LABEL_LOSSES, total_loss, unlabelled_terms
+from pouf.models.base import Scores, check_modality
 from pouf.recipe import Recipe
+from pouf.training.callbacks import Callbacks, Step
 from pouf.training.feature_batches import FeatureBatch, checkpointing, feature_batches, precision
 from pouf.training.optim import learning_rate, make_optimizer
-from pouf.training.pseudo_labels import pseudo_labelled
-from pouf.tuners import Tuner, describe
-from pouf.validation.diagnostics import SnapshotPredictions, perturbation
-from pouf.validation.selective import nearness
-from pouf.validation.selectors import PERTURBED, SAMPLE, Choice, Snapshots, snapshot_steps
+from pouf.tuners import Tuner
+from pouf.validation.checkpoints import Checkpoints, Sample
+from pouf.validation.selectors import snapshot_steps
 
 
-class Step(NamedTuple):
-    """What one step of training showed, before its update."""
-
-    step: int  # from 1
-    loss: float
-    terms: dict[str, float]  # each term of the loss, before weighting
-    effective_classes: float  # exp H(mean p) over the batch: near 1 means collapse
-    temperature: float
-    lr: float
-    seconds: float  # since the start
-
-
-class Adaptation(NamedTuple):
-    classifier: Classifier  # the one that was given, tuned, at the last step
-    history: list[Step]  # empty where nothing was trained
-    trainable: int
-    total: int
-    snapshots: Snapshots | None = None  # of some steps, where there are any: weights to go back to
-    choice: Choice | None = None  # the step to believe, found without labels
-    chosen_adjustment: Postprocessor | None = (
-        None  # of that step, where predictions are adjusted and it is not the last
-    )
-
-    def use_chosen(self) -> None:
-        """Put the classifier back to the step that was chosen."""
-        if self.choice is not None and self.snapshots is not None and self.choice.step != max(self.snapshots.seen):
-            self.snapshots.restore(self.choice.step)
-            self.classifier.postprocessor = self.chosen_adjustment
-
-
-def adapt(
-    classifier: Classifier,
-    data: Unlabelled | None,
-    recipe: Recipe | None = None,
-    *,
-    shots: Shots | None = None,
-    cache: FeatureCache | None = None,
-    on_start: Callable[[str], None] = print,
-    on_step: Callable[[Step], None] | None = None,
-    on_snapshot: Callable[[int], None] | None = None,
-) -> Adaptation:
-    """Tune a classifier on unlabelled data, in place.
-
-        L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * KL(shots)
-
-    and then, where the recipe says so, adjust its predictions as a whole.
-
-    Args:
-        classifier: its `classes` and `templates` say what to look for.
-        data: images or texts. They have no labels, and neither their names nor their order play a part.
-            None with shots: the shots themselves, their labels left out.
-        recipe: all settings; the paper's by default.
-        shots: a few examples with labels, for the term `labels` of the recipe. The data stay without.
-        cache: where features that training can't change are kept and found again.
-        on_start: is told "trainable a of b (c %)"; printed by default.
-        on_step: is told of each step.
-        on_snapshot: is told the number of a step at which the classifier can be looked at; 0 is before the first.
-
-    Returns:
-        The classifier at the last step, and the step that was chosen without labels, `result.choice.step`, which
-        `result.use_chosen()` goes back to.
-
-    Raises:
-        Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
-    """
-    recipe = recipe or Recipe()
-    world = join(classifier.backbone.device)
-    inference = InferenceConfig(recipe.compute.chunk or 64, recipe.compute.workers, cache, world=world)
-    if recipe.pseudo_labels:
-        data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
-    tuned = Tuned([], 0, None)
-    if recipe.steps > 0:
-        watch = Watch(on_start, on_step, on_snapshot)
-        tuned = _tune(classifier, data, recipe, shots, inference, watch)
-    snapshots = tuned.snapshots
-    choice = snapshots.choose() if snapshots is not None else None
-    chosen_adjustment = None
-    if recipe.adjust != "none":
-        inputs = data if data is not None else shots.inputs if shots is not None else None
-        if inputs is None:
-            raise InputError(f"nothing to fit {recipe.adjust!r} on: give unlabelled data")
-        if recipe.steps == 0:
-            snapshots = _snapshots(classifier, None, inputs, recipe, inference)
-        if snapshots is not None and choice is not None and choice.step not in (0, recipe.steps):
-            # Fitted on what the chosen step predicts: the last one's would not fit it.
-            snapshots.restore(choice.step)
-            chosen_adjustment = adjust_at(classifier, choice.step, inputs, recipe, inference, snapshots)
-            snapshots.restore(recipe.steps)
-        # Where nothing is trained, the adjustment is the only step there is.
-        adjust_at(classifier, max(1, recipe.steps), inputs, recipe, inference, snapshots)
-        if snapshots is not None and recipe.steps == 0:
-            choice = snapshots.choose()
-    total = sum(p.numel() for p in classifier.parameters())
-    return Adaptation(classifier, tuned.history, tuned.trainable, total, snapshots, choice, chosen_adjustment)
-
-
-def adjust_at(
-    classifier: Classifier,
-    step: int,
-    data: Unlabelled,
-    recipe: Recipe,
-    inference: InferenceConfig,
-    snapshots: Snapshots | None,
-) -> Postprocessor | None:
-    """Adjust predictions as the recipe says; the snapshot of this step then shows them as they will be used."""
-    classifier.postprocessor = None
-    classifier.adjust(recipe.adjust, classifier.encode(data, inference), recipe.seed)
-    if snapshots is not None and snapshots.look is not None:
-        snapshots.seen[step] = snapshots.look(True)
-    return classifier.postprocessor
-
-
-class Watch(NamedTuple):
-    """Who is told of what happens."""
-
-    on_start: Callable[[str], None]
-    on_step: Callable[[Step], None] | None
-    on_snapshot: Callable[[int], None] | None
-
-
-class Tuned(NamedTuple):
+class Training(NamedTuple):
     history: list[Step]
     trainable: int
-    snapshots: Snapshots | None
+    checkpoints: Checkpoints | None  # where there is something to choose from
 
 
-def _tune(
-    classifier: Classifier,
+def train(
+    classifier: BaseClassifier,
     data: Unlabelled | None,
     recipe: Recipe,
     shots: Shots | None,
     inference: InferenceConfig,
-    watch: Watch,
-) -> Tuned:
-    world, cache = inference.world, inference.cache
+    callbacks: Callbacks,
+    checkpoint_dir: Path | None = None,
+) -> Training:
+    """Tune a classifier in place, to its last step.
+
+    L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * KL(shots)
+    """
     stream = data if data is not None else shots.inputs if shots is not None else None
     if stream is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
     check_modality(classifier.backbone, stream.modality)
     _check_shots(shots, recipe, classifier)
-    if data is not None and not needs_unlabelled(recipe.objective):
+    if data is not None and not recipe.objective.needs_unlabelled:
         raise InputError(
             "the recipe looks at labelled shots alone: leave the unlabelled data out, or weigh another term"
         )
     if recipe.temperature:
         classifier.set_temperature(recipe.temperature)
-    tuner = classifier.tune(recipe.tuning)
-    total = sum(parameter.numel() for parameter in classifier.parameters())
-    watch.on_start(describe(tuner.trainable, total))
     # Without dropout: its noise falls on features and prototypes unlike, and the plan between them follows the noise.
     classifier.eval()
-    generator = torch.Generator().manual_seed(recipe.seed)
-    batches = feature_batches(classifier, tuner, stream, recipe, generator, world, cache)
-    shot_batches = None
-    if shots is not None and shots.inputs is not stream:
-        # A stream of its own, so that what is read ahead of the one does not change the other.
-        own = torch.Generator().manual_seed(recipe.seed)
-        shot_batches = feature_batches(classifier, tuner, shots.inputs, recipe, own, world, cache)
-    terms = _terms(classifier, batches, shots, shot_batches, recipe)
-    snapshots = _snapshots(classifier, tuner, stream, recipe, inference)
+    checkpoints = watched(classifier, stream, recipe, inference, checkpoint_dir)
+    tuner = classifier.tune(recipe.tuner)
+    if checkpoints is not None:
+        checkpoints.begin(tuner)
+    total = sum(parameter.numel() for parameter in classifier.parameters())
+    callbacks.tell(lambda callback: callback.on_start(recipe, tuner.trainable, total))
+    terms = _terms(classifier, tuner, stream, shots, recipe, inference)
 
     def look(step: int) -> None:
-        if snapshots is not None:
-            snapshots.take(step)
-        if watch.on_snapshot is not None:
-            watch.on_snapshot(step)
+        if checkpoints is not None:
+            checkpoints.take(step)
+        callbacks.tell(lambda callback: callback.on_checkpoint(step))
 
     with checkpointing(classifier) if recipe.compute.checkpointing else nullcontext():
-        history = _train(tuner, terms, recipe, world, watch.on_step, look)
-    return Tuned(history, tuner.trainable, snapshots)
+        history = _train(tuner, terms, recipe, inference.world, callbacks, look)
+    return Training(history, tuner.trainable, checkpoints)
 
 
-def _snapshots(
-    classifier: Classifier, tuner: Tuner | None, stream: Unlabelled, recipe: Recipe, inference: InferenceConfig
-) -> Snapshots | None:
-    """Where snapshots are kept, with the first one where nothing is to be trained; None where there is no choice."""
-    if recipe.snapshots == 0 or stream.streamed or not needs_unlabelled(recipe.objective):
+def watched(
+    classifier: BaseClassifier, data: Unlabelled, recipe: Recipe, inference: InferenceConfig, folder: Path | None
+) -> Checkpoints | None:
+    """Checkpoints with zero-shot as the first; None where there is no choice to be made."""
+    if recipe.snapshots == 0 or data.streamed or not recipe.objective.needs_unlabelled:
         return None
-    order = torch.randperm(len(stream), generator=torch.Generator().manual_seed(recipe.seed))
-    by_content = stream.content_order()
-    sample = Subset(stream, [by_content[int(place)] for place in order[:SAMPLE]])
-    inference = replace(inference, on_batch=None)
-    few, change = Subset(sample, range(min(PERTURBED, len(sample)))), perturbation(stream.modality)
-    encoded, perturbed = classifier.encode(sample, inference), classifier.encode(few, inference, change=change)
-    # The disturbed ones stand for the first of the others: what can't be read must not shift them.
-    both = sum(place < len(few) for place in encoded.indices)
-
-    def look(trained: bool) -> SnapshotPredictions:
-        seen, changed = encoded, perturbed
-        if trained and tuner is not None and tuner.touches_inputs:
-            fresh = replace(inference, cache=None)
-            seen, changed = classifier.encode(sample, fresh), classifier.encode(few, fresh, change=change)
-        probabilities = [
-            torch.cat([block.log_probabilities for block in classifier.score_features(each)]).exp()
-            for each in (seen, changed)
-        ]
-        return SnapshotPredictions(probabilities[0], probabilities[1][:both], nearness(classifier, seen))
-
-    snapshots = Snapshots(tuner.parameters if tuner is not None else {}, encoded.features, look)
-    if tuner is None:
-        snapshots.take(0)
-    return snapshots
+    checkpoints = Checkpoints(
+        classifier, Sample(classifier, data, recipe.seed, inference), recipe.steps, folder if recipe.steps else None
+    )
+    checkpoints.take_zero_shot()
+    return checkpoints
 
 
-def _check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:
+def _check_shots(shots: Shots | None, recipe: Recipe, classifier: BaseClassifier) -> None:
     if (shots is not None) != (recipe.objective.labels > 0):
         raise InputError(
             "labelled shots need a weight, as objective.labels = 1.0"
@@ -260,31 +116,56 @@ class StepTerms(NamedTuple):
 
 
 def _terms(
-    classifier: Classifier,
+    classifier: BaseClassifier,
+    tuner: Tuner,
+    stream: Unlabelled,
+    shots: Shots | None,
+    recipe: Recipe,
+    inference: InferenceConfig,
+) -> Iterator[StepTerms]:
+    """The terms of one step after another, without end."""
+
+    def batches_of(data: Unlabelled) -> Iterator[FeatureBatch]:
+        # Each with a stream of random numbers of its own, so that what is read ahead of one does not change another.
+        generator = torch.Generator().manual_seed(recipe.seed)
+        return feature_batches(classifier, tuner, data, recipe, generator, inference)
+
+    # Before the first step: what training leaves alone is encoded here, once.
+    batches = batches_of(stream)
+    shot_batches = batches_of(shots.inputs) if shots is not None and shots.inputs is not stream else None
+    return _summed_up(classifier, recipe, batches, shots, shot_batches)
+
+
+def _summed_up(
+    classifier: BaseClassifier,
+    recipe: Recipe,
     batches: Iterator[FeatureBatch],
     shots: Shots | None,
     shot_batches: Iterator[FeatureBatch] | None,
-    recipe: Recipe,
 ) -> Iterator[StepTerms]:
-    """The terms of one step after another, without end. Shots without batches of their own share the others."""
-    weights = recipe.objective
+    objective = recipe.objective
+    wanted = objective.weights()
     estimate = None
-    if weights.prior == "estimated" and classifier.prior is None:
+    if objective.prior == "estimated" and classifier.prior is None:
         estimate = PriorEstimate(len(classifier.classes), recipe.steps)
     for batch in batches:
-        with precision(recipe, classifier.backbone.device):
+        with precision(recipe, classifier.device):
             prototypes = classifier.prototypes().float()
         scores = classifier.backbone.scores(batch.features, prototypes)
         prior = estimate.update(scores.logits) if estimate is not None else classifier.prior
-        terms = unlabelled_terms(scores, weights, prior)
+        terms = unlabelled_terms(
+            *scores, prior, wanted=wanted, plan=objective.plan, cost=objective.cost,
+            regularisation=objective.regularisation,
+        )  # fmt: skip
         push_back = [batch.push_back]
         if shots is not None:
-            shot_scores, indices = scores, batch.indices
+            labelled, logits = batch, scores.logits
             if shot_batches is not None:
                 labelled = next(shot_batches)
                 push_back.append(labelled.push_back)
-                shot_scores, indices = classifier.backbone.scores(labelled.features, prototypes), labelled.indices
-            terms |= label_terms(shot_scores, shots.targets[indices].to(shot_scores.logits.device), weights)
+                logits = classifier.backbone.scores(labelled.features, prototypes).logits
+            targets = shots.targets[labelled.indices].to(logits.device)
+            terms["labels"] = LABEL_LOSSES[objective.label_loss](logits, targets)
         yield StepTerms(terms, scores, push_back)
 
 
@@ -293,7 +174,7 @@ def _train(
     terms: Iterator[StepTerms],
     recipe: Recipe,
     world: World,
-    on_step: Callable[[Step], None] | None,
+    callbacks: Callbacks,
     look: Callable[[int], None],
 ) -> list[Step]:
     parameters = list(tuner.parameters.values())
@@ -310,7 +191,7 @@ def _train(
             for group in optimizer.param_groups:
                 group["lr"] = lr
             current = next(terms)
-            loss = total_loss(current.terms, recipe.objective)
+            loss = total_loss(current.terms, recipe.objective.weights())
             if not loss.isfinite():
                 raise Diverged(step, "the loss", recipe.optimisation.lr)
             # This loss is finite, so the weights that gave it are good.
@@ -335,10 +216,11 @@ def _train(
                     seconds=time.perf_counter() - start,
                 )
             )
-            if on_step is not None:
-                on_step(history[-1])
-            if step in to_look_at:
+            enough = callbacks.tell(lambda callback: callback.on_step(history[-1]))
+            if step in to_look_at or (enough and to_look_at):
                 look(step)
+            if enough:
+                break
         if not all(parameter.isfinite().all() for parameter in parameters):
             raise Diverged(recipe.steps, "a weight after the update", recipe.optimisation.lr)
     except Diverged:

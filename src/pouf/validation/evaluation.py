@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.classifier import INFERENCE, Classifier
+from pouf.base import INFERENCE, BaseClassifier
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError
 from pouf.inference import InferenceConfig
-from pouf.postprocess.postprocessor import calibrate
+from pouf.postprocess.prior_correction import prior_correction
 
 
 class ClassRecall(NamedTuple):
@@ -20,9 +20,9 @@ class ClassRecall(NamedTuple):
 
     n: int
     zero_shot: float | None
-    calibrated: float | None
-    adapted: float | None
-    used: float | None = None
+    prior_corrected: float | None
+    last: float | None
+    advised: float | None
 
 
 class Evaluation(NamedTuple):
@@ -30,40 +30,41 @@ class Evaluation(NamedTuple):
 
     n: int
     zero_shot: float
-    calibrated: float
-    adapted: float  # at the last step
+    prior_corrected: float  # zero-shot over its mean prediction: the baseline to beat, without training or labels
+    last: float  # at the last step
+    advised: float  # what the run advises without labels: the chosen step, the last, or zero-shot
     per_class: dict[str, ClassRecall]
     skipped: int
-    used: float | None = None  # what the run advises without labels: the chosen step, or zero-shot
 
     def to_json(self) -> dict[str, Any]:
         return self._asdict() | {"per_class": {name: recall._asdict() for name, recall in self.per_class.items()}}
 
 
-def evaluate(
-    zero_shot: Classifier,
-    adapted: Classifier,
+def compare(
+    zero_shot: BaseClassifier,
+    last: BaseClassifier,
+    advised: BaseClassifier,
     labelled: Labelled,
     inference: InferenceConfig = INFERENCE,
-    used: Classifier | None = None,
 ) -> Evaluation:
-    """Compare a classifier before and after adaptation, the label-free calibration of the one before, and one more."""
-    before = zero_shot.infer(labelled.inputs, inference)
-    after = adapted.infer(labelled.inputs, inference)
+    """A classifier before and after adaptation, and the label-free correction of the one before."""
+    before = zero_shot.encode(labelled.inputs, inference)
     labels = torch.tensor([labelled.labels[index] for index in before.indices])
-    if len(labels) == 0 or before.indices != after.indices:
+    scores = zero_shot.scores(before)
+    corrected = prior_correction(before.features, scores)
+    after = [classifier.infer(labelled.inputs, inference) for classifier in (last, advised)]
+    if len(labels) == 0 or any(each.indices != before.indices for each in after):
         raise InputError(f"{labelled.inputs.source}: no labelled input could be read twice; is the folder changing?")
     guesses = {
-        "zero_shot": before.log_probabilities.argmax(1),
-        "calibrated": calibrate(before.log_probabilities).argmax(1),
-        "adapted": after.log_probabilities.argmax(1),
+        "zero_shot": zero_shot.log_probabilities(before).argmax(1),
+        "prior_corrected": corrected(before.features.to(scores.logits.device), scores.logits).argmax(1).cpu(),
+        "last": after[0].log_probabilities.argmax(1),
+        "advised": after[1].log_probabilities.argmax(1),
     }
-    if used is not None:
-        guesses["used"] = used.infer(labelled.inputs, inference).log_probabilities.argmax(1)
     return Evaluation(
         n=len(labels),
         **{name: accuracy(guess, labels) for name, guess in guesses.items()},
-        per_class=_recalls(guesses, labels, adapted.classes),
+        per_class=_recalls(guesses, labels, advised.classes),
         skipped=len(labelled.inputs.skipped),
     )
 

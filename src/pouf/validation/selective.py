@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.classifier import Classifier, Predictions
+from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
+from pouf.data.perturb import perturbation
 from pouf.errors import InputError
-from pouf.inference import FeatureSet, InferenceConfig, Transform
-from pouf.validation.diagnostics import perturbation
+from pouf.inference import FeatureSet, InferenceConfig
 
 VIEWS = 3  # slightly changed looks at each input
 UNKNOWN = "unknown"
 
 
 def reliability(
-    classifier: Classifier,
-    zero_shot: Classifier,
+    classifier: BaseClassifier,
+    zero_shot: BaseClassifier,
     data: Unlabelled,
-    predictions: Predictions,
+    encoded: FeatureSet,
     inference: InferenceConfig,
 ) -> Tensor:
     """(n,): the mean probability of the predicted class over several looks at the input.
@@ -32,29 +28,20 @@ def reliability(
     without labels is surer than it is right; what it says must also survive small changes, and what zero-shot says
     counts as a voice that tuning could not bend. This is an estimate, not a guarantee.
     """
-    guess = predictions.log_probabilities.argmax(1, keepdim=True)
-    looks = [predictions.log_probabilities.exp()]
-    change = perturbation(data.modality)
+    looks = [classifier.log_probabilities(encoded).exp()]
+    guess = looks[0].argmax(1, keepdim=True)
     for number in range(VIEWS):
-        view = Transform(f"{change.name} {number}", _shifted(change, number))
-        looks.append(_probabilities(classifier, classifier.encode(data, inference, change=view)))
-    looks.append(_probabilities(zero_shot, zero_shot.encode(data, inference)))
+        view = classifier.encode(data, inference, transform=perturbation(data.modality, number))
+        looks.append(classifier.log_probabilities(view).exp())
+    looks.append(zero_shot.infer(data, inference).log_probabilities.exp())
     if any(look.shape != looks[0].shape for look in looks):
         raise InputError(f"{data.source} changed while it was being read: try again")
     return torch.stack([look.gather(1, guess).squeeze(1) for look in looks]).mean(0)
 
 
-def _shifted(change: Transform, number: int) -> Callable[[Any, int], Any]:
-    return lambda sample, seed: change.apply(sample, seed + number)
-
-
-def _probabilities(classifier: Classifier, encoded: FeatureSet) -> Tensor:
-    return torch.cat([block.log_probabilities for block in classifier.score_features(encoded)]).exp()
-
-
 def check_rate(rate: float) -> None:
     if not 0 <= rate < 1:
-        raise InputError(f"--abstain {rate:g}: expected a rate of errors from 0 to below 1, as 0.05")
+        raise InputError(f"can't abstain at {rate:g}: expected a rate of errors from 0 to below 1, as 0.05")
 
 
 def kept_at(rate: float, estimated: Tensor) -> Tensor:
@@ -68,9 +55,24 @@ def kept_at(rate: float, estimated: Tensor) -> Tensor:
     return kept
 
 
-@torch.no_grad()
-def nearness(classifier: Classifier, encoded: FeatureSet) -> Tensor:
-    """(n,): cosine of each feature with the nearest prototype."""
-    prototypes = F.normalize(classifier.prototypes().float(), dim=1)
-    features = F.normalize(encoded.features.float().to(prototypes.device), dim=1)
-    return (features @ prototypes.T).max(1).values.cpu()
+def doubtful(
+    classifier: BaseClassifier,
+    zero_shot: BaseClassifier,
+    data: Unlabelled,
+    encoded: FeatureSet,
+    rate: float,
+    inference: InferenceConfig,
+) -> tuple[list[int], dict[int, float]]:
+    """Positions to leave out, so that at most this share of the rest is wrong, and how reliable each input is."""
+    estimated = reliability(classifier, zero_shot, data, encoded, inference)
+    kept = kept_at(rate, estimated).tolist()
+    left_out = [index for index, stays in zip(encoded.indices, kept, strict=True) if not stays]
+    return left_out, dict(zip(encoded.indices, estimated.tolist(), strict=True))
+
+
+def strangers(classifier: BaseClassifier, encoded: FeatureSet, near: float | None) -> list[int]:
+    """Positions of inputs that are farther from all prototypes than 99 of 100 inputs of the run were."""
+    if near is None:
+        raise InputError("this run does not know how near inputs usually are: it kept no checkpoints")
+    far = (classifier.nearness(encoded) < near).tolist()
+    return [index for index, is_far in zip(encoded.indices, far, strict=True) if is_far]

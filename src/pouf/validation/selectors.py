@@ -1,4 +1,4 @@
-"""Choosing a step without labels: snapshots along a run, and which of them to believe.
+"""Choosing a step without labels: which of a run's predictions to believe.
 
 What resembles the training loss favours over-training. The choice here is agreement with an ensemble of snapshots (as
 EnsV does): errors that come and go are outvoted. Two second opinions look at the features instead.
@@ -6,25 +6,18 @@ EnsV does): errors that come and go are outvoted. Two second opinions look at th
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import warnings
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from pouf.losses.prior import share_of_classes
-from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, kappa
+from pouf.validation.diagnostics import kappa, share
 
-SAMPLE = 512  # inputs that snapshots are judged on
-PERTURBED = 256  # of these, which are also seen slightly changed
+GROUPS = 64  # that the inputs are clustered into at most
 
 
 class Snapshot(NamedTuple):
@@ -41,48 +34,11 @@ class Snapshot(NamedTuple):
 class Choice(NamedTuple):
     step: int
     snapshots: list[Snapshot]
-    settled: float  # agreement beyond chance (kappa) of the run's last two thirds with its end, at the lowest
+    convergence: float  # agreement beyond chance (kappa) of the run's last two thirds with its end, at the lowest
 
     @property
     def chosen(self) -> Snapshot:
         return next(snapshot for snapshot in self.snapshots if snapshot.step == self.step)
-
-
-@dataclass
-class Snapshots:
-    """Weights and predictions of some steps of a run. The weights wait on disk."""
-
-    parameters: dict[str, nn.Parameter]  # what is trained
-    features: Tensor  # (n, d), of the sample before training
-    look: Callable[[bool], SnapshotPredictions] | None = (
-        None  # what the classifier says of the sample now; False: before training
-    )
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pouf-snapshots-")))
-    seen: dict[int, SnapshotPredictions] = field(default_factory=dict)  # by step
-
-    def __post_init__(self) -> None:
-        # The weights go when the last one who could ask for them goes.
-        weakref.finalize(self, shutil.rmtree, self.folder, True)
-
-    def take(self, step: int) -> None:
-        assert self.look is not None
-        tensors = {name: p.detach().cpu().contiguous().clone() for name, p in self.parameters.items()}
-        save_file(tensors, self.folder / f"{step}.safetensors")
-        self.seen[step] = self.look(step > 0)
-
-    @torch.no_grad()
-    def restore(self, step: int) -> None:
-        """Put the weights of a step back into the classifier."""
-        tensors = load_file(self.folder / f"{step}.safetensors")
-        for name, parameter in self.parameters.items():
-            parameter.copy_(tensors[name])
-
-    def choose(self) -> Choice:
-        return choose({step: seen.probabilities for step, seen in self.seen.items()}, self.features)
-
-    def diagnostics(self, step: int) -> Diagnostics:
-        """Of a step against zero-shot."""
-        return diagnose(self.seen[0], self.seen[step])
 
 
 def snapshot_steps(steps: int, count: int) -> list[int]:
@@ -90,32 +46,44 @@ def snapshot_steps(steps: int, count: int) -> list[int]:
     return sorted({round(i * steps / count) for i in range(count + 1)}) if count else []
 
 
-def choose(predictions: dict[int, Tensor], features: Tensor) -> Choice:
-    """The step that agrees most with the mean prediction of the run's second half; of equals the latest.
+def votes(predictions: Mapping[int, Tensor], last: int) -> Tensor | None:
+    """(n,), what the second half of a run says together; None before it has begun.
 
     The first half has no vote: a run that gets better all along would be pulled back to its middle by its beginnings.
     """
+    voters = [probabilities for step, probabilities in predictions.items() if 2 * step >= last]
+    return ensemble_labels(voters) if voters else None
+
+
+def choose(predictions: Mapping[int, Tensor], features: Tensor, among: Collection[int] | None = None) -> Choice:
+    """The step that agrees most with the mean prediction of the run's second half; of equals the latest.
+
+    Args:
+        among: the steps that can be chosen, by default all.
+    """
     last = max(predictions)
-    ensemble = ensemble_labels([seen for step, seen in predictions.items() if 2 * step >= last])
-    clusters = cluster(features, next(iter(predictions.values())).shape[1])
-    first = next(iter(predictions.values())).argmax(1)
+    ensemble = votes(predictions, last)
+    assert ensemble is not None  # the last one votes
+    first = predictions[min(predictions)]
+    clusters = cluster(features, first.shape[1])
     judged = []
     for step, probabilities in predictions.items():
         labels = probabilities.argmax(1)
         judged.append(
             Snapshot(
                 step=step,
-                agreement=_share(labels == ensemble),
+                agreement=share(labels == ensemble),
                 neighbourhood=soft_neighbourhood_density(probabilities),
                 clustering=cluster_agreement(labels, clusters),
                 effective_classes=share_of_classes(probabilities.mean(0)) * probabilities.shape[1],
-                agreement_with_zero_shot=_share(labels == first),
+                agreement_with_zero_shot=share(labels == first.argmax(1)),
             )
         )
-    best = max(judged, key=lambda snapshot: (snapshot.agreement, snapshot.step))
+    candidates = [snapshot for snapshot in judged if among is None or snapshot.step in among]
+    best = max(candidates, key=lambda snapshot: (snapshot.agreement, snapshot.step))
     late = [seen.argmax(1) for step, seen in predictions.items() if last <= 3 * step < 3 * last]
-    settled = min((kappa(labels, predictions[last].argmax(1)) for labels in late), default=1.0)
-    return Choice(best.step, judged, settled)
+    convergence = min((kappa(labels, predictions[last].argmax(1)) for labels in late), default=1.0)
+    return Choice(best.step, judged, convergence)
 
 
 def ensemble_labels(predictions: Sequence[Tensor]) -> Tensor:
@@ -140,14 +108,19 @@ def soft_neighbourhood_density(probabilities: Tensor, temperature: float = 0.05)
 
 
 def cluster(features: Tensor, k: int) -> Tensor:
-    """(n, d) -> (n,), k-means groups of features of length 1; the same for the same features."""
+    """(n, d) -> (n,), k-means groups of features of length 1; the same for the same features.
+
+    At most `GROUPS`, and at least eight inputs to a group: as many groups as classes would say nothing about a sample
+    that holds each class once or not at all, and take most of the time of the run.
+    """
     from sklearn.cluster import KMeans
 
     unit = F.normalize(features.float(), dim=1).numpy()
+    groups = max(min(k, len(unit), 2), min(k, GROUPS, len(unit) // 8))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fewer different inputs than classes: then there are fewer groups
-        groups = KMeans(min(k, len(unit)), n_init=3, random_state=0).fit(unit).labels_
-    return torch.from_numpy(groups).long()
+        warnings.simplefilter("ignore")  # fewer different inputs than groups: then there are fewer groups
+        found = KMeans(groups, n_init=3, random_state=0).fit(unit).labels_
+    return torch.from_numpy(found).long()
 
 
 def cluster_agreement(labels: Tensor, clusters: Tensor) -> float:
@@ -155,7 +128,3 @@ def cluster_agreement(labels: Tensor, clusters: Tensor) -> float:
     from sklearn.metrics import adjusted_mutual_info_score
 
     return float(adjusted_mutual_info_score(labels.numpy(), clusters.numpy()))
-
-
-def _share(same: Tensor) -> float:
-    return same.double().mean().item()

@@ -1,0 +1,87 @@
+"""Context vectors that take the place of a template's words (CoOp's parametrisation)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pouf.data.class_names import spoken
+from pouf.errors import InputError
+from pouf.models.masked_lm import MaskedLM
+from pouf.models.text_side import TextSide, replaced_embeddings
+from pouf.tuners.base import Target, Tuner, TunerSettings
+
+
+def prompt(target: Target, settings: TunerSettings) -> Tuner:
+    """Context vectors before the class names, and the temperature: 4 x 512 + 1 = 2,049 numbers for CLIP ViT-B/16.
+
+    For a masked language model, whose classes are fixed words, the vectors stand before the embedded input.
+    """
+    backbone = target.backbone
+    if isinstance(backbone, MaskedLM):
+        vectors = {"backbone.input_prompt": backbone.add_input_prompt(settings.context)}
+        return Tuner(vectors, touches_inputs=True, touches_prompts=False, keeps_base=True)
+    if backbone.text_side is None:
+        raise InputError(f"{type(backbone).__name__} has no text_side, which prompt tuning needs: tune 'full' instead")
+    soft = target.prompt
+    if not isinstance(soft, SoftPrompt):
+        soft = SoftPrompt(backbone.text_side, target.classes, settings).to(backbone.device)
+    named = {"prompt.vectors": soft.vectors}
+    named |= {f"backbone.{n}": p for n, p in backbone.named_parameters() if n.split(".")[-1] == "logit_scale"}
+    return Tuner(named, touches_inputs=False, touches_prompts=True, keeps_base=True, prompt=soft)
+
+
+class SoftPrompt(nn.Module):
+    """Prototypes from `[context] name.`, where the context is p trainable vectors instead of words.
+
+    The vectors start as the embeddings of the context's words, so that before the first step the prototypes are those
+    of the template "a photo of a {}.". They are (p, h), shared by all classes, or (k, p, h), one context each.
+    """
+
+    positions: Tensor
+
+    def __init__(self, text_side: TextSide, classes: Sequence[str], settings: TunerSettings) -> None:
+        super().__init__()
+        self.text_side = text_side
+        words = text_side.token_ids(settings.context)
+        if not words:
+            raise InputError("the context of prompt tuning is empty: give the words to start from, as 'a photo of a'")
+        rows = [self._lay_out(name, words, settings.position) for name in classes]
+        tokens = text_side.pad([ids for ids, _ in rows])  # (k, length)
+        if int(tokens["input_ids"].shape[1]) > text_side.max_length:
+            raise InputError(f"a class name is too long for the model's {text_side.max_length} tokens: shorten it")
+        start = text_side.embedding.weight.detach()[words].clone()  # (p, h)
+        if settings.class_specific:
+            start = start.expand(len(classes), -1, -1).clone()
+        self.vectors = nn.Parameter(start)
+        self.token_names = list(tokens)
+        for name, tensor in tokens.items():
+            self.register_buffer(f"token_{name}", tensor, persistent=False)
+        # (k, p), where the context stands
+        self.register_buffer("positions", torch.tensor([at for _, at in rows]), persistent=False)
+
+    def forward(self) -> Tensor:
+        """(k, d), each of length 1."""
+        vectors = self.vectors.expand(len(self.positions), -1, -1)  # (k, p, h)
+        tokens = {name: getattr(self, f"token_{name}") for name in self.token_names}
+        with replaced_embeddings(self.text_side.embedding, self.positions, vectors):
+            return F.normalize(self.text_side.encode_tokens(tokens), dim=1)
+
+    def _lay_out(self, name: str, words: list[int], position: str) -> tuple[list[int], list[int]]:
+        """Token ids of one class's prompt, and the places of the context in it."""
+        before, after = self.text_side.frame()
+        ids = self.text_side.token_ids
+        half = len(words) // 2
+        if position == "end":  # [context] name.
+            lead, middle, tail, close = words, ids(f"{spoken(name)}."), [], []
+        elif position == "middle":  # [first half] name [second half].
+            lead, middle, tail, close = words[:half], ids(spoken(name)), words[half:], ids(".")
+        else:  # name [context].
+            lead, middle, tail, close = [], ids(spoken(name)), words, ids(".")
+        sentence = [*before, *lead, *middle, *tail, *close, *after]
+        first = len(before)
+        second = first + len(lead) + len(middle)
+        return sentence, [*range(first, first + len(lead)), *range(second, second + len(tail))]

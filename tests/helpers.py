@@ -1,0 +1,72 @@
+"""What several tests do alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from pouf import Adaptation, Callback, Classifier, Recipe, Step
+from pouf.training.adaptation import adapt
+from pouf.validation.diagnostics import SnapshotPredictions
+
+REVIEWS = [
+    "we loved the food", "very good film", "the book is great", "we hated it", "bad service", "terrible film",
+    "so so", "the service was okay",
+]  # fmt: skip
+
+
+def train(classifier: Any, data: Any, recipe: Recipe, **options: Any) -> Adaptation:
+    """Adapt, and stay at the last step, whatever the verdict."""
+    result = adapt(classifier, data, recipe, **options)
+    result.restore("last")
+    return result
+
+
+class Steps(Callback):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.checkpoints: list[int] = []
+        self.started: list[tuple[int, int]] = []
+        self.ended: list[Adaptation] = []
+
+    def on_start(self, recipe: Recipe, trainable: int, total: int) -> None:
+        self.started.append((trainable, total))
+
+    def on_step(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def on_checkpoint(self, step: int) -> None:
+        self.checkpoints.append(step)
+
+    def on_end(self, result: Adaptation) -> None:
+        self.ended.append(result)
+
+
+def weights(classifier: Classifier) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone().contiguous() for name, parameter in classifier.named_parameters()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def groups(present: int = 6, k: int = 6, n: int = 120, d: int = 16, spread: float = 0.2, apart: float = 0.3):
+    """Vectors around the first `present` of k centres, and prototypes near all of these: (n, d), (k, d)."""
+    draw = torch.Generator().manual_seed(0)
+    centres = F.normalize(torch.randn(k, d, generator=draw), dim=1)
+    features = centres[torch.arange(n) % present] + spread * torch.randn(n, d, generator=draw)
+    return features, centres + apart * torch.randn(k, d, generator=draw)
+
+
+def sure(labels: torch.Tensor, k: int = 4) -> torch.Tensor:
+    """Predictions that are sure of these labels: (n, k)."""
+    return F.one_hot(labels, k).float() * 0.9 + 0.1 / k
+
+
+def seen(labels: torch.Tensor, perturbed: torch.Tensor | None = None, k: int = 4) -> SnapshotPredictions:
+    changed = labels if perturbed is None else perturbed
+    return SnapshotPredictions(sure(labels, k), sure(changed, k), torch.ones(len(labels)))
