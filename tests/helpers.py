@@ -11,6 +11,7 @@ from pouf import Adaptation, Callback, Classifier, Recipe, Step
 from pouf.training.adaptation import adapt
 from pouf.validation.diagnostics import SnapshotPredictions
 
+TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?", "a sea", "the air"]
 REVIEWS = [
     "we loved the food", "very good film", "the book is great", "we hated it", "bad service", "terrible film",
     "so so", "the service was okay",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import train
+from helpers import TEXTS, train
 from small_models import MASKED_LMS, masked_lm, sentence_encoder
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, FNetConfig, FNetForMaskedLM
 
@@ -14,7 +14,6 @@ from pouf import Classifier, InputError, Recipe, Texts
 from pouf.inference import InferenceConfig
 from pouf.models.masked_lm import HEADS, check_head
 
-TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?"]
 TEMPLATE = "{text} it was [MASK]."
 CLASSES, WORDS = ["negative", "positive"], ["terrible", "great"]
 RECIPE = Recipe.load("masked").with_settings(steps=4, batch_size=4, **{"optimisation.lr": 1e-2})

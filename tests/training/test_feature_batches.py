@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import train
+from helpers import TEXTS, train, weights
 from PIL import Image
 from small_models import masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Backbone, Classifier, Images, InputError, Recipe, Texts
 from pouf.demo import DIGITS
-
-TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?", "a sea", "the air"]
 
 
 def images() -> Classifier:
@@ -36,7 +34,7 @@ def recipe(tune: str = "full", **settings: object) -> Recipe:
 
 def weights_after(classifier: Classifier, data, settings: Recipe) -> dict[str, torch.Tensor]:
     train(classifier, data, settings)
-    return {name: p.detach().clone() for name, p in classifier.named_parameters()}
+    return weights(classifier)
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], atol: float = 1e-5) -> None:
@@ -143,7 +141,6 @@ def test_bf16_is_near_and_its_losses_and_weights_are_fp32(pictures: list[Image.I
     assert other.history[-1].loss == pytest.approx(one.history[-1].loss, abs=0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_encoder_takes_the_same_steps(pictures: list[Image.Image]) -> None:
     plain = weights_after(images(), Images(pictures), recipe())
@@ -159,6 +156,8 @@ def test_workers_change_nothing(pictures: list[Image.Image], augment: str, chunk
     assert_same(alone, together, atol=0)
 
 
-def test_a_large_batch_in_small_chunks(few_digits: Path) -> None:
-    settings = recipe(steps=1, batch_size=4096, **{"compute.chunk": 32})
-    assert len(train(images(), Images.from_folder(few_digits), settings).history) == 1
+def test_a_batch_larger_than_the_data_is_the_data_whole_in_chunks_too(few_digits: Path) -> None:
+    data = Images.from_folder(few_digits)
+    whole = weights_after(images(), data, recipe(steps=1, batch_size=len(data)))
+    chunked = weights_after(images(), data, recipe(steps=1, batch_size=4096, **{"compute.chunk": 32}))
+    assert_same(whole, chunked)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import train
+from helpers import TEXTS, train
 from PIL import Image
 from small_models import masked_lm
 
@@ -16,8 +16,6 @@ from pouf.demo import DIGITS
 from pouf.losses import entropy
 from pouf.training.methods import METHODS
 from pouf.training.pseudo_labels import Surest
-
-TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?", "a sea", "the air"]
 
 
 def shots(inputs, labels: list[int], classes: int) -> Shots:
