@@ -28,6 +28,9 @@ def figures(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Images or texts; with labels, if --labelled.")],
     labelled: Annotated[bool, typer.Option("--labelled", help="INPUT has labels, as for pouf evaluate.")] = False,
+    centred: Annotated[
+        bool, typer.Option("--centred", help="t-SNE of inputs and prototypes each centred by their own mean.")
+    ] = False,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder of the pictures.")] = Path("figures"),
     cache: Cache = None,
     no_cache: NoCache = False,
@@ -37,11 +40,12 @@ def figures(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; PNG and SVG."""
+    """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; SVG."""
     from pouf.classifier import Classifier
     from pouf.data.labelled import read_labelled
     from pouf.inference import InferenceConfig
-    from pouf.reporting.figures import FIGURES, look, write
+    from pouf.reporting.figures import look, paper_figures
+    from pouf.reporting.svg import write
     from pouf.runs.folder import check_run
 
     calm_libraries()
@@ -54,7 +58,7 @@ def figures(
     else:
         data = read_inputs(adapted, inputs, text_column)
     comparison = look(zero_shot, adapted, data, labels, InferenceConfig(cache=cache_of(cache, no_cache)))
-    files = [file for name, draw in FIGURES.items() for file in write(draw(comparison), out_dir, name)]
+    files = [write(figure, out_dir / f"{name}.svg") for name, figure in paper_figures(comparison, centred).items()]
     if as_json:
         typer.echo(json.dumps({"files": [str(file) for file in files]}))
     elif not quiet:

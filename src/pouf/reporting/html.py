@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
 
 from pouf.classifier import Classifier
-from pouf.data.base import Unlabelled, Unreadable
+from pouf.data.base import Unlabelled
 from pouf.inference import InferenceConfig
-from pouf.reporting.figures import COLOURS, Comparison, embed, look, nearest, similarities
-from pouf.reporting.pages import as_text, render, script_data, thumbnail
+from pouf.reporting.figures import CLASSES, Comparison, histogram, line, look, neighbours, tsne
+from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
+from pouf.reporting.svg import LIGHT
 from pouf.runs.folder import (
     METRICS,
     RECIPE,
@@ -31,7 +30,6 @@ from pouf.runs.folder import (
 )
 
 POINTS = 500  # inputs that are drawn
-CLASSES = 40  # with a row of their own
 CHANGED = 30
 PAIRS = 12  # of classes that are taken for each other
 THUMB = 48  # pixels
@@ -69,7 +67,7 @@ def write_report(
     file = Path(file) if file is not None else run / "report.html"
     zero_shot, adapted = (load_run(run, use).to(device) for use in ("zero-shot", adapted_use(run)))
     inference = inference or InferenceConfig()
-    comparison = look(zero_shot, adapted, data, inference=inference, most=POINTS)
+    comparison = look(zero_shot, adapted, data, labels, inference, POINTS)
     evaluation = None
     if labels is not None:
         others = {"adapted (last step)": load_run(run, "last"), "advised": load_run(run)}
@@ -84,7 +82,8 @@ def _page(run: Path, comparison: Comparison, n: int, evaluation: dict[str, Any] 
     verdict, trusted = read_verdict(run)
     steps = [json.loads(line) for line in _lines(run / METRICS)]
     items = [_item(comparison, i) for i in range(len(comparison.inputs))]
-    shares = [view.probabilities.mean(0) for view in comparison[:2]]
+    before, after = comparison[:2]
+    shares = [view.probabilities.mean(0) for view in (before, after)]
     shown = shares[1].argsort(descending=True)[:CLASSES].tolist()
     return render(
         "report.html",
@@ -101,17 +100,16 @@ def _page(run: Path, comparison: Comparison, n: int, evaluation: dict[str, Any] 
         shares=[(comparison.classes[k], *(float(p[k]) for p in shares)) for k in shown],
         highest=max(float(p.max()) for p in shares),
         more_classes=len(comparison.classes) - len(shown),
-        maps=_maps(comparison),
-        neighbours=[
-            (comparison.classes[k], *([_shown(items[i]) for i in nearest(view, k)] for view in comparison[:2]))
-            for k in shown
-        ],
-        histogram=_histogram(comparison),
+        labelled=comparison.labelled,
+        maps=[("zero-shot", tsne(before, comparison.classes)), ("adapted", tsne(after, comparison.classes))],
+        neighbours=neighbours(comparison),
+        histogram=histogram(comparison),
         changed=_changed(items, comparison),
         recipe=(run / RECIPE).read_text(encoding="utf-8") if (run / RECIPE).is_file() else "",
         manifest=json.dumps(manifest, indent=1, ensure_ascii=False),
         skipped=[f"{row['id']}: {row['reason']}" for row in map(json.loads, _lines(run / SKIPPED))],
         items=script_data(items),
+        light=LIGHT,
     )
 
 
@@ -148,43 +146,26 @@ def _percent(share: Any) -> str:
 
 def _item(comparison: Comparison, i: int) -> dict[str, str]:
     """An input with what was said of it."""
-    sample = _read(comparison.inputs, i)
-    text = as_text(sample)
+    sample = comparison.sample(i)
     before, after = (
         f"{comparison.classes[int(p.argmax())]} {100 * float(p.max()):.0f} %"
         for p in (view.probabilities[i] for view in comparison[:2])
     )
     return {
         "image": thumbnail(sample, THUMB) if isinstance(sample, Image.Image) else "",
-        "text": text if len(text) <= 160 else text[:159] + "…",
+        "text": shorten(as_text(sample), 160),
         "name": comparison.inputs.ids[i],
         "before": before,
         "after": after,
     }
 
 
-def _read(inputs: Unlabelled, i: int) -> Any:
-    try:
-        return inputs.read(i)
-    except Unreadable:  # it could be read before
-        return None
-
-
-def _shown(item: dict[str, str]) -> Markup:
-    if item["image"]:
-        return Markup('<img class="thumb" alt="" src="{}">').format(item["image"])
-    return Markup('<span class="sample">{}</span>').format(item["text"] or item["name"])
-
-
-def _changed(items: list[dict[str, str]], comparison: Comparison) -> list[tuple[Markup, str, str, str]]:
+def _changed(items: list[dict[str, str]], comparison: Comparison) -> list[dict[str, str]]:
     """Inputs that went to another class, those first whose probabilities moved furthest."""
     before, after = (view.probabilities for view in comparison[:2])
     other = before.argmax(1) != after.argmax(1)
-    order = [i for i in (before - after).abs().sum(1).argsort(descending=True).tolist() if other[i]][:CHANGED]
-    return [
-        (_shown(item), item["name"] if item["image"] or item["text"] else "", item["before"], item["after"])
-        for item in (items[i] for i in order)
-    ]
+    order = (before - after).abs().sum(1).argsort(descending=True).tolist()
+    return [items[i] for i in order if other[i]][:CHANGED]
 
 
 def _evaluation(
@@ -220,7 +201,7 @@ def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _curves(steps: list[dict[str, Any]], choice: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _curves(steps: list[dict[str, Any]], choice: dict[str, Any] | None) -> list[tuple[str, str]]:
     if not steps:
         return []
     chosen = choice["chosen"] if choice else None
@@ -230,93 +211,4 @@ def _curves(steps: list[dict[str, Any]], choice: dict[str, Any] | None) -> list[
     }
     for name, field in OPINIONS.items():
         series |= {name: [(s["step"], s[field]) for s in choice["snapshots"]]} if choice else {}
-    return [{"name": name, "svg": _line(points, chosen)} for name, points in series.items()]
-
-
-def _line(points: list[tuple[int, float]], mark: int | None) -> Markup:
-    width, height, left, bottom = 320, 170, 44, 22
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    low, high = min(ys), max(ys)
-    spread = (high - low) or 1.0
-    last = max(xs) or 1
-
-    def at(x: float, y: float) -> str:
-        across = left + (width - left - 8) * x / last
-        return f"{across:.1f},{8 + (height - bottom - 8) * (1 - (y - low) / spread):.1f}"
-
-    path = " ".join(at(x, y) for x, y in points)
-    parts = [f'<polyline points="{path}" fill="none" stroke="var(--after)" stroke-width="2"/>']
-    for value in (low, high):
-        parts.append(f'<text x="2" y="{float(at(0, value).split(",")[1]) + 4:.1f}">{value:.3g}</text>')
-    parts.append(f'<text x="{left}" y="{height - 5}">0</text>')
-    parts.append(f'<text x="{width - 8}" y="{height - 5}" text-anchor="end">step {last}</text>')
-    if mark is not None:
-        across = at(mark, low).split(",")[0]
-        ends = f'x1="{across}" x2="{across}" y1="8" y2="{height - bottom}"'
-        parts.append(f'<line {ends} stroke="var(--bad)" stroke-dasharray="4 3"/>')
-    return _svg(width, height, parts)
-
-
-def _maps(comparison: Comparison) -> list[dict[str, Any]]:
-    drawn = []
-    for name, view in zip(("zero-shot", "adapted"), comparison[:2], strict=True):
-        points, prototypes = embed(view)
-        both = np.concatenate([points, prototypes])
-        low, size = both.min(0), np.ptp(both, axis=0).clip(1e-6)
-        labels = view.probabilities.argmax(1).tolist()
-        parts = []
-        for i, (point, label) in enumerate(zip(points, labels, strict=True)):
-            x, y = 10 + 380 * (point - low) / size
-            parts.append(f'<circle class="p" data-i="{i}" cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{_colour(label)}"/>')
-        for k, point in enumerate(prototypes):
-            x, y = 10 + 380 * (point - low) / size
-            parts.append(
-                f'<path d="{_star(x, y)}" fill="{_colour(k)}" stroke="var(--ink)" stroke-width="1">'
-                + str(Markup("<title>{}</title></path>").format(comparison.classes[k]))
-            )
-            if len(prototypes) <= CLASSES:
-                side, anchor = (9, "start") if x < 300 else (-9, "end")
-                text = Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>')
-                parts.append(str(text.format(f"{x + side:.1f}", f"{y + 4:.1f}", anchor, comparison.classes[k])))
-        drawn.append({"name": name, "svg": _svg(400, 400, parts)})
-    return drawn
-
-
-def _colour(k: int) -> str:
-    """Of a class; black would not be seen in the dark."""
-    colour = COLOURS[k % len(COLOURS)]
-    return "var(--ink)" if colour == "#000000" else colour
-
-
-def _star(x: float, y: float, radius: float = 8.0) -> str:
-    corners = []
-    for i in range(10):
-        r, angle = (radius if i % 2 == 0 else radius * 0.42), math.pi * (i / 5 - 0.5)
-        corners.append(f"{x + r * math.cos(angle):.1f} {y + r * math.sin(angle):.1f}")
-    return f"M{'L'.join(corners)}Z"
-
-
-def _histogram(comparison: Comparison) -> Markup:
-    before, after = (similarities(view).numpy() for view in (comparison.before, comparison.after))
-    edges = np.linspace(min(before.min(), after.min()), max(before.max(), after.max()) + 1e-6, 31)
-    counts = [np.histogram(values, edges)[0] for values in (before, after)]
-    highest = max(int(count.max()) for count in counts) or 1
-    parts = []
-    for count, style in (
-        (counts[0], 'fill="var(--before)" fill-opacity=".55"'),
-        (counts[1], 'fill="none" stroke="var(--after)" stroke-width="2"'),
-    ):
-        for i, n in enumerate(count.tolist()):
-            if n:
-                height = 120 * n / highest
-                parts.append(
-                    f'<rect x="{8 + 20 * i}" y="{128 - height:.1f}" width="18" height="{height:.1f}" {style}/>'
-                )
-    parts.append(f'<text x="8" y="145">{edges[0]:.2f}</text>')
-    parts.append(f'<text x="606" y="145" text-anchor="end">{edges[-1]:.2f}</text>')
-    return _svg(616, 150, parts)
-
-
-def _svg(width: int, height: int, parts: Sequence[str]) -> Markup:
-    # Everything in the parts is a number, a name from here, or has been escaped.
-    return Markup(f'<svg viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>')
+    return [(name, line(points, chosen)) for name, points in series.items()]
