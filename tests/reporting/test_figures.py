@@ -1,47 +1,125 @@
-"""The paper's figures from a run: right neighbours, right similarities, files that can be opened."""
+"""The paper's figures from a run: right neighbours, right similarities, drawings that any viewer opens."""
 
+import math
+import re
+import xml.etree.ElementTree as ET
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from markupsafe import Markup
 from small_models import sentence_encoder
 
-from pouf import EMBEDDED, Classifier, Images, Texts
+from pouf import EMBEDDED, Classifier, Images, Texts, Vectors
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS
-from pouf.reporting.figures import FIGURES, View, embed, lambda_sweep, look, nearest, similarities, write
+from pouf.reporting.figures import (
+    Comparison,
+    View,
+    embed,
+    histogram,
+    lambda_sweep,
+    line,
+    look,
+    nearest,
+    neighbours,
+    paper_figures,
+    similarities,
+    tsne,
+)
+from pouf.reporting.svg import write
+
+SVG = "{http://www.w3.org/2000/svg}"
+NASTY = '<script>alert(1)</script> & "quotes" \x08 ]]> var(--ink)'
+
+
+def parse(figure: Markup) -> ET.Element:
+    return ET.fromstring(figure)
+
+
+def texts(root: ET.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
+
+
+def points(element: ET.Element) -> list[tuple[float, float]]:
+    return [tuple(map(float, point.split(","))) for point in element.get("points").split()]
+
+
+def curves(figure: Markup) -> list[ET.Element]:
+    """Without the samples in the legend."""
+    return [child for child in parse(figure) if child.tag == f"{SVG}polyline"]
+
+
+def some_view(k: int, n: int, gap: float = 0.0) -> View:
+    """Features around their prototypes; with a gap, all features on one side and all prototypes on the other."""
+    draw = torch.Generator().manual_seed(0)
+    prototypes, labels = F.normalize(torch.randn(k, 16, generator=draw), dim=1), torch.arange(n) % k
+    features = prototypes[labels] + 0.1 * torch.randn(n, 16, generator=draw)
+    away = gap * F.one_hot(torch.tensor(0), 16)
+    features, prototypes = F.normalize(features + away, dim=1), F.normalize(prototypes - away, dim=1)
+    return View(features, prototypes, labels, (features @ prototypes.T).softmax(1))
 
 
 def test_images_of_a_run(few_digits: Path, tmp_path: Path) -> None:
     labelled = read_labelled(few_digits, DIGITS, "image")
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    comparison = look(classifier, classifier, labelled.inputs, labelled.labels)
+    comparison = look(nullcontext(classifier), nullcontext(classifier), labelled.inputs, labelled.labels)
     assert comparison.before.labels.tolist() == labelled.labels
-    for name, draw in FIGURES.items():
-        png, svg = write(draw(comparison), tmp_path, name)
-        assert Image.open(png).width > 500 and "<svg" in svg.read_text()
+    files = {name: write(figure, tmp_path / f"{name}.svg") for name, figure in paper_figures(comparison).items()}
+    roots = {name: ET.parse(file).getroot() for name, file in files.items()}
+    marks = [mark for mark in roots["tsne"].iter() if mark.get("class") == "p"]
+    assert [int(mark.get("data-i")) for mark in marks] == [*range(150), *range(150)], "before and after"
+    assert [star.findtext(f"{SVG}title") for star in roots["tsne"].iter() if star.get("class") == "star"] == [
+        *DIGITS,
+        *DIGITS,
+    ]
+    pictures = [picture.get("href") for picture in roots["neighbours"].iter(f"{SVG}image")]
+    assert len(pictures) == 100 and all(picture.startswith("data:image/") for picture in pictures)
+    wrong = sum(labelled.labels[i] != k for k in range(10) for i in nearest(comparison.before, k))
+    assert wrong > 0 and texts(roots["neighbours"]).count("✗") == 2 * wrong
+    mean = f"mean {similarities(comparison.before).mean():.3f}"
+    assert f"zero-shot, {mean}" in texts(roots["similarity"]) and f"adapted, {mean}" in texts(roots["similarity"])
+    assert "cosine similarity with the right class's prototype" in texts(roots["similarity"])
 
 
 def test_texts_without_labels_and_names_with_markup(tmp_path: Path) -> None:
-    classifier = Classifier.from_pretrained(
-        sentence_encoder(tmp_path / "m"), ["good $x_1$", "<b>bad</b>"], ["it is {}"]
-    )
-    texts = [f"the film is {word} {i} $" for i in range(6) for word in ("good", "bad", "okay")]
-    comparison = look(classifier, classifier, Texts(texts))
+    names = [f"good {NASTY}", "bad"]
+    classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "m"), names, ["it is {}"])
+    data = Texts([f"{NASTY} the film is {word} {i}" for i in range(6) for word in ("good", "bad", "okay")])
+    comparison = look(nullcontext(classifier), nullcontext(classifier), data)
     assert not comparison.labelled
-    for name, draw in FIGURES.items():
-        write(draw(comparison), tmp_path, name)
+    for name, figure in paper_figures(comparison).items():
+        assert "<script" not in figure
+        root = ET.parse(write(figure, tmp_path / f"{name}.svg")).getroot()
+        assert not list(root.iter(f"{SVG}script"))
+        if name == "tsne":
+            titles = [title.text for title in root.iter(f"{SVG}title")]
+            assert titles == [name.replace("\x08", "\ufffd") for name in names * 2], "nothing else is lost"
+        if name == "neighbours":
+            assert "✗" not in texts(root) and "<script>alert(1)</script> &" in texts(root)
+            assert max(map(len, texts(root))) <= 60, "long texts are wrapped"
+        if name == "similarity":
+            assert "cosine similarity with the predicted class's prototype" in texts(root)
+
+
+def test_files_need_no_page_around_them(tmp_path: Path) -> None:
+    file = write(tsne(some_view(9, 40), [f"class {k}" for k in range(9)]), tmp_path / "new" / "map.svg")
+    ground = ET.parse(file).getroot()[0]
+    assert (ground.tag, ground.get("fill"), ground.get("width")) == (f"{SVG}rect", "#ffffff", "100%")
+    assert "var(" not in file.read_text() and "#1b1f24" in file.read_text()
 
 
 def test_what_can_not_be_read_is_left_out(few_digits: Path, tmp_path: Path) -> None:
     for i, path in enumerate(sorted(few_digits.rglob("*.png"))[:8]):
         (tmp_path / f"{i}.png").write_bytes(path.read_bytes() if i != 3 else b"broken")
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    comparison = look(classifier, classifier, Images.from_folder(tmp_path))
+    comparison = look(nullcontext(classifier), nullcontext(classifier), Images.from_folder(tmp_path))
     assert len(comparison.before.features) == len(comparison.inputs) == 7
-    assert all(comparison.inputs.read(i) for i in range(7))
+    assert all(comparison.sample(i) for i in range(7))
+    (tmp_path / "0.png").unlink()
+    assert comparison.sample(0) is None and "0.png" in texts(parse(neighbours(comparison)))
 
 
 def test_nearest_and_similarity_are_cosines() -> None:
@@ -52,20 +130,83 @@ def test_nearest_and_similarity_are_cosines() -> None:
 
 
 def test_t_sne_keeps_clusters_together_and_is_the_same_each_time() -> None:
-    draw = torch.Generator().manual_seed(0)
-    centres = F.normalize(torch.randn(2, 8, generator=draw), dim=1)
-    labels = torch.arange(2).repeat_interleave(20)
-    features = F.normalize(centres[labels] + 0.05 * torch.randn(40, 8, generator=draw), dim=1)
-    view = View(features, centres, labels, (features @ centres.T).softmax(1))
+    view = some_view(2, 40)
     points, prototypes = embed(view)
     assert points.shape == (40, 2) and prototypes.shape == (2, 2)
-    middles = torch.stack([torch.from_numpy(points[labels == k]).mean(0) for k in (0, 1)])
-    within = (torch.from_numpy(points) - middles[labels]).norm(dim=1).mean()
+    middles = torch.stack([torch.from_numpy(points[view.labels == k]).mean(0) for k in (0, 1)])
+    within = (torch.from_numpy(points) - middles[view.labels]).norm(dim=1).mean()
     assert within < (middles[0] - middles[1]).norm() / 2
     assert (embed(view)[0] == points).all()
 
 
-def test_the_sweep_over_lambda(tmp_path: Path) -> None:
-    figure = lambda_sweep([0.1, 0.3], {"webcam": [80.0, 85.0]}, [87.5, 90.6])
-    lines = figure.axes[0].get_lines()
-    assert list(lines[0].get_ydata()) == [80.0, 85.0] and list(lines[1].get_ydata()) == [87.5, 90.6]
+@pytest.mark.parametrize("k", [3, 10])
+def test_prototypes_far_from_all_features_are_drawn_far_from_them_unless_centred(k: int) -> None:
+    def gap(centred: bool) -> float:
+        """Distance of a prototype to the feature next to it, in mean distances of features to their middle."""
+        features, prototypes = map(torch.from_numpy, embed(some_view(k, 100, gap=4.0), centred))
+        return (torch.cdist(prototypes, features).min() / (features - features.mean(0)).norm(dim=1).mean()).item()
+
+    assert gap(centred=False) > 0.3 and gap(centred=True) < 0.1
+
+
+def test_forty_classes_have_forty_marks_and_a_legend() -> None:
+    names = [f"name {k}" for k in range(40)]
+    root = parse(tsne(some_view(40, 120), names))
+    marks = [(group[0].get("fill"), group[0].tag, group[0].get("points")) for group in root.iter(f"{SVG}g")]
+    assert len(marks) == len(set(marks)) == 40 and {*names} <= {*texts(root)}
+    assert texts(parse(tsne(some_view(41, 120), [*names, "one more"]))) == []
+
+
+def test_names_of_prototypes_lie_on_no_star_and_no_other_name() -> None:
+    names = [f"a class named {k}" for k in range(36)]
+    root = parse(tsne(some_view(36, 100), names))
+    named = [(float(t.get("x")), float(t.get("y")), t.text) for t in root.iter(f"{SVG}text") if t.get("paint-order")]
+    stars = [points(star)[0] for star in root.iter(f"{SVG}polygon") if star.get("class") == "star"]
+    assert 12 <= len(named) < 36 == len(stars)
+    for x, y, name in named:
+        assert all(name == other or abs(x - a) >= 3 * len(name + other) or abs(y - b) >= 12 for a, b, other in named)
+        # The tip of a star is 9 above its middle, a name's baseline 4 below its own.
+        assert all(abs(x - a) >= 3 * len(name) or abs(y - 4 - (b + 9)) >= 12 for a, b in stars)
+    in_one_place = some_view(12, 100)._replace(prototypes=F.normalize(torch.ones(12, 16), dim=1))
+    assert len(texts(parse(tsne(in_one_place, names[:12])))) == 12, "the legend alone"
+
+
+def test_bars_hold_every_input() -> None:
+    view = some_view(3, 60)
+    away = view._replace(features=F.normalize(view.features + 1, dim=1))
+    figure = histogram(Comparison(view, away, Vectors(view.features), "abc", labelled=True))
+    for curve, each in zip(curves(figure), (view, away), strict=True):
+        places = points(curve)
+        floor, left, right = places[0][1], places[0][0], places[-1][0]
+        heights = torch.tensor([floor - places[1 + 2 * i][1] for i in range(40)])
+        found = torch.histc(similarities(each), 40, *(  # both in the same bins
+            torch.cat([similarities(view), similarities(away)]).aminmax()
+        ))  # fmt: skip
+        assert len(places) == 82 and left < right
+        assert (heights / heights.sum() - found / 60).abs().max() < 0.01
+
+
+def test_a_curve_with_the_step_that_was_chosen() -> None:
+    figure = line([(1, 2.0), (2, math.nan), (10, 4.0)], 5)
+    curve, _, chosen = curves(figure)
+    (x1, y1), (x10, y10) = points(curve)
+    assert y1 > y10, "higher values lie higher"
+    across = {x for x, _ in points(chosen)}
+    assert chosen.get("stroke-dasharray") != "none" and len(across) == 1
+    assert across.pop() == pytest.approx(x1 + (x10 - x1) * 4 / 9, abs=0.1)
+    assert {"0", "2", "10", "3"} <= {*texts(parse(figure))}, "round numbers on both axes"
+    assert len(curves(line([(1, 2.0)]))) == 2 and "2" in texts(parse(line([(1, 2.0)])))
+
+
+def test_the_sweep_over_lambda() -> None:
+    figure = lambda_sweep([0.1, 0.2, 0.3], {"webcam": [80.0, 85.0, 82.5], "dslr": [81.0, 82.0, 83.0]}, [87.5, 90.6, 90])
+    webcam, dslr, paper = curves(figure)
+    low, high, middle = (y for _, y in points(webcam))
+    assert low > middle > high and middle == pytest.approx((low + high) / 2, abs=0.1)
+    assert points(paper)[1][1] < high < points(dslr)[1][1]
+    assert [curve.get("stroke-dasharray") for curve in (webcam, dslr, paper)] == ["none", "none", "5 3"]
+    assert {"webcam", "dslr", "paper, chosen by labels", "lambda", "accuracy in %"} <= {*texts(parse(figure))}
+    marks = re.findall(r"<(circle|polygon) ", figure)
+    assert marks.count("circle") == marks.count("polygon") == 4, "three points and the legend, not by colour alone"
+    assert "paper" not in lambda_sweep([0.1], {"webcam": [80.0]}, None)
+    parse(lambda_sweep([], {}, None))

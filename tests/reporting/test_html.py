@@ -82,8 +82,10 @@ def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> No
     assert not re.search(r"""(src|href)=["']?https?:""", page)
     shown = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
     assert page.count('class="p" data-i=') == 2 * len(shown) == 1000
-    neighbours = re.search(r'<table id="neighbours">(.*?)</table>', page, re.S).group(1)
-    assert neighbours.count("<tr>") == 11 and neighbours.count('class="thumb"') == 100
+    neighbours = re.search(r'<figure id="neighbours">(.*?)</figure>', page, re.S).group(1)
+    assert neighbours.count("<image ") == neighbours.count("data-i=") == 100 and "✗" in neighbours
+    assert page.count('class="star"') == 20 and "Colour and shape are the true class" in page
+    assert page.count("share of inputs on which both agree") == 1, "the signs that alarms go by"
     assert page.count("second opinion:") == 2
     assert "Most often taken for each other" in page
     assert "@import" not in page and page.count("<svg") >= 5
@@ -109,6 +111,7 @@ def test_an_alarm_stands_on_top_and_the_adapted_model_is_still_shown(
     verdict |= {"advised": "zero-shot", "message": "Do not trust it: 1.0 of 10.", "trusted": False, "alarms": [alarm]}
     (run / "verdict.json").write_text(json.dumps(verdict))
     page = write_report(run, Images.from_folder(few_digits)).read_text()
+    assert "Colour and shape are the predicted class" in page and "✗" not in page
     assert 'class="verdict alarm" id="verdict">Do not trust it: 1.0 of 10.' in page
     assert "<b>collapse</b>: predictions use 1.0 of 10 classes. Slow." in page
     items = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
@@ -179,6 +182,11 @@ def test_the_report_in_a_browser(browser, kind: str, request: pytest.FixtureRequ
     ActionChains(browser).move_to_element(point).perform()
     assert tip.is_displayed() and "→" in tip.text
     assert len(tip.find_elements(By.TAG_NAME, "img")) == (1 if kind == "image_run" else 0)
+    near = browser.find_element(By.CSS_SELECTOR, "#neighbours [data-i] " + ("image" if kind == "image_run" else "text"))
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", near)
+    ActionChains(browser).move_by_offset(1, 1).perform()
+    ActionChains(browser).move_to_element(near).perform()
+    assert tip.is_displayed() and "→" in tip.text
     browser.set_window_size(400, 800)
     wide = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
     assert wide <= 0, "a phone needs no scrolling sideways"
@@ -203,8 +211,13 @@ def test_the_review_page_saves_answers(browser, kind: str, request: pytest.Fixtu
         browser.find_elements(By.CSS_SELECTOR, "button.answer")[1].click()
     browser.find_element(By.TAG_NAME, "body").send_keys("2")
     assert "3 answered" in browser.find_element(By.ID, "place").text
-    browser.get(page)
-    assert "Question 4 of 6, 3 answered" in browser.find_element(By.ID, "place").text, "kept by the browser"
+
+    def kept(_) -> bool:
+        browser.get(page)
+        return "Question 4 of 6, 3 answered" in browser.find_element(By.ID, "place").text
+
+    # The browser writes down what it keeps when it finds the time.
+    WebDriverWait(browser, 20).until(kept, "the browser has kept nothing")
     target = browser.downloads / "answers.csv"
     target.unlink(missing_ok=True)
     browser.find_element(By.ID, "save").click()

@@ -107,7 +107,8 @@ def run(
 
 def _sweep(rows: Sequence[Entry], folder: Path) -> list[Path]:
     """The figure of accuracy against lambda, for the values that were computed."""
-    from pouf.reporting.figures import lambda_sweep, write
+    from pouf.reporting.figures import lambda_sweep
+    from pouf.reporting.svg import write
 
     there = [row for row in rows if row.n]
     values = sorted({float(row.method) for row in there})
@@ -119,7 +120,8 @@ def _sweep(rows: Sequence[Entry], folder: Path) -> list[Path]:
             by_task[task] = [own[value].last[0] for value in values]
             papers = papers or [own[value].paper for value in values]
     known = [figure for figure in papers if figure is not None]
-    return write(lambda_sweep(values, by_task, known if len(known) == len(values) else None), folder, "lambda")
+    figure = lambda_sweep(values, by_task, known if len(known) == len(values) else None)
+    return [write(figure, folder / "lambda.svg")]
 
 
 def _some(option: str, text: str | None, known: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -19,14 +20,18 @@ def figures(
     place: InferenceOptions,
     output: OutputOptions,
     labelled: Annotated[bool, typer.Option("--labelled", help="INPUT has labels, as for pouf evaluate.")] = False,
+    centred: Annotated[
+        bool, typer.Option("--centred", help="t-SNE of inputs and prototypes each centred by their own mean.")
+    ] = False,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder of the pictures.")] = Path("figures"),
     text_column: TextColumn = None,
     label_column: LabelColumn = "label",
 ) -> None:
-    """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; PNG and SVG."""
+    """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; SVG."""
     from pouf.classifier import Classifier
     from pouf.inference import InferenceConfig
-    from pouf.reporting.figures import FIGURES, look, write
+    from pouf.reporting.figures import look, paper_figures
+    from pouf.reporting.svg import write
     from pouf.runs.folder import Run
 
     console.calm_libraries()
@@ -38,8 +43,9 @@ def figures(
         data, labels = read_labels(adapted, inputs, text_column, label_column)
     else:
         data = read_inputs(adapted, inputs, text_column, there)
-    comparison = look(zero_shot, adapted, data, labels, InferenceConfig(cache=place.features()))
-    files = [file for name, draw in FIGURES.items() for file in write(draw(comparison), out_dir, name)]
+    inference = InferenceConfig(workers=place.workers or 0, cache=place.features())
+    comparison = look(nullcontext(zero_shot), nullcontext(adapted), data, labels, inference)
+    files = [write(figure, out_dir / f"{name}.svg") for name, figure in paper_figures(comparison, centred).items()]
     if output.as_json:
         console.tell_json({"files": [str(file) for file in files]})
     elif not output.quiet:

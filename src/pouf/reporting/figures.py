@@ -1,31 +1,31 @@
-"""The paper's figures from any run: t-SNE, nearest neighbours of prototypes, histograms of similarity, lambda."""
+"""The paper's figures of any run, drawn for the report and for files: t-SNE, neighbours, similarities, lambda."""
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+import unicodedata
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from pouf.base import BaseClassifier
-from pouf.data.base import Subset, Unlabelled
+from pouf.data.base import Subset, Unlabelled, Unreadable
 from pouf.inference import InferenceConfig
+from pouf.reporting.pages import as_text, shorten, thumbnail
+from pouf.reporting.svg import COLOURS, SHAPES, Series, chart, drawing, legend, marker, polygon, tag, text
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# Okabe and Ito's colours: told apart by everyone.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-BEFORE, AFTER = "#999999", "#0072B2"
-MOST = 2000  # points in a picture
-CLASSES = 12  # with pictures of their neighbours
+CLASSES = len(COLOURS) * len(SHAPES)  # that are named, and have a row of their own
+SIDE = 400  # of a map
+HALO = {"paint_order": "stroke", "stroke": "var(--card)", "stroke_width": 3, "stroke_linejoin": "round"}
 
 
 class View(NamedTuple):
@@ -44,65 +44,57 @@ class Comparison(NamedTuple):
     classes: Sequence[str]
     labelled: bool
 
+    def sample(self, i: int) -> Any:
+        """An input; None if it could be read before, but can't be any more."""
+        try:
+            return self.inputs.read(i)
+        except Unreadable:
+            return None
+
 
 def look(
-    zero_shot: BaseClassifier,
-    adapted: BaseClassifier,
+    zero_shot: AbstractContextManager[BaseClassifier],
+    adapted: AbstractContextManager[BaseClassifier],
     data: Unlabelled,
     labels: Sequence[int] | None = None,
     inference: InferenceConfig | None = None,
-    most: int = MOST,
+    most: int = 2000,
 ) -> Comparison:
-    """Features and prototypes before and after, of at most 2,000 inputs at random."""
+    """Features and prototypes before and after, of at most 2,000 inputs at random.
+
+    Args:
+        zero_shot, adapted: the classifier before and after, each while its context is open: they may be the same one.
+    """
     chosen = list(range(len(data)))
     if len(chosen) > most:
         chosen = sorted(np.random.default_rng(0).permutation(len(data))[:most].tolist())
     sample = Subset(data, chosen)
     views = []
-    for classifier in (zero_shot, adapted):
-        encoded = classifier.encode(sample, inference or InferenceConfig())
-        said = classifier.log_probabilities(encoded).exp()
-        true = None if labels is None else torch.tensor([labels[chosen[i]] for i in encoded.indices])
-        with torch.no_grad():
+    for state in (zero_shot, adapted):
+        with state as classifier, torch.no_grad():
+            encoded = classifier.encode(sample, inference or InferenceConfig())
+            said = classifier.log_probabilities(encoded).exp()
             prototypes = F.normalize(classifier.prototypes().float(), dim=1).cpu()
-        labels_shown = said.argmax(1) if true is None else true
-        views.append(View(F.normalize(encoded.features.float(), dim=1), prototypes, labels_shown, said))
+        shown = said.argmax(1) if labels is None else torch.tensor([labels[chosen[i]] for i in encoded.indices])
+        views.append(View(F.normalize(encoded.features.float(), dim=1), prototypes, shown, said))
     readable = [i for i in range(len(sample)) if i not in sample.skipped]
     before, after = views
-    return Comparison(before, after, Subset(sample, readable), adapted.classes, labels is not None)
+    return Comparison(before, after, Subset(sample, readable), classifier.classes, labels is not None)
 
 
-def embed(view: View) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """t-SNE of features and prototypes together: (n, 2) and (k, 2); the same for the same view.
+def embed(view: View, centred: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """One t-SNE of features and prototypes together, paper fig. 1: (n, 2) and (k, 2); the same for the same view.
 
-    Features and prototypes of dual encoders lie in two separate cones: both are centred, each by its own mean, as
-    otherwise the picture would show the cones and nothing else.
+    Features and prototypes of dual encoders lie in two separate cones, and the picture shows that they do. Centred,
+    each by their own mean, they share one place, and the picture shows which features are on which prototype's side.
     """
     from sklearn.manifold import TSNE
 
-    both = torch.cat([view.features - view.features.mean(0), view.prototypes - view.prototypes.mean(0)])
-    points = F.normalize(both, dim=1).numpy()
+    parts = (view.features, view.prototypes)
+    points = F.normalize(torch.cat([part - part.mean(0) if centred else part for part in parts]), dim=1).numpy()
     perplexity = min(30.0, max(2.0, (len(points) - 1) / 4))
     placed = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points)
     return placed[: len(view.features)], placed[len(view.features) :]
-
-
-def tsne(comparison: Comparison) -> Figure:
-    """Features and prototypes before and after, coloured by class."""
-    figure, axes = _figure(1, 2, (11, 5.5))
-    for axis, view, title in zip(axes, comparison[:2], ("zero-shot", "adapted"), strict=True):
-        points, prototypes = embed(view)
-        colours = [COLOURS[int(label) % len(COLOURS)] for label in view.labels]
-        axis.scatter(*points.T, s=9, c=colours, alpha=0.6, linewidths=0)
-        shades = [COLOURS[k % len(COLOURS)] for k in range(len(prototypes))]
-        axis.scatter(*prototypes.T, s=130, c=shades, marker="*", edgecolors="black", linewidths=0.8)
-        if len(comparison.classes) <= 40:
-            for name, (x, y) in zip(comparison.classes, prototypes, strict=True):
-                axis.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
-        axis.set_title(f"{title}: features, and prototypes as stars", fontsize=10)
-        axis.set_xticks([])
-        axis.set_yticks([])
-    return figure
 
 
 def nearest(view: View, k: int, count: int = 5) -> list[int]:
@@ -110,87 +102,125 @@ def nearest(view: View, k: int, count: int = 5) -> list[int]:
     return (view.features @ view.prototypes[k]).topk(min(count, len(view.features))).indices.tolist()
 
 
-def neighbours(comparison: Comparison) -> Figure:
-    """The five inputs nearest to each prototype, before (left) and after (right); classes that changed most first."""
-    changed = [
-        len({*nearest(comparison.before, k)} ^ {*nearest(comparison.after, k)}) for k in range(len(comparison.classes))
-    ]
-    shown = sorted(range(len(comparison.classes)), key=lambda k: -changed[k])[:CLASSES]
-    figure, axes = _figure(len(shown), 11, (11, 1.15 * len(shown) + 0.5))
-    for row, k in zip(np.atleast_2d(axes), shown, strict=True):
-        for axis in row:
-            axis.axis("off")
-        row[5].text(0.5, 0.5, "→", ha="center", va="center", fontsize=14)
-        row[0].set_title(f"{comparison.classes[k]}: zero-shot", fontsize=8, loc="left")
-        row[6].set_title("adapted", fontsize=8, loc="left")
-        for view, first in ((comparison.before, 0), (comparison.after, 6)):
-            for axis, place in zip(row[first : first + 5], nearest(view, k), strict=False):
-                right = not comparison.labelled or int(view.labels[place]) == k
-                _show(axis, comparison.inputs.read(place), right)
-    return figure
-
-
-def _show(axis: Any, sample: Any, right: bool) -> None:
-    if isinstance(sample, Image.Image):
-        axis.imshow(sample)
-    else:
-        text = " / ".join(sample) if isinstance(sample, tuple) else str(sample)
-        axis.text(0.5, 0.5, textwrap.fill(textwrap.shorten(text, 60), 15), ha="center", va="center", fontsize=5)
-    if not right:  # not by colour alone
-        axis.text(0.98, 0.02, "✗", transform=axis.transAxes, ha="right", va="bottom", color="#D55E00", fontsize=12)
-
-
 def similarities(view: View) -> Tensor:
     """Cosine of each feature with the prototype of its class: (n,)."""
     return (view.features * view.prototypes[view.labels]).sum(1)
 
 
-def histogram(comparison: Comparison) -> Figure:
+def paper_figures(comparison: Comparison, centred: bool = False) -> dict[str, Markup]:
+    """The files of `pouf figures`, by name."""
+    left, right = (tsne(view, comparison.classes, centred) for view in comparison[:2])
+    height = int(left.split('"')[3])  # of <svg width="" height="">
+    about = ", each centred by their own mean" if centred else ""
+    titles = [text(x, 14, name + about) for x, name in ((8, "zero-shot"), (SIDE + 24, "adapted"))]
+    maps = [tag("g", part, transform=f"translate({x} 18)") for x, part in ((0, left), (SIDE + 16, right))]
+    both = drawing(2 * SIDE + 16, height + 18, *titles, *maps)
+    return {"tsne": both, "neighbours": neighbours(comparison), "similarity": histogram(comparison)}
+
+
+def tsne(view: View, classes: Sequence[str], centred: bool = False) -> Markup:
+    """Inputs as points, prototypes as stars, where one t-SNE of both puts them; colour and shape are the class."""
+    both = np.concatenate(embed(view, centred))  # (n + k, 2)
+    low, high = both.min(0), both.max(0)
+    # The same scale up and across: distances can be compared.
+    placed = SIDE / 2 + (SIDE - 24) / max(float((high - low).max()), 1e-6) * (both - (low + high) / 2)
+    n, labels = len(view.features), view.labels.tolist()
+    parts = [marker(labels[i], x, y, class_="p", data_i=i) for i, (x, y) in enumerate(placed[:n].tolist())]
+    for k, (x, y) in enumerate(placed[n:].tolist()):
+        star = {"points": polygon(x, y, 9, 10, inner=0.42), "fill": COLOURS[k % len(COLOURS)], "stroke": "var(--ink)"}
+        parts.append(tag("polygon", tag("title", classes[k]), class_="star", **star))
+    if len(classes) > CLASSES:
+        return drawing(SIDE, SIDE, *parts)
+    names = [shorten(name, 26) for name in classes]
+    named, end = legend([(marker(k, 0, 0), name) for k, name in enumerate(names)], SIDE, SIDE)
+    return drawing(SIDE, end, *parts, *_labels(placed[n:].tolist(), names), *named)
+
+
+def _labels(stars: Sequence[Sequence[float]], names: Sequence[str]) -> list[Markup]:
+    """Names beside their stars. One that would lie on another star or name is left to the legend and the title."""
+    taken = [(x, y, 7.0) for x, y in stars]  # middle, and half of the width
+    parts = []
+    for (x, y), name in zip(stars, names, strict=True):
+        if sum(math.hypot(x - a, y - b) < 10 for a, b in stars) > 1:
+            continue  # of stars in one place, no name tells which
+        half = 3.0 * len(name)
+        for across, down in ((x + 11 + half, y), (x - 11 - half, y), (x, y - 15), (x, y + 15)):
+            free = all(abs(across - a) > half + b or abs(down - d) > 12 for a, d, b in taken)
+            if free and half <= across <= SIDE - half and 8 <= down <= SIDE - 8:
+                taken.append((across, down, half))
+                parts.append(text(across, down + 4, name, text_anchor="middle", **HALO | {"fill": "var(--ink)"}))
+                break
+    return parts
+
+
+def neighbours(comparison: Comparison) -> Markup:
+    """The five inputs nearest to each prototype, before (left) and after (right); classes that changed most first."""
+    near = [[nearest(view, k) for view in comparison[:2]] for k in range(len(comparison.classes))]
+    shown = sorted(range(len(near)), key=lambda k: -len({*near[k][0]} ^ {*near[k][1]}))[:CLASSES]
+    parts, bottom = [text(8, 16, "zero-shot"), text(220, 16, "adapted")], 22
+    for k in shown:
+        name = shorten(comparison.classes[k], 60)
+        parts.append(text(8, bottom + 12, name, fill="var(--ink)", font_weight="bold"))
+        top = bottom + 18
+        for left, places in zip((8, 220), near[k], strict=True):
+            x, y = left, top
+            for i in places:
+                cell, width, height = _cell(comparison.sample(i), comparison.inputs.ids[i])
+                if comparison.labelled and int(comparison.after.labels[i]) != k:  # not by colour alone
+                    cell += text(0, 11, "✗", **HALO | {"fill": "var(--bad)", "font_size": 13})
+                parts.append(tag("svg", cell, data_i=i, x=x, y=y, width=width, height=height))
+                bottom = max(bottom, y + height)
+                x, y = (x + width, y) if x + width < left + 200 else (left, y + height)
+    return drawing(428, bottom + 4, *parts)
+
+
+def _cell(sample: object, name: str) -> tuple[Markup, int, int]:
+    """A picture, or the beginning of a text; with the width and height it takes."""
+    if isinstance(sample, Image.Image):
+        return tag("image", href=thumbnail(sample, 72), width=36, height=36, image_rendering="pixelated"), 40, 40
+    words = (as_text(sample) or name)[:200]
+    length = 16 if any(unicodedata.east_asian_width(letter) in "WF" for letter in words) else 32
+    lines = textwrap.wrap(words, length) or [name]
+    lines[1:] = [shorten(" ".join(lines[1:]), length)] if lines[1:] else []
+    return Markup("").join(text(12, 10 + 13 * i, line) for i, line in enumerate(lines)), 200, 13 * len(lines) + 4
+
+
+def histogram(comparison: Comparison) -> Markup:
     """Cosine similarity of features with the right prototype (the predicted one where no labels are known)."""
-    figure, axes = _figure(1, 1, (6, 4))
-    before, after = similarities(comparison.before).numpy(), similarities(comparison.after).numpy()
-    bins = np.linspace(min(before.min(), after.min()), max(before.max(), after.max()), 50)
-    axes.hist(before, bins, color=BEFORE, alpha=0.6, label=f"zero-shot, mean {before.mean():.3f}")
-    axes.hist(after, bins, histtype="step", linewidth=2, color=AFTER, label=f"adapted, mean {after.mean():.3f}")
-    axes.set_xlabel(f"cosine similarity with the {'right' if comparison.labelled else 'predicted'} class's prototype")
-    axes.set_ylabel("inputs")
-    axes.legend(frameon=False)
-    return figure
+    found = [similarities(view).double().numpy() for view in comparison[:2]]  # twice (n,)
+    edges = np.histogram_bin_edges(np.concatenate(found), 40).tolist()
+    styles = (_stroke("var(--before)") | {"fill": "var(--before)", "fill_opacity": 0.5}, _stroke("var(--after)"))
+    series = []
+    for name, values, style in zip(("zero-shot", "adapted"), found, styles, strict=True):
+        counts = np.histogram(values, edges)[0].tolist()
+        steps = [(edge, n) for i, n in enumerate(counts) for edge in edges[i : i + 2]]
+        series.append(Series(f"{name}, mean {values.mean():.3f}", [(edges[0], 0), *steps, (edges[-1], 0)], style))
+    about = f"cosine similarity with the {'right' if comparison.labelled else 'predicted'} class's prototype"
+    return chart(series, about, "inputs")
+
+
+def line(points: Sequence[tuple[float, float]], mark: float | None = None) -> Markup:
+    """A curve over the steps of a run, and the step that was chosen."""
+    ys = [y for _, y in points if math.isfinite(y)] or [0.0]
+    series = [Series("", points, _stroke("var(--after)")), Series("", [(0, ys[0])], {})]  # from step 0 on
+    if mark is not None:
+        series.append(Series("", [(mark, min(ys)), (mark, max(ys))], _stroke("var(--bad)", "4 3")))
+    return chart(series, "step", width=320, height=180)
 
 
 def lambda_sweep(
     values: Sequence[float], ours: Mapping[str, Sequence[float]], papers: Sequence[float] | None
-) -> Figure:
-    """Accuracy in % against lambda; the paper's own beside it where the setting is the same."""
-    figure, axes = _figure(1, 1, (6, 4))
-    for (name, accuracies), colour, marker in zip(ours.items(), COLOURS, "osD^v<>p", strict=False):
-        axes.plot(values, accuracies, marker=marker, color=colour, label=name)
+) -> Markup:
+    """Accuracy in % against lambda, a curve a task; the paper's own, dashed, where the setting is the same."""
+    series = []
+    for i, (name, accuracies) in enumerate(ours.items()):
+        k = i + len(COLOURS) * i  # another colour and another shape
+        series.append(Series(name, list(zip(values, accuracies, strict=True)), _stroke(COLOURS[k % len(COLOURS)]), k))
     if papers is not None:
-        axes.plot(values, papers, linestyle="--", color="black", label="paper, chosen by labels")
-    axes.set_xlabel("lambda")
-    axes.set_ylabel("accuracy in %")
-    axes.legend(frameon=False)
-    return figure
+        paper = list(zip(values, papers, strict=True))
+        series.append(Series("paper, chosen by labels", paper, _stroke("var(--ink)", "5 3")))
+    return chart(series, "lambda", "accuracy in %")
 
 
-def write(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """PNG and SVG."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
-    for file in files:
-        # Without the date, the same figure is the same file.
-        figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
-    return files
-
-
-FIGURES: dict[str, Callable[[Comparison], Figure]] = {"tsne": tsne, "neighbours": neighbours, "similarity": histogram}
-
-
-def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
-    # Without pyplot: no window, no global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns)
+def _stroke(colour: str, dashes: str = "none") -> dict[str, object]:
+    return {"fill": "none", "stroke": colour, "stroke_width": 2, "stroke_dasharray": dashes}

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
 
-from pouf.base import BaseClassifier
-from pouf.data.base import Unlabelled, Unreadable
+from pouf.base import BaseClassifier, Predictions
+from pouf.data.base import Unlabelled
 from pouf.inference import InferenceConfig
-from pouf.reporting.figures import COLOURS, Comparison, embed, look, nearest, similarities
-from pouf.reporting.pages import as_text, render, script_data, thumbnail
+from pouf.reporting.figures import CLASSES, Comparison, histogram, line, look, neighbours, tsne
+from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
+from pouf.reporting.svg import LIGHT
 from pouf.runs.folder import RECIPE, SKIPPED, Run
+from pouf.saving import Use
 from pouf.training.adaptation import Adaptation
 from pouf.validation.verdict import Verdict
 
 POINTS = 500  # inputs that are drawn
-CLASSES = 40  # with a row of their own
 CHANGED = 30
 PAIRS = 12  # of classes that are taken for each other
 THUMB = 48  # pixels
@@ -59,18 +58,21 @@ def write_report(
         labels: positions of their classes, where they are known: accuracies and a confusion matrix are added.
         result: the run itself, where it has just come to its end; else its classifiers are loaded.
     """
-    there = Run(run)
+    there, inference = Run(run), inference or InferenceConfig()
+
+    def at(use: Use) -> AbstractContextManager[BaseClassifier]:
+        if result is not None and result.checkpoints is not None:
+            return result.at(use)
+        return nullcontext(BaseClassifier.from_pretrained(run, use=use, device=device))
+
+    comparison = look(at("zero-shot"), at(there.adapted), data, labels, inference, POINTS)
+    compared: dict[str, Use] = {"zero-shot": "zero-shot", "last step": "last", "advised": "advised"}
+    guesses = {}
+    for name, use in compared.items() if labels is not None else ():
+        with at(use) as classifier:
+            guesses[name] = classifier.infer(data, inference)
+    evaluation = _evaluation(guesses, labels, comparison.classes) if labels is not None else None
     file = Path(file) if file is not None else there.folder / "report.html"
-    zero_shot, adapted = (
-        BaseClassifier.from_pretrained(run, use=use, device=device) for use in ("zero-shot", there.adapted)
-    )
-    inference = inference or InferenceConfig()
-    comparison = look(zero_shot, adapted, data, inference=inference, most=POINTS)
-    evaluation = None
-    if labels is not None:
-        others = {"last step": "last", "advised": "advised"}
-        compared = {name: BaseClassifier.from_pretrained(run, use=use, device=device) for name, use in others.items()}  # type: ignore[arg-type]
-        evaluation = _evaluation({"zero-shot": zero_shot, **compared}, data, labels, inference)
     file.write_text(_page(there, comparison, len(data), evaluation), encoding="utf-8")
     return file
 
@@ -78,34 +80,31 @@ def write_report(
 def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] | None) -> str:
     verdict, steps = run.verdict, run.steps()
     items = [_item(comparison, i) for i in range(len(comparison.inputs))]
-    shares = [view.probabilities.mean(0) for view in comparison[:2]]
+    before, after = comparison[:2]
+    shares = [view.probabilities.mean(0) for view in (before, after)]
     shown = shares[1].argsort(descending=True)[:CLASSES].tolist()
     return render(
         "report.html",
         title=f"pouf: {run.folder.resolve().name}",
-        verdict=verdict.message,
-        trusted=verdict.trusted,
-        judged=verdict.diagnostics is not None,
-        alarms=verdict.alarms,
-        facts=_facts(verdict, n, comparison, steps),
+        verdict=verdict,
         diagnostics=_diagnostics(verdict),
+        facts=_facts(verdict, n, comparison, steps),
         evaluation=evaluation,
         classes=comparison.classes,
         curves=_curves(steps, verdict),
         shares=[(comparison.classes[k], *(float(p[k]) for p in shares)) for k in shown],
         highest=max(float(p.max()) for p in shares),
         more_classes=len(comparison.classes) - len(shown),
-        maps=_maps(comparison),
-        neighbours=[
-            (comparison.classes[k], *([_shown(items[i]) for i in nearest(view, k)] for view in comparison[:2]))
-            for k in shown
-        ],
-        histogram=_histogram(comparison),
+        labelled=comparison.labelled,
+        maps=[("zero-shot", tsne(before, comparison.classes)), ("adapted", tsne(after, comparison.classes))],
+        neighbours=neighbours(comparison),
+        histogram=histogram(comparison),
         changed=_changed(items, comparison),
         recipe="\n".join(run.lines(RECIPE)),
         manifest=json.dumps(run.manifest, indent=1, ensure_ascii=False),
         skipped=[f"{row['id']}: {row['reason']}" for row in map(json.loads, run.lines(SKIPPED))],
         items=script_data(items),
+        light=LIGHT,
     )
 
 
@@ -115,18 +114,14 @@ def _facts(verdict: Verdict, n: int, comparison: Comparison, steps: list[dict[st
     if verdict.chosen is not None:
         facts += [("used", verdict.advised), ("chosen step", str(verdict.chosen)), ("last step", str(verdict.last))]
     facts += [("predictions changed", f"{_percent(changed)} %")]
-    if steps:
-        facts += [("time", f"{steps[-1]['seconds']:.0f} s")]
-    return facts
+    return facts + ([("time", f"{steps[-1]['seconds']:.0f} s")] if steps else [])
 
 
 def _diagnostics(verdict: Verdict) -> list[tuple[str, str, str]]:
-    seen = verdict.diagnostics
-    if seen is None:
-        return []
+    seen = verdict.diagnostics._asdict() if verdict.diagnostics is not None else {}
     return [
-        (name, "" if before is None else f"{getattr(seen, before):.2f}", f"{getattr(seen, after):.2f}")
-        for name, (before, after) in DIAGNOSTICS.items()
+        (name, "" if before is None else f"{seen[before]:.2f}", f"{seen[after]:.2f}")
+        for name, (before, after) in (DIAGNOSTICS.items() if seen else ())
     ]
 
 
@@ -136,62 +131,38 @@ def _percent(share: Any) -> str:
 
 def _item(comparison: Comparison, i: int) -> dict[str, str]:
     """An input with what was said of it."""
-    sample = _read(comparison.inputs, i)
-    text = as_text(sample)
+    sample = comparison.sample(i)
     before, after = (
         f"{comparison.classes[int(p.argmax())]} {100 * float(p.max()):.0f} %"
         for p in (view.probabilities[i] for view in comparison[:2])
     )
     return {
         "image": thumbnail(sample, THUMB) if isinstance(sample, Image.Image) else "",
-        "text": text if len(text) <= 160 else text[:159] + "…",
+        "text": shorten(as_text(sample), 160),
         "name": comparison.inputs.ids[i],
         "before": before,
         "after": after,
     }
 
 
-def _read(inputs: Unlabelled, i: int) -> Any:
-    try:
-        return inputs.read(i)
-    except Unreadable:  # it could be read before
-        return None
-
-
-def _shown(item: dict[str, str]) -> Markup:
-    if item["image"]:
-        return Markup('<img class="thumb" alt="" src="{}">').format(item["image"])
-    return Markup('<span class="sample">{}</span>').format(item["text"] or item["name"])
-
-
-def _changed(items: list[dict[str, str]], comparison: Comparison) -> list[tuple[Markup, str, str, str]]:
+def _changed(items: list[dict[str, str]], comparison: Comparison) -> list[dict[str, str]]:
     """Inputs that went to another class, those first whose probabilities moved furthest."""
     before, after = (view.probabilities for view in comparison[:2])
     other = before.argmax(1) != after.argmax(1)
-    order = [i for i in (before - after).abs().sum(1).argsort(descending=True).tolist() if other[i]][:CHANGED]
-    return [
-        (_shown(item), item["name"] if item["image"] or item["text"] else "", item["before"], item["after"])
-        for item in (items[i] for i in order)
-    ]
+    order = (before - after).abs().sum(1).argsort(descending=True).tolist()
+    return [items[i] for i in order if other[i]][:CHANGED]
 
 
-def _evaluation(
-    compared: dict[str, BaseClassifier], data: Unlabelled, labels: Sequence[int], inference: InferenceConfig
-) -> dict[str, Any]:
+def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
     """Accuracies, and the confusion matrix of the last of them."""
-    rows = []
-    for name, classifier in compared.items():
-        scored = classifier.infer(data, inference)
-        truth = torch.tensor([labels[i] for i in scored.indices])
-        guess = scored.log_probabilities.argmax(1)
+    rows, k = [], len(names)
+    for name, said in guesses.items():
+        truth = torch.tensor([labels[i] for i in said.indices])
+        guess = said.log_probabilities.argmax(1)
         right = int((guess == truth).sum())
-        low, high = wilson(right, len(truth))
-        rows.append((name, _percent(right / len(truth)), _percent(low), _percent(high)))
-    k = len(classifier.classes)
+        rows.append((name, *(_percent(share) for share in (right / len(truth), *wilson(right, len(truth))))))
     counts = torch.bincount(truth * k + guess, minlength=k * k).view(k, k)
-    names, confusion = classifier.classes, None
-    if k <= CLASSES:
-        confusion = list(zip(names, counts.tolist(), strict=True))
+    confusion = list(zip(names, counts.tolist(), strict=True)) if k <= CLASSES else None
     wrong = counts.clone().fill_diagonal_(0).flatten()
     places = wrong.argsort(descending=True, stable=True)[:PAIRS].tolist()
     pairs = [(names[place // k], names[place % k], int(wrong[place])) for place in places if wrong[place]]
@@ -208,7 +179,7 @@ def wilson(right: int, n: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
-def _curves(steps: list[dict[str, Any]], verdict: Verdict) -> list[dict[str, Any]]:
+def _curves(steps: list[dict[str, Any]], verdict: Verdict) -> list[tuple[str, str]]:
     if not steps:
         return []
     series = {
@@ -217,93 +188,4 @@ def _curves(steps: list[dict[str, Any]], verdict: Verdict) -> list[dict[str, Any
     }
     for name, field in OPINIONS.items():
         series |= {name: [(s.step, getattr(s, field)) for s in verdict.snapshots]} if verdict.snapshots else {}
-    return [{"name": name, "svg": _line(points, verdict.chosen)} for name, points in series.items()]
-
-
-def _line(points: list[tuple[int, float]], mark: int | None) -> Markup:
-    width, height, left, bottom = 320, 170, 44, 22
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    low, high = min(ys), max(ys)
-    spread = (high - low) or 1.0
-    last = max(xs) or 1
-
-    def at(x: float, y: float) -> str:
-        across = left + (width - left - 8) * x / last
-        return f"{across:.1f},{8 + (height - bottom - 8) * (1 - (y - low) / spread):.1f}"
-
-    path = " ".join(at(x, y) for x, y in points)
-    parts = [f'<polyline points="{path}" fill="none" stroke="var(--after)" stroke-width="2"/>']
-    for value in (low, high):
-        parts.append(f'<text x="2" y="{float(at(0, value).split(",")[1]) + 4:.1f}">{value:.3g}</text>')
-    parts.append(f'<text x="{left}" y="{height - 5}">0</text>')
-    parts.append(f'<text x="{width - 8}" y="{height - 5}" text-anchor="end">step {last}</text>')
-    if mark is not None:
-        across = at(mark, low).split(",")[0]
-        ends = f'x1="{across}" x2="{across}" y1="8" y2="{height - bottom}"'
-        parts.append(f'<line {ends} stroke="var(--bad)" stroke-dasharray="4 3"/>')
-    return _svg(width, height, parts)
-
-
-def _maps(comparison: Comparison) -> list[dict[str, Any]]:
-    drawn = []
-    for name, view in zip(("zero-shot", "adapted"), comparison[:2], strict=True):
-        points, prototypes = embed(view)
-        both = np.concatenate([points, prototypes])
-        low, size = both.min(0), np.ptp(both, axis=0).clip(1e-6)
-        labels = view.probabilities.argmax(1).tolist()
-        parts = []
-        for i, (point, label) in enumerate(zip(points, labels, strict=True)):
-            x, y = 10 + 380 * (point - low) / size
-            parts.append(f'<circle class="p" data-i="{i}" cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{_colour(label)}"/>')
-        for k, point in enumerate(prototypes):
-            x, y = 10 + 380 * (point - low) / size
-            parts.append(
-                f'<path d="{_star(x, y)}" fill="{_colour(k)}" stroke="var(--ink)" stroke-width="1">'
-                + str(Markup("<title>{}</title></path>").format(comparison.classes[k]))
-            )
-            if len(prototypes) <= CLASSES:
-                side, anchor = (9, "start") if x < 300 else (-9, "end")
-                text = Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>')
-                parts.append(str(text.format(f"{x + side:.1f}", f"{y + 4:.1f}", anchor, comparison.classes[k])))
-        drawn.append({"name": name, "svg": _svg(400, 400, parts)})
-    return drawn
-
-
-def _colour(k: int) -> str:
-    """Of a class; black would not be seen in the dark."""
-    colour = COLOURS[k % len(COLOURS)]
-    return "var(--ink)" if colour == "#000000" else colour
-
-
-def _star(x: float, y: float, radius: float = 8.0) -> str:
-    corners = []
-    for i in range(10):
-        r, angle = (radius if i % 2 == 0 else radius * 0.42), math.pi * (i / 5 - 0.5)
-        corners.append(f"{x + r * math.cos(angle):.1f} {y + r * math.sin(angle):.1f}")
-    return f"M{'L'.join(corners)}Z"
-
-
-def _histogram(comparison: Comparison) -> Markup:
-    before, after = (similarities(view).numpy() for view in (comparison.before, comparison.after))
-    edges = np.linspace(min(before.min(), after.min()), max(before.max(), after.max()) + 1e-6, 31)
-    counts = [np.histogram(values, edges)[0] for values in (before, after)]
-    highest = max(int(count.max()) for count in counts) or 1
-    parts = []
-    for count, style in (
-        (counts[0], 'fill="var(--before)" fill-opacity=".55"'),
-        (counts[1], 'fill="none" stroke="var(--after)" stroke-width="2"'),
-    ):
-        for i, n in enumerate(count.tolist()):
-            if n:
-                height = 120 * n / highest
-                parts.append(
-                    f'<rect x="{8 + 20 * i}" y="{128 - height:.1f}" width="18" height="{height:.1f}" {style}/>'
-                )
-    parts.append(f'<text x="8" y="145">{edges[0]:.2f}</text>')
-    parts.append(f'<text x="606" y="145" text-anchor="end">{edges[-1]:.2f}</text>')
-    return _svg(616, 150, parts)
-
-
-def _svg(width: int, height: int, parts: Sequence[str]) -> Markup:
-    # Everything in the parts is a number, a name from here, or has been escaped.
-    return Markup(f'<svg viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>')
+    return [(name, line(points, verdict.chosen)) for name, points in series.items()]

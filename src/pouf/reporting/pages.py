@@ -35,6 +35,10 @@ def thumbnail(image: Image.Image, side: int) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
+def shorten(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
 def as_text(sample: Any) -> str:
     """A text, or a pair of them; nothing for other samples."""
     return " / ".join(sample) if isinstance(sample, tuple) else sample if isinstance(sample, str) else ""

@@ -1,0 +1,122 @@
+"""SVG by hand: elements that escape what they hold, plots with axes, legends, and files that any viewer opens."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+# Colours by name: var(--ink) and so on. A page may replace them, as the report does in the dark.
+LIGHT = {"ground": "#ffffff", "card": "#f5f6f8", "ink": "#1b1f24", "soft": "#5b6470", "line": "#d5d9df",
+         "before": "#8a8f98", "after": "#0072b2", "good": "#00694e", "bad": "#a63c00"}  # fmt: skip
+# Okabe and Ito's colours: told apart by everyone. Their black is the ink's colour, which is seen in the dark too.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "var(--ink)")
+# Corners, turn and inner radius of the marks of classes 0 to 7 (circles), 8 to 15, and so on.
+SHAPES = ((0, 0.0, 1.0), (4, 0.5, 1.0), (3, 0.0, 1.0), (8, 0.0, 0.4), (4, 0.0, 1.0))
+
+
+def tag(name: str, *children: str, **attributes: object) -> Markup:
+    """An element: `data_i` becomes data-i, `class_` class; everything that is not Markup is escaped."""
+    named = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
+    pairs = [Markup(' {}="{}"').format(k, round(v, 2) if isinstance(v, float) else v) for k, v in named.items()]
+    return Markup("<{0}{1}>{2}</{0}>").format(name, Markup("").join(pairs), Markup("").join(children))
+
+
+def text(x: float, y: float, words: str, **attributes: object) -> Markup:
+    return tag("text", words, **({"x": x, "y": y, "fill": "var(--soft)"} | attributes))
+
+
+def drawing(width: int, height: int, *parts: Markup) -> Markup:
+    return tag("svg", *parts, width=width, height=height, viewBox=f"0 0 {width} {height}", role="img",
+               xmlns="http://www.w3.org/2000/svg", font_size=11, font_family="system-ui, sans-serif")  # fmt: skip
+
+
+def write(figure: Markup, file: Path) -> Path:
+    """A file of its own, on white; without variables, which not every viewer knows."""
+    light = LIGHT | {"card": "#ffffff"}
+    # Only our own attributes hold bare quotes, so that no name or text is taken for a variable.
+    plain = re.sub(r'="var\(--(\w+)\)"', lambda found: f'="{light[found[1]]}"', figure)
+    plain = plain.replace(">", '><rect width="100%" height="100%" fill="#ffffff"/>', 1)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # XML has no place for control characters, not even escaped.
+    file.write_text(re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", plain), encoding="utf-8")
+    return file
+
+
+def path(points: Iterable[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def polygon(x: float, y: float, radius: float, corners: int, turn: float = 0.0, inner: float = 1.0) -> str:
+    """Corners around a place; with `inner` below 1 every second one is nearer: a star."""
+    around = ((radius * (inner if i % 2 else 1), math.tau * (i + turn) / corners) for i in range(corners))
+    return path((x + r * math.sin(angle), y - r * math.cos(angle)) for r, angle in around)
+
+
+def marker(k: int, x: float, y: float, **attributes: object) -> Markup:
+    """A point of class k."""
+    corners, turn, inner = SHAPES[k // len(COLOURS) % len(SHAPES)]
+    style = {"fill": COLOURS[k % len(COLOURS)], "fill_opacity": 0.65, "stroke": "var(--ink)", "stroke_width": 0.3}
+    if not corners:
+        return tag("circle", cx=x, cy=y, r=3.2, **style, **attributes)
+    return tag("polygon", points=polygon(x, y, 4.5, corners, turn, inner), **style, **attributes)
+
+
+def legend(marks: Sequence[tuple[Markup, str]], width: int, top: int) -> tuple[list[Markup], int]:
+    """Marks, which are drawn around 0 0, with their names in columns; and where they end."""
+    longest = max((len(name) for _, name in marks), default=1)
+    columns = max(1, min(4, width // (24 + 6 * longest)))
+    parts = []
+    for i, (mark, name) in enumerate(marks):
+        x, y = 14 + (width - 8) * (i % columns) // columns, top + 10 + 15 * (i // columns)
+        parts += [tag("g", mark, transform=f"translate({x} {y})"), text(x + 12, y + 4, name)]
+    return parts, top + 15 * math.ceil(len(marks) / columns) + 5 * bool(marks)
+
+
+class Series(NamedTuple):
+    name: str  # for the legend; "" has no place there
+    points: Sequence[tuple[float, float]]
+    style: Mapping[str, object]
+    k: int | None = None  # class of the markers
+
+
+def chart(series: Sequence[Series], x_name: str, y_name: str = "", width: int = 400, height: int = 220) -> Markup:
+    """Curves over a grid of round numbers, with the names of the axes and a legend."""
+    (left, right), (low, high) = (_span(point[axis] for each in series for point in each.points) for axis in (0, 1))
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return 44 + (width - 60) * (x - left) / (right - left), height - 34 - (height - 60) * (y - low) / (high - low)
+
+    parts = [text(4, 12, y_name), text(width - 12, height - 4, x_name, text_anchor="end")]
+    for value in _round_numbers(left, right):
+        parts.append(text(at(value, low)[0], height - 19, f"{value:g}", text_anchor="middle"))
+    for value in _round_numbers(low, high):
+        y = at(left, value)[1]
+        parts.append(tag("line", x1=44, x2=width - 16, y1=y, y2=y, stroke="var(--line)"))
+        parts.append(text(38, y + 4, f"{value:g}", text_anchor="end"))
+    marks = []
+    for name, points, style, k in series:
+        places = [at(*point) for point in points if math.isfinite(point[1])]
+        swatch = tag("polyline", points="-8,0 8,0", **style)
+        parts += [tag("polyline", points=path(places), **style), *(marker(k, x, y) for x, y in places if k is not None)]
+        marks += [(swatch if k is None else swatch + marker(k, 0, 0), name)] if name else []
+    named, end = legend(marks, width, height)
+    return drawing(width, end, *parts, *named)
+
+
+def _span(values: Iterable[float]) -> tuple[float, float]:
+    """Lowest and highest of the finite values, with room between them."""
+    finite = [float(value) for value in values if math.isfinite(value)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
+    return (low, high) if high - low > 1e-6 * max(1.0, abs(high)) else (low - 0.5, high + 0.5)
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """Three to eight of them between two values."""
+    ten = 10.0 ** math.floor(math.log10((high - low) / 3))
+    step = next(ten * times for times in (5, 2, 1) if ten * times <= (high - low) / 3)
+    return [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
