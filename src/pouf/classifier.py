@@ -63,7 +63,8 @@ class Classifier(BaseClassifier):
             settings: changes to it by dotted name, as {"steps": 50, "optimisation.lr": 1e-3}.
             shots: a few examples with labels to learn from as well; the data stay without.
             demonstrations: show a shot of each class beside every text, as LM-BFF does.
-            prior: shares of the classes: "uniform", "estimated", or known ones, one number per class.
+            prior: shares of the classes: "uniform", "estimated", "paper" (its own estimate), or known ones, one number
+                per class.
             refine: a last pass over all predictions together.
             output_dir: a new folder for the run: classifier, verdict, predictions, report.
             report: write predictions and a report into it as well.

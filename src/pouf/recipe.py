@@ -86,7 +86,8 @@ class Objective(Settings):
     cost: Literal["cosine", "exponential"] = "cosine"
     plan: Literal["conditional", "exact", "sinkhorn"] = "conditional"  # the last two are optimal transport
     regularisation: Weight = 0.0  # of Sinkhorn's plan; 0 takes T
-    prior: Literal["uniform", "estimated"] = "uniform"  # class proportions, unless the classifier was given some
+    # Class proportions, unless the classifier was given some. With "paper" they enter the transport alone.
+    prior: Literal["uniform", "estimated", "paper"] = "uniform"
 
     def weights(self) -> dict[str, float]:
         """The terms that count, with their weights."""

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from pouf.losses import PriorEstimate, mutual_information
+from pouf.losses import PaperPrior, PriorEstimate, conditional_transport, mutual_information
+from pouf.losses.objective import unlabelled_terms
 from pouf.losses.prior import share_of_classes
 
 
@@ -49,7 +50,7 @@ def test_few_classes_are_followed_and_many_are_held_near_uniform() -> None:
 
 
 def test_the_estimate_does_not_run_away_with_itself() -> None:
-    """Predictions that follow the prior at each step: as the paper writes it, one class would take all."""
+    """Predictions that were pulled to the prior: read from a plan with the prior in it, one class would take all."""
     evidence = torch.randn(500, 10, generator=torch.Generator().manual_seed(0))
     braked = PriorEstimate(10, steps=200)
     prior = torch.full((10,), 0.1)
@@ -67,3 +68,25 @@ def test_the_prior_is_never_zero_and_sums_to_one() -> None:
     for _ in range(4):
         prior = estimate.update(torch.tensor([[1e4, 0.0, 0.0]]))
         assert (prior > 0).all() and prior.sum().item() == pytest.approx(1)
+
+
+def test_the_papers_estimate_is_the_papers_two_lines() -> None:
+    """p̃ = mean of the plan with p in it; p ← a p̃ + (1 - a) p with a on a cosine; recomputed with plain loops."""
+    draw = torch.Generator().manual_seed(0)
+    estimate, p, steps = PaperPrior(4, steps=5), torch.full((4,), 0.25), 5
+    for step in range(steps):
+        sim = torch.randn(7, 4, generator=draw)
+        prior = estimate.update(sim / 0.1)
+        assert torch.allclose(prior, p)
+        plan = conditional_transport(sim, 0.1, p).forward
+        a = 0.5 * (1 + math.cos(math.pi * step / steps))
+        p = a * plan.mean(0) + (1 - a) * p
+
+
+def test_the_papers_information_knows_of_no_prior() -> None:
+    sim = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)).tanh()
+    prior, t = torch.tensor([0.7, 0.2, 0.1]), torch.tensor(0.1)
+    ours, papers = (unlabelled_terms(sim, sim / t, t, prior, pull=pull) for pull in (True, False))
+    assert ours["transport"] == papers["transport"] != unlabelled_terms(sim, sim / t, t)["transport"]
+    assert papers["information"].item() == pytest.approx(-mutual_information(sim / t).item())
+    assert ours["information"] != papers["information"]

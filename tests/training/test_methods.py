@@ -5,15 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import TEXTS, train
+from helpers import TEXTS, groups, train
 from PIL import Image
 from small_models import masked_lm
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts
 from pouf.base import Predictions
 from pouf.data.base import Subset
+from pouf.data.vectors import Vectors
 from pouf.demo import DIGITS
 from pouf.losses import entropy
+from pouf.models.precomputed import Precomputed
 from pouf.training.methods import METHODS
 from pouf.training.pseudo_labels import Surest
 
@@ -127,6 +129,22 @@ def test_a_known_prior_is_pulled_towards(few_digits: Path) -> None:
         train(classifier, Images.from_folder(few_digits), recipe)
         shares[told] = classifier.infer(Images.from_folder(few_digits)).log_probabilities.exp().mean(0)[1].item()
     assert shares[True] > shares[False] + 0.05
+
+
+def test_the_papers_prior_enters_the_transport_alone() -> None:
+    """Four of six classes are missing from the data: the plan learns it, and the predictions are not pulled there."""
+    features, prototypes = groups(present=2, k=6, n=120)
+
+    def terms(prior: str) -> list[dict[str, float]]:
+        classifier = Classifier(Precomputed(prototypes, temperature=0.1), [f"class {k}" for k in range(6)])
+        recipe = Recipe.load("features").with_settings(steps=3, postprocess="none", **{"objective.prior": prior})
+        return [step.terms for step in train(classifier, Vectors(features), recipe).history]
+
+    uniform, papers, ours = terms("uniform"), terms("paper"), terms("estimated")
+    assert papers[0] == uniform[0], "the first plan is made with equal shares"
+    assert papers[1]["transport"] != pytest.approx(uniform[1]["transport"], abs=1e-4)
+    assert papers[1]["information"] == pytest.approx(uniform[1]["information"], abs=1e-3)
+    assert ours[1]["information"] != pytest.approx(uniform[1]["information"], abs=1e-3)
 
 
 @pytest.mark.parametrize("prior", [[0.5, 0.5], [0.1] * 9 + [0.0], [0.1] * 9 + [float("nan")]])

@@ -128,10 +128,12 @@ def read_labels(classifier: Classifier, inputs: Path, text_column: str | None, l
 
 
 def _proportions(text: str | None) -> str | list[float] | None:
-    """`estimated`, or `0.7,0.3` as numbers."""
+    """`estimated` and `paper` as they are, `0.7,0.3` as numbers."""
     if text is None or not any(character.isdigit() for character in text):
         return text
     try:
         return [float(value) for value in text.split(",")]
     except ValueError:
-        raise InputError(f"--prior {text!r}: expected 'estimated', or one number for each class as 0.7,0.3") from None
+        raise InputError(
+            f"--prior {text!r}: expected 'estimated', 'paper', or one number for each class as 0.7,0.3"
+        ) from None

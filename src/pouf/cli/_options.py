@@ -81,7 +81,7 @@ class ModelOptions:
     ] = False
     prior: Annotated[
         str | None,
-        ModelOption(help="Shares of the classes: estimated, or known ones as 0.7,0.3.", show_default="uniform"),
+        ModelOption(help="Shares of the classes: estimated, paper, or known ones as 0.7,0.3.", show_default="uniform"),
     ] = None
     refine: Annotated[
         bool | None, ModelOption("--refine/--no-refine", help="A last pass over all predictions together.")

@@ -2,12 +2,13 @@
 
 from pouf.losses.information import effective_classes, entropy, marginal_entropy, mutual_information
 from pouf.losses.optimal_transport import optimal_transport, transport_plan
-from pouf.losses.prior import PriorEstimate
+from pouf.losses.prior import PaperPrior, PriorEstimate
 from pouf.losses.supervised import divergence, squared_error
 from pouf.losses.transport import COSTS, Transport, conditional_transport, cosine_cost, exponential_cost
 
 __all__ = [
     "COSTS",
+    "PaperPrior",
     "PriorEstimate",
     "Transport",
     "conditional_transport",

@@ -26,6 +26,7 @@ def unlabelled_terms(
     plan: str = "conditional",
     cost: str = "cosine",
     regularisation: float = 0.0,
+    pull: bool = True,
 ) -> dict[str, Tensor]:
     """The terms that need no labels, before weighting; each is a loss: smaller is better.
 
@@ -37,6 +38,7 @@ def unlabelled_terms(
         wanted: some of transport, information and entropy.
         plan: conditional, or exact and sinkhorn for optimal transport.
         regularisation: of Sinkhorn's plan; 0 takes T.
+        pull: the mutual information pulls towards the prior as well; the paper's does not.
     """
 
     def transport() -> Tensor:
@@ -47,7 +49,7 @@ def unlabelled_terms(
 
     terms: dict[str, Callable[[], Tensor]] = {
         "transport": transport,
-        "information": lambda: -mutual_information(logits, prior),
+        "information": lambda: -mutual_information(logits, prior if pull else None),
         "entropy": lambda: entropy(logits),
     }
     return {name: terms[name]() for name in wanted if name in terms}

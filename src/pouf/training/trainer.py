@@ -18,7 +18,7 @@ from pouf.data.labelled import Shots
 from pouf.distributed import World
 from pouf.errors import Diverged, InputError
 from pouf.inference import InferenceConfig
-from pouf.losses import PriorEstimate, effective_classes
+from pouf.losses import PaperPrior, PriorEstimate, effective_classes
 from pouf.losses.objective import LABEL_LOSSES, total_loss, unlabelled_terms
 from pouf.models.base import Scores, check_modality
 from pouf.recipe import Recipe
@@ -145,17 +145,14 @@ def _summed_up(
 ) -> Iterator[StepTerms]:
     objective = recipe.objective
     wanted = objective.weights()
-    estimate = None
-    if objective.prior == "estimated" and classifier.prior is None:
-        estimate = PriorEstimate(len(classifier.classes), recipe.steps)
+    prior_of = _prior(classifier, recipe)
     for batch in batches:
         with precision(recipe, classifier.device):
             prototypes = classifier.prototypes().float()
         scores = classifier.backbone.scores(batch.features, prototypes)
-        prior = estimate.update(scores.logits) if estimate is not None else classifier.prior
         terms = unlabelled_terms(
-            *scores, prior, wanted=wanted, plan=objective.plan, cost=objective.cost,
-            regularisation=objective.regularisation,
+            *scores, prior_of(scores), wanted=wanted, plan=objective.plan, cost=objective.cost,
+            regularisation=objective.regularisation, pull=objective.prior != "paper",
         )  # fmt: skip
         push_back = [batch.push_back]
         if shots is not None:
@@ -167,6 +164,18 @@ def _summed_up(
             targets = shots.targets[labelled.indices].to(logits.device)
             terms["labels"] = LABEL_LOSSES[objective.label_loss](logits, targets)
         yield StepTerms(terms, scores, push_back)
+
+
+def _prior(classifier: BaseClassifier, recipe: Recipe) -> Callable[[Scores], Tensor | None]:
+    """The class proportions to use with a batch: the known ones, or what the recipe says."""
+    of, k = recipe.objective.prior, len(classifier.classes)
+    if classifier.prior is not None or of == "uniform":
+        return lambda scores: classifier.prior
+    if of == "paper":
+        papers = PaperPrior(k, recipe.steps)
+        return lambda scores: papers.update(scores.sim / scores.temperature)
+    estimate = PriorEstimate(k, recipe.steps)
+    return lambda scores: estimate.update(scores.logits)
 
 
 def _train(
