@@ -192,12 +192,19 @@ class BaseClassifier(nn.Module):
             raise InputError(f"the proportions sum to {float(prior.sum()):.3g}, expected 1: {prior.tolist()}")
         self.prior = prior / prior.sum()
 
-    def start_afresh(self, seed: int, max_length: int = MAX_LENGTH) -> None:
-        """Put the text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on shots."""
+    def start_afresh(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> None:
+        """Put the text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on shots.
+
+        Args:
+            regression: one output, the share of the second of two classes, instead of one for each.
+        """
         if self.model is None or self.backbone.modality != "text":
             raise InputError("fine-tuning under a fresh head is for text models that transformers loads by name")
         device, k = self.device, len(self.classes)
-        fresh = load_sequence_classifier(self.model, k, seed, max_length, revision=self.revision)
+        if regression and k != 2:
+            raise InputError(f"a regression is between two classes, not {k}")
+        outputs = 1 if regression else k
+        fresh = load_sequence_classifier(self.model, outputs, seed, max_length, revision=self.revision)
         self.backbone, self.templates, self.fresh_head = fresh.to(device), DEFAULT_TEMPLATES["text"], seed
 
     def tuner(self, settings: TunerSettings) -> Tuner:

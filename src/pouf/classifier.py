@@ -178,7 +178,7 @@ class Classifier(BaseClassifier):
             changes["objective.prior"] = prior
         if seed is not None:
             changes["seed"] = seed
-        settled = chosen.recipe(self.kind, recipe).with_settings(changes)
+        settled = chosen.recipe(self.kind, recipe, changes)
         unlabelled = self._unlabelled(data)
         if isinstance(shots, (str, Path)):
             shots = read_shots(shots, self.classes, self.backbone.modality, self.columns)

@@ -121,6 +121,8 @@ class Optimisation(Settings):
     clip: Weight = 0.0  # largest gradient norm; 0 does not clip
     gamma: Weight = 2e-4  # the paper's schedule: lr (1 + gamma step)^-alpha
     alpha: Weight = 0.75
+    temperature_lr: Weight = 0.0  # of the temperature, where it is trained; 0 takes lr
+    dropout: bool = False  # the model's own, while it is trained
 
 
 class Compute(Settings):

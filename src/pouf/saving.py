@@ -52,6 +52,7 @@ def save(classifier: BaseClassifier, folder: Path, stands_for: tuple[Use, ...] =
         "words": backbone.cloze.words if backbone.cloze is not None else None,
         "max_length": getattr(backbone.cloze or backbone, "max_length", None),
         "fresh_head": classifier.fresh_head,
+        "regression": getattr(backbone, "regression", False),
         "vectors": isinstance(backbone, Precomputed),
         "demonstrations": classifier.demonstrations.to_json() if classifier.demonstrations is not None else None,
         "temperature": classifier.temperature,
@@ -146,9 +147,8 @@ def load(cls: type[C], folder: Path, use: Use = "advised", backbone: Backbone | 
 def _load_carded(name_or_path: str | Path, card: dict[str, Any], revision: str | None) -> Backbone:
     of = card[revision] if revision is not None else None
     if card["fresh_head"] is not None:
-        return load_sequence_classifier(
-            name_or_path, len(card["classes"]), card["fresh_head"], card["max_length"], revision=of
-        )
+        outputs = 1 if card.get("regression") else len(card["classes"])
+        return load_sequence_classifier(name_or_path, outputs, card["fresh_head"], card["max_length"], revision=of)
     cloze = make_cloze(card["classes"], card["templates"], card["words"], card["max_length"])
     return load_backbone(name_or_path, cloze, revision=of)
 

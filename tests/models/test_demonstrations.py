@@ -19,7 +19,8 @@ BAD = ["we hated the food", "the film was bad", "very bad service", "they hated 
 GOOD = ["we loved the food", "the film was good", "very good service", "they loved it"]
 OTHERS = ["so it was okay", "the book is not bad", "who loved the service?", "food"]
 CLASSES = ["negative", "positive"]
-FEW = Recipe.load("lm-bff").with_settings(steps=12, batch_size=4, **{"optimisation.lr": 1e-3})
+QUIET = {"optimisation.dropout": False}  # what is claimed here is exact
+FEW = Recipe.load("lm-bff").with_settings({"optimisation.lr": 1e-3, **QUIET}, steps=12, batch_size=4)
 
 
 def shots() -> Shots:
@@ -56,6 +57,21 @@ def test_a_changed_sample_is_seen_changed_among_its_demonstrations(base: Path) -
         classifier.encode(Texts(OTHERS), transform=c).features for c in (None, Transform("x", lambda s, _: "it"))
     )
     assert not torch.allclose(plain, changed)
+
+
+def test_the_sample_and_the_shots_have_limits_of_their_own(base: Path) -> None:
+    long = ["the film " * 30 + f"was {word}" for word in ("bad", "good")]
+    given = Shots(Texts(long), torch.eye(2))
+    read = classifier_of(base).backbone.texts
+
+    def tokens(**limits: int) -> int:
+        demonstrations = Demonstrations.from_shots(given, **limits)
+        return len(read([demonstrations.show("the book " * 40, random.Random(0))])["input_ids"][0])
+
+    cut = tokens(own_limit=10, shot_limit=5)
+    assert tokens(own_limit=13, shot_limit=5) == cut + 3
+    assert tokens(own_limit=10, shot_limit=9) == cut + 2 * 4, "there are two shots"
+    assert tokens(own_limit=10) > cut + 20 and tokens(shot_limit=5) > cut + 20
 
 
 def test_a_class_without_a_shot_is_refused() -> None:
@@ -121,7 +137,7 @@ def test_training_draws_new_demonstrations_at_each_step(base: Path, monkeypatch:
 @pytest.mark.parametrize("recipe", ["lm-bff", "lm-bff-pouf"])
 def test_shots_are_learned(base: Path, recipe: str) -> None:
     classifier = classifier_of(base)
-    settings = Recipe.load(recipe).with_settings(steps=40, batch_size=8, **{"optimisation.lr": 1e-3})
+    settings = Recipe.load(recipe).with_settings({"optimisation.lr": 1e-3, **QUIET}, steps=40, batch_size=8)
     result = train(classifier, None, settings, shots=shots())
     assert classifier.predict(BAD + GOOD) == ["negative"] * 4 + ["positive"] * 4
     assert result.history[-1].terms["labels"] < 0.2 < result.history[0].terms["labels"]
@@ -132,7 +148,7 @@ def test_shots_are_learned(base: Path, recipe: str) -> None:
 
 def test_with_data_of_their_own_both_terms_see_their_own_batch(base: Path) -> None:
     classifier = classifier_of(base)
-    settings = Recipe.load("lm-bff-pouf").with_settings(steps=1, batch_size=4)
+    settings = Recipe.load("lm-bff-pouf").with_settings(QUIET, steps=1, batch_size=4)
     first = train(classifier, Texts(OTHERS), settings, shots=Shots(Texts(BAD[:2] + GOOD[:2]), shots().targets[2:6]))
     plain = classifier_of(base)
     unlabelled = train(plain, Texts(OTHERS), Recipe.load("masked").with_settings(steps=1, batch_size=4))
@@ -170,6 +186,30 @@ def test_a_fresh_head_is_fitted_to_scores_by_squared_error(base: Path) -> None:
     p = classifier.predict_proba(BAD + GOOD)
     assert (p - soft.targets).square().mean().item() < 0.01
     assert last.terms["labels"] < 0.01 < first.terms["labels"]
+
+
+def test_a_regression_has_one_output_and_squared_error(base: Path, tmp_path: Path) -> None:
+    classifier = classifier_of(base)
+    classifier.start_afresh(0, regression=True)
+    texts, shares = BAD + GOOD, torch.tensor([[0.8, 0.2]] * 4 + [[0.4, 0.6]] * 4)
+    backbone = classifier.backbone
+    y = backbone.encode_inputs(backbone.prepare(texts))
+    assert y.shape == (8, 1)
+    recipe = FEW.with_settings({"objective.label_loss": "mse"}, steps=120, batch_size=8, snapshots=0)
+    history = train(classifier, None, recipe, shots=Shots(Texts(texts), shares)).history
+    near = y.detach()[:, 0].clamp(1e-4, 1 - 1e-4)
+    assert history[0].terms["labels"] == pytest.approx((near - shares[:, 1]).square().mean().item(), abs=1e-5)
+    assert torch.allclose(classifier.predict_proba(texts)[:, 1], backbone.encode_inputs(backbone.prepare(texts))[:, 0],
+                          atol=1e-3)  # fmt: skip
+    assert torch.allclose(classifier.predict_proba(texts), shares, atol=0.1)
+    classifier.save_pretrained(tmp_path)
+    again = Classifier.from_pretrained(tmp_path)
+    assert torch.equal(again.predict_proba(OTHERS), classifier.predict_proba(OTHERS))
+    with pytest.raises(InputError, match="between two classes, not 3"):
+        names = ["a", "b", "c"]
+        Classifier.from_pretrained(base, names, ["{text} it was [MASK]."], words=["bad", "good", "okay"]).start_afresh(
+            0, regression=True
+        )
 
 
 def test_a_fresh_heads_temperature_is_that_of_its_recipe(base: Path) -> None:

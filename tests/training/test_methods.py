@@ -96,6 +96,29 @@ def test_majority_says_the_same_of_everything(pictures: list[Image.Image]) -> No
     assert set(classifier.predict(pictures)) == {"four"}
 
 
+def test_another_tuner_brings_its_own_rate_unless_one_is_given(tmp_path: Path) -> None:
+    def rate(recipe: object = None, method: str = "pouf", **changes: object) -> float:
+        settled = METHODS[method].recipe("image", recipe, {"tuner.name": "prompt", **changes})
+        assert settled.tuner.name == "prompt"
+        return settled.optimisation.lr
+
+    (tmp_path / "slow.toml").write_text("steps = 7\n")
+    (tmp_path / "own.toml").write_text("optimisation.lr = 0.5\n")
+    assert METHODS["pouf"].recipe("image").optimisation.lr == 5e-7
+    assert rate() == rate("office31-full") == rate(tmp_path / "slow.toml") == 1e-3
+    assert METHODS["pouf"].recipe("image", tmp_path / "slow.toml", {"tuner.name": "prompt"}).steps == 7
+    assert rate(**{"optimisation.lr": 5e-7}) == 5e-7
+    assert rate(tmp_path / "own.toml") == 0.5
+    assert rate("domainnet-prompt") == 5e-7, "the paper's, and asked for by name"
+
+
+def test_tent_upl_and_prompt_tuning_share_their_settings() -> None:
+    ours = METHODS["pouf"].recipe("image", None, {"tuner.name": "prompt"}).model_dump()
+    for name in ("tent", "upl", "coop"):
+        theirs = METHODS[name].recipe("image").model_dump()
+        assert {part for part in ours if ours[part] != theirs[part]} <= {"objective", "pseudo_labels"}, name
+
+
 def test_methods_say_what_they_need() -> None:
     with pytest.raises(InputError, match="'coop' learns from labelled examples: give it shots"):
         METHODS["coop"].check("coop", "image", None)

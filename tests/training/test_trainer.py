@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Steps, same, train, weights
+from helpers import TEXTS, Steps, same, train, weights
 from PIL import Image
+from small_models import masked_lm
 
-from pouf import EMBEDDED, Classifier, Diverged, Images, Recipe
+from pouf import EMBEDDED, Callback, Classifier, Diverged, Images, Recipe, Step, Texts
 from pouf.demo import DIGITS
 from pouf.recipe import Optimisation
+from pouf.training.feature_batches import Encoder
 from pouf.training.optim import OPTIMIZERS, SCHEDULES, learning_rate, make_optimizer
 from pouf.tuners import describe
 
@@ -177,8 +179,74 @@ def test_the_papers_schedule_and_the_others_at_known_points() -> None:
 
 
 def test_the_optimizer_gets_the_recipes_settings() -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    parameters = {"weight": torch.nn.Parameter(torch.zeros(2))}
     sgd = make_optimizer(parameters, Optimisation()).param_groups[0]
     assert (sgd["momentum"], sgd["nesterov"], sgd["weight_decay"], sgd["lr"]) == (0.9, True, 1e-3, 5e-7)
     adamw = make_optimizer(parameters, Optimisation(name="adamw", weight_decay=0.2))
     assert isinstance(adamw, torch.optim.AdamW) and adamw.param_groups[0]["weight_decay"] == 0.2
+
+
+def test_the_temperature_can_have_a_rate_of_its_own(few_digits: Path) -> None:
+    def moved(**settings: float) -> tuple[float, float]:
+        classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+        before = classifier.backbone.logit_scale.item()
+        plain = {"tuner.name": "prompt", "optimisation.weight_decay": 0.0, "optimisation.nesterov": False}
+        recipe = SHORT.with_settings({**plain, **settings}, steps=1, snapshots=0)
+        train(classifier, Images.from_folder(few_digits), recipe)
+        return classifier.backbone.logit_scale.item() - before, classifier.prompt.vectors.sum().item()
+
+    lr = SHORT.optimisation.lr
+    (same, context), (slow, as_before) = moved(), moved(**{"optimisation.temperature_lr": lr / 4})
+    assert slow == pytest.approx(same / 4, rel=1e-2) and same != 0
+    assert as_before == context
+
+
+def noisy(folder: Path, seed: int = 0, **settings: object) -> tuple[Classifier, Recipe]:
+    """A masked language model with dropout of its own, and how it is trained."""
+    classifier = Classifier.from_pretrained(folder, ["bad", "good"], ["{text} it was [MASK]."], words=["bad", "good"])
+    recipe = Recipe.load("masked").with_settings({"optimisation.dropout": True}, steps=2, batch_size=6, seed=seed)
+    return classifier, recipe.with_settings(settings)
+
+
+def test_dropout_is_on_in_training_alone_and_repeats_itself(tmp_path: Path) -> None:
+    folder, seen = masked_lm(tmp_path, "roberta"), []
+
+    class Modes(Callback):
+        def on_checkpoint(self, step: int) -> None:
+            seen.append(classifier.training)
+
+        def on_step(self, step: Step) -> None:
+            seen.append(classifier.training)
+
+    def run(**settings: object) -> dict[str, torch.Tensor]:
+        nonlocal classifier
+        classifier, recipe = noisy(folder, **settings)
+        train(classifier, Texts(TEXTS), recipe, callbacks=[Modes()])
+        assert not any(module.training for module in classifier.modules()) and not any(seen)
+        return weights(classifier)
+
+    classifier = noisy(folder)[0]
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = run()
+    assert torch.equal(torch.rand(3), expected), "the caller's random numbers are left alone"
+    assert same(first, run()) and seen
+    assert not same(first, run(**{"optimisation.dropout": False}))
+    assert same(first, run(**{"compute.checkpointing": True})), "what is computed again drops the same units"
+
+
+def test_chunks_that_are_computed_again_drop_the_same_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[torch.Tensor] = []
+    original = Encoder.__call__
+
+    def remembered(self: Encoder, tensors: dict, seed: int) -> torch.Tensor:
+        features = original(self, tensors, seed)
+        computed.append(features.detach().clone())
+        return features
+
+    monkeypatch.setattr(Encoder, "__call__", remembered)
+    classifier, recipe = noisy(masked_lm(tmp_path, "roberta"), **{"compute.chunk": 3, "steps": 1, "snapshots": 0})
+    train(classifier, Texts(TEXTS), recipe)
+    one, two, one_again, two_again = computed
+    assert torch.equal(one, one_again) and torch.equal(two, two_again)

@@ -48,6 +48,8 @@ class Example(NamedTuple):
     sample: Sample
     before: tuple[tuple[Sample, int], ...] = ()
     after: tuple[tuple[Sample, int], ...] = ()
+    own_limit: int | None = None  # most tokens of the sample's first text
+    shot_limit: int | None = None  # most tokens of each text of a solved one
 
 
 @dataclass(frozen=True)

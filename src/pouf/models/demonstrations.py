@@ -23,6 +23,7 @@ class Demonstrations:
             any class before it, as in-context learning does, as many of them as fit.
         samples: how many draws a prediction is averaged over.
         seed: of the draws. They depend on the sample's text, not on its place among others.
+        own_limit, shot_limit: most tokens of the sample's first text, and of each text of a shot; None has none.
     """
 
     shots: tuple[tuple[Sample, int], ...]
@@ -30,6 +31,8 @@ class Demonstrations:
     samples: int = 16
     count: int = 32
     seed: int = 0
+    own_limit: int | None = None
+    shot_limit: int | None = None
 
     def __post_init__(self) -> None:
         if self.place not in ("after", "before"):
@@ -57,11 +60,12 @@ class Demonstrations:
     def show(self, sample: Sample, draw: random.Random) -> Example:
         """The sample with shots around it, itself never among them."""
         others = [shot for shot in self.shots if shot[0] != sample]
+        alone = Example(sample, own_limit=self.own_limit, shot_limit=self.shot_limit)
         if self.place == "before":
-            return Example(sample, before=tuple(draw.sample(others, min(self.count, len(others)))))
+            return alone._replace(before=tuple(draw.sample(others, min(self.count, len(others)))))
         # A class whose only shot is this sample itself has nothing to show.
         of_class = [[shot for shot in others if shot[1] == label] for label in sorted({k for _, k in self.shots})]
-        return Example(sample, after=tuple(draw.choice(shots) for shots in of_class if shots))
+        return alone._replace(after=tuple(draw.choice(shots) for shots in of_class if shots))
 
     def at_random(self, sample: Sample, seed: int) -> Example:
         """For training: other shots for each seed."""

@@ -62,16 +62,20 @@ def load_backbone(name_or_path: str | Path, cloze: Cloze | None = None, revision
 
 
 def load_sequence_classifier(
-    name_or_path: str | Path, classes: int, seed: int, max_length: int, revision: str | None = None
+    name_or_path: str | Path, outputs: int, seed: int, max_length: int, revision: str | None = None
 ) -> SequenceClassifier:
-    """A text encoder under a new classification head, whose weights come from the seed unless they were saved."""
+    """A text encoder under a new head, whose weights come from the seed unless they were saved.
+
+    Args:
+        outputs: one for each class; a single one is a regression between two.
+    """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     name = _local_or_hub(name_or_path)
     with _clear_errors(name_or_path, "roberta-base"), torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForSequenceClassification.from_pretrained(
-            name, num_labels=classes, dtype=PRECISION, revision=revision
+            name, num_labels=outputs, dtype=PRECISION, revision=revision
         )
         return SequenceClassifier(model, AutoTokenizer.from_pretrained(name, revision=revision), max_length)
 

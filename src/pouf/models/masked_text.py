@@ -68,12 +68,19 @@ class MaskedText:
     def _pieces(self, sample: Sample | Example) -> list[Piece]:
         example = sample if isinstance(sample, Example) else Example(sample)
         separator = Piece(self.tokenizer.sep_token or "\n")
+
+        def solved(shown: Sample, label: int) -> list[Piece]:
+            return self._inert([_at_most(example.shot_limit, piece) for piece in self.cloze.solve(shown, label)])
+
         pieces: list[Piece] = []
         for shown, label in example.before:
-            pieces += [*self._inert(self.cloze.solve(shown, label)), separator]
-        pieces += self._inert(self.cloze.fill(example.sample, self.tokenizer.mask_token))
+            pieces += [*solved(shown, label), separator]
+        own = self.cloze.fill(example.sample, self.tokenizer.mask_token)
+        first = next((i for i, piece in enumerate(own) if piece.is_text), 0)
+        own[first] = _at_most(example.own_limit, own[first])
+        pieces += self._inert(own)
         for shown, label in example.after:
-            pieces += [separator, *self._inert(self.cloze.solve(shown, label))]
+            pieces += [separator, *solved(shown, label)]
         return self._limited(pieces)
 
     def _fitting(self, sample: Sample | Example, longest: int) -> Sample | Example:
@@ -168,6 +175,13 @@ class MaskedText:
         if len(close) < 3:
             close += difflib.get_close_matches(word, sorted(w for w in spoken if len(w) > 2), n=6, cutoff=0.6)
         return [w for w in dict.fromkeys(close) if len(self._in_context(w)) == 1][:3]
+
+
+def _at_most(limit: int | None, piece: Piece) -> Piece:
+    """A text with a limit, the lower of its own and this one."""
+    if limit is None or not piece.is_text:
+        return piece
+    return piece._replace(limit=limit if piece.limit is None else min(limit, piece.limit))
 
 
 def _spans(pieces: Sequence[Piece]) -> list[Span]:

@@ -8,26 +8,33 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from pouf.models.base import Backbone, Scores, Tensors
 from pouf.models.cloze import Sample
 from pouf.models.text_side import tokenizer_facts
+
+NEAREST = 1e-4  # that a share comes to 0 and 1
 
 
 class SequenceClassifier(Backbone):
     """Any `…ForSequenceClassification`. Its features are its logits, and the prototypes the unit vectors there.
 
     Class names play no part: what a class is, only labelled shots tell.
+
+    With one output it is a regression between two classes: its feature is the share y of the second, and its logits are
+    log(1 - y) and log y, so that squared error on the probabilities is squared error on y. Beyond 0 and 1 it counts as
+    the nearer of them, and keeps its gradient.
     """
 
     modality = "text"
 
-    def __init__(self, model: nn.Module, tokenizer: Any, max_length: int) -> None:
+    def __init__(self, model: Any, tokenizer: Any, max_length: int) -> None:
         super().__init__()
-        self.model: Any = model
+        self.model = model
         self.tokenizer = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length)
+        self.regression: bool = model.config.num_labels == 1
         self.register_buffer("logit_scale", torch.tensor(0.0), persistent=False)
 
     def preprocessing(self) -> str:
@@ -52,6 +59,10 @@ class SequenceClassifier(Backbone):
         return self.encode_prompts(classes)
 
     def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
+        if self.regression:
+            y = features[:, 0] + (features[:, 0].clamp(NEAREST, 1 - NEAREST) - features[:, 0]).detach()
+            logits = torch.stack([1 - y, y], 1).log()
+            return Scores(logits, logits, 1 / self.logit_scale.exp())
         return Scores(F.normalize(features, dim=1) @ prototypes.T, features @ prototypes.T, 1 / self.logit_scale.exp())
 
     def save_pretrained(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -124,7 +125,7 @@ def _computed(
 ) -> Iterator[FeatureBatch]:
     backbone = classifier.backbone
     transform = classifier.demonstrations.at_random if classifier.demonstrations is not None else crop
-    encode = Encoder(classifier, recipe)
+    encode = Encoder(classifier, recipe, world.rank)
     sizes: deque[int] = deque()  # in how many pieces each batch comes that has been asked for
 
     def pieces() -> Iterator[list[Draw]]:
@@ -161,6 +162,7 @@ class LocalFeatures(NamedTuple):
 
     features: Tensor  # (n, d); (0, 0) where nothing could be read
     pieces: list[list[int]]  # the samples of each piece
+    seeds: list[int]  # of the dropout of each piece
     failed: dict[int, str]  # what could not be read
 
     @property
@@ -172,13 +174,15 @@ class LocalFeatures(NamedTuple):
         """One piece in memory at a time."""
         features: list[Tensor] = []
         pieces: list[list[int]] = []
+        seeds: list[int] = []
         failed: dict[int, str] = {}
         for read in reads:
             pieces.append(read.indices)
+            seeds.append(encode.draw.getrandbits(62))
             failed |= read.failed
             if read.indices:
-                features.append(encode(read.tensors))
-        return cls(torch.cat(features) if features else torch.zeros(0, 0, device=encode.device), pieces, failed)
+                features.append(encode(read.tensors, seeds[-1]))
+        return cls(torch.cat(features) if features else torch.zeros(0, 0, device=encode.device), pieces, seeds, failed)
 
 
 def _push_back(encode: Encoder, own: LocalFeatures, again: Iterator[Read], source: str) -> None:
@@ -189,11 +193,11 @@ def _push_back(encode: Encoder, own: LocalFeatures, again: Iterator[Read], sourc
     """
     sizes = [len(piece) for piece in own.pieces]
     gradients = own.features.grad.split(sizes) if own.features.grad is not None else [None] * len(sizes)
-    for read, piece, gradient in zip(again, own.pieces, gradients, strict=True):
+    for read, piece, seed, gradient in zip(again, own.pieces, own.seeds, gradients, strict=True):
         if read.indices != piece:
             raise InputError(f"{source} changed while it was being read: a file is missing that was there before")
         if piece and gradient is not None:
-            features = encode(read.tensors)
+            features = encode(read.tensors, seed)
             if features.requires_grad:  # not where nothing on this side is trained
                 features.backward(gradient)
 
@@ -203,17 +207,19 @@ def _nothing() -> None:
 
 
 class Encoder:
-    """Tensors → features, in the recipe's precision."""
+    """Tensors → features, in the recipe's precision and with its dropout."""
 
-    def __init__(self, classifier: BaseClassifier, recipe: Recipe) -> None:
-        self.recipe = recipe
+    def __init__(self, classifier: BaseClassifier, recipe: Recipe, rank: int) -> None:
+        self.recipe, self.classifier = recipe, classifier
         self.device = classifier.device
+        self.draw = random.Random(f"{recipe.seed} {rank}")
         encode: Callable[[dict[str, Tensor]], Tensor] = classifier.backbone.encode_inputs
         self.encode_inputs = torch.compile(encode) if recipe.compute.compile else encode
 
-    def __call__(self, tensors: dict[str, Tensor]) -> Tensor:
+    def __call__(self, tensors: dict[str, Tensor], seed: int) -> Tensor:
+        """The same seed drops the same units."""
         tensors = {name: tensor.to(self.device) for name, tensor in tensors.items()}
-        with precision(self.recipe, self.device):
+        with training_mode(self.classifier, self.recipe, seed), precision(self.recipe, self.device):
             return self.encode_inputs(tensors).float()
 
 
@@ -227,6 +233,21 @@ def _cut(draws: list[Draw], size: int) -> list[list[Draw]]:
 def precision(recipe: Recipe, device: torch.device) -> torch.autocast:
     """bf16 where the recipe asks for it. Losses are computed in fp32 all the same."""
     return torch.autocast(device.type, torch.bfloat16, enabled=recipe.compute.precision == "bf16")
+
+
+@contextmanager
+def training_mode(classifier: BaseClassifier, recipe: Recipe, seed: int) -> Iterator[None]:
+    """With dropout where the recipe asks for it, by a seed of its own: the caller's random numbers are left alone.
+
+    The classifier stays in training mode: activations that are computed again, for their gradient, drop the same units.
+    """
+    if not recipe.optimisation.dropout:
+        yield
+        return
+    with torch.random.fork_rng([classifier.device] if classifier.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        classifier.train()
+        yield
 
 
 @contextmanager

@@ -16,7 +16,9 @@ from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess import Postprocessor
 from pouf.recipe import DEFAULTS, Kind, Recipe
 
-PROMPT: dict[Kind, str] = {**DEFAULTS, "image": "office31-prompt"}
+# A tuner brings settings of its own: at full tuning's 5e-7 a soft prompt does not move.
+TUNER_RECIPES: dict[tuple[Kind, str], str] = {("image", "prompt"): "office31-prompt"}
+PROMPT: dict[Kind, str] = {**DEFAULTS, "image": TUNER_RECIPES["image", "prompt"]}
 FEW_SHOT: dict[Kind, str] = {**DEFAULTS, "cloze": "lm-bff", "text": "lm-bff"}
 
 
@@ -42,15 +44,27 @@ class Method:
     fresh_head: bool = False
     kinds: tuple[Kind, ...] = ("image", "text", "cloze", "vector")
 
-    def recipe(self, kind: Kind, recipe: Recipe | str | Path | None = None) -> Recipe:
-        """All settings for a kind of model: the given recipe, or the method's own, with what makes the method."""
-        settings = dict(self.settings)
+    def recipe(
+        self, kind: Kind, recipe: Recipe | str | Path | None = None, changes: Mapping[str, Any] | None = None
+    ) -> Recipe:
+        """All settings for a kind of model: the given recipe, or the method's own, with what makes the method.
+
+        Args:
+            changes: by dotted name. Another tuner than the recipe's brings its own settings, or its learning rate where
+                a recipe is given; not where the changes or the recipe choose a rate.
+        """
+        settings, changes = dict(self.settings), dict(changes or {})
         if kind == "vector" and settings.get("tuner.name") == "prompt":
             settings["tuner.name"] = "prototypes"  # there is no prompt, only what came of it
-        if not isinstance(recipe, Recipe):
-            usual = Recipe.load(self.recipes[kind])
-            recipe = usual if recipe is None else Recipe.load(recipe, base=usual)
-        return recipe.with_settings(settings)
+        usual = Recipe.load(self.recipes[kind])
+        given = Recipe.load(recipe, base=usual) if isinstance(recipe, (str, Path)) else recipe or usual
+        tuner = changes.get("tuner.name", given.tuner.name)
+        own = TUNER_RECIPES.get((kind, str(tuner))) if tuner != given.tuner.name else None
+        if own is not None and "optimisation.lr" not in changes and given.optimisation.lr == usual.optimisation.lr:
+            tuners = Recipe.load(own)
+            rate = {"optimisation.lr": tuners.optimisation.lr}
+            given = tuners if recipe is None else given.with_settings(rate)
+        return given.with_settings(settings).with_settings(changes)
 
     def check(self, name: str, kind: Kind, shots: Shots | None) -> None:
         if kind not in self.kinds:
@@ -103,7 +117,9 @@ METHODS: dict[str, Method] = {
     "coop": Method(
         "labelled shots, on a soft prompt", {**_LABELS_ONLY, "tuner.name": "prompt"}, PROMPT, needs_shots=True
     ),
-    "majority": Method("always the class with the most shots", _UNTRAINED, needs_shots=True),
+    "majority": Method(
+        "always the most frequent class among the labelled examples given", _UNTRAINED, needs_shots=True
+    ),
     "fine-tuning": Method(
         "labelled shots, under a fresh head", _LABELS_ONLY, FEW_SHOT, needs_shots=True, fresh_head=True, kinds=_TEXTS
     ),

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from pouf.recipe import Optimisation
 
-
-def make_optimizer(parameters: Sequence[nn.Parameter], settings: Optimisation) -> torch.optim.Optimizer:
-    return OPTIMIZERS[settings.name](parameters, settings)
+Groups = list[dict[str, Any]]
 
 
-OPTIMIZERS: dict[str, Callable[[Sequence[nn.Parameter], Optimisation], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, s: torch.optim.SGD(
-        parameters,
+def make_optimizer(parameters: Mapping[str, nn.Parameter], settings: Optimisation) -> torch.optim.Optimizer:
+    """Parameters by name. The temperature is a group of its own where it has a rate of its own."""
+    own = {name for name in parameters if settings.temperature_lr and name.split(".")[-1] == "logit_scale"}
+    groups = [
+        {"params": [p for name, p in parameters.items() if name not in own], "share": 1.0},
+        {"params": [parameters[name] for name in own], "share": settings.temperature_lr / settings.lr},
+    ]
+    return OPTIMIZERS[settings.name]([group for group in groups if group["params"]], settings)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """For the next update; a group may take a share of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["share"]
+
+
+OPTIMIZERS: dict[str, Callable[[Groups, Optimisation], torch.optim.Optimizer]] = {
+    "sgd": lambda groups, s: torch.optim.SGD(
+        groups,
         lr=s.lr,
         momentum=s.momentum,
         nesterov=s.nesterov and s.momentum > 0,
         weight_decay=s.weight_decay,
     ),
-    "adamw": lambda parameters, s: torch.optim.AdamW(parameters, lr=s.lr, weight_decay=s.weight_decay),
+    "adamw": lambda groups, s: torch.optim.AdamW(groups, lr=s.lr, weight_decay=s.weight_decay),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -23,8 +24,8 @@ from pouf.losses.objective import LABEL_LOSSES, total_loss, unlabelled_terms
 from pouf.models.base import Scores, check_modality
 from pouf.recipe import Recipe
 from pouf.training.callbacks import Callbacks, Step
-from pouf.training.feature_batches import FeatureBatch, checkpointing, feature_batches, precision
-from pouf.training.optim import learning_rate, make_optimizer
+from pouf.training.feature_batches import FeatureBatch, checkpointing, feature_batches, precision, training_mode
+from pouf.training.optim import learning_rate, make_optimizer, set_rate
 from pouf.tuners import Tuner
 from pouf.validation.checkpoints import Checkpoints, Sample
 from pouf.validation.selectors import snapshot_steps
@@ -60,7 +61,8 @@ def train(
         )
     if recipe.temperature:
         classifier.set_temperature(recipe.temperature)
-    # Without dropout: its noise falls on features and prototypes unlike, and the plan between them follows the noise.
+    # Without dropout, unless asked for: its noise falls on features and prototypes unlike, and the plan between them
+    # follows the noise.
     classifier.eval()
     checkpoints = watched(classifier, stream, recipe, inference, checkpoint_dir)
     tuner = classifier.tune(recipe.tuner)
@@ -75,8 +77,11 @@ def train(
             checkpoints.take(step)
         callbacks.tell(lambda callback: callback.on_checkpoint(step))
 
-    with checkpointing(classifier) if recipe.compute.checkpointing else nullcontext():
-        history = _train(tuner, terms, recipe, inference.world, callbacks, look)
+    try:
+        with checkpointing(classifier) if recipe.compute.checkpointing else nullcontext():
+            history = _train(tuner, terms, recipe, inference.world, callbacks, look)
+    finally:
+        classifier.eval()
     return Training(history, tuner.trainable, checkpoints)
 
 
@@ -112,7 +117,7 @@ class StepTerms(NamedTuple):
 
     terms: dict[str, Tensor]  # scalars, before weighting
     scores: Scores
-    push_back: list[Callable[[], None]]
+    push_back: list[Callable[[], object]]
 
 
 def _terms(
@@ -146,15 +151,16 @@ def _summed_up(
     objective = recipe.objective
     wanted = objective.weights()
     prior_of = _prior(classifier, recipe)
+    draw = random.Random(recipe.seed)
     for batch in batches:
-        with precision(recipe, classifier.device):
+        with training_mode(classifier, recipe, draw.getrandbits(62)), precision(recipe, classifier.device):
             prototypes = classifier.prototypes().float()
         scores = classifier.backbone.scores(batch.features, prototypes)
         terms = unlabelled_terms(
             *scores, prior_of(scores), wanted=wanted, plan=objective.plan, cost=objective.cost,
             regularisation=objective.regularisation, pull=objective.prior != "paper",
         )  # fmt: skip
-        push_back = [batch.push_back]
+        push_back: list[Callable[[], object]] = [batch.push_back]
         if shots is not None:
             labelled, logits = batch, scores.logits
             if shot_batches is not None:
@@ -163,6 +169,8 @@ def _summed_up(
                 logits = classifier.backbone.scores(labelled.features, prototypes).logits
             targets = shots.targets[labelled.indices].to(logits.device)
             terms["labels"] = LABEL_LOSSES[objective.label_loss](logits, targets)
+        if recipe.optimisation.dropout:
+            push_back.append(classifier.eval)
         yield StepTerms(terms, scores, push_back)
 
 
@@ -187,7 +195,7 @@ def _train(
     look: Callable[[int], None],
 ) -> list[Step]:
     parameters = list(tuner.parameters.values())
-    optimizer = make_optimizer(parameters, recipe.optimisation)
+    optimizer = make_optimizer(tuner.parameters, recipe.optimisation)
     last_good = [parameter.detach().clone() for parameter in parameters]
     history: list[Step] = []
     to_look_at = set(snapshot_steps(recipe.steps, recipe.snapshots))
@@ -197,8 +205,7 @@ def _train(
             look(0)
         for step in range(1, recipe.steps + 1):
             lr = learning_rate(recipe.optimisation, step - 1, recipe.steps)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+            set_rate(optimizer, lr)
             current = next(terms)
             loss = total_loss(current.terms, recipe.objective.weights())
             if not loss.isfinite():
