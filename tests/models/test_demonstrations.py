@@ -12,6 +12,7 @@ from small_models import masked_lm
 from pouf import Classifier, InputError, Recipe, Texts
 from pouf.data.labelled import Shots
 from pouf.inference import Transform
+from pouf.losses import squared_error
 from pouf.models.cloze import Example
 from pouf.models.demonstrations import Demonstrations
 
@@ -205,6 +206,9 @@ def test_a_regression_has_one_output_and_squared_error(base: Path, tmp_path: Pat
     classifier.save_pretrained(tmp_path)
     again = Classifier.from_pretrained(tmp_path)
     assert torch.equal(again.predict_proba(OTHERS), classifier.predict_proba(OTHERS))
+    beyond = torch.tensor([[-0.5], [1.5]], requires_grad=True)
+    squared_error(backbone.scores(beyond, torch.eye(2)).logits, torch.tensor([[0.5, 0.5]] * 2)).backward()
+    assert beyond.grad[0] < 0 < beyond.grad[1], "it finds back"
     with pytest.raises(InputError, match="between two classes, not 3"):
         names = ["a", "b", "c"]
         Classifier.from_pretrained(base, names, ["{text} it was [MASK]."], words=["bad", "good", "okay"]).start_afresh(
