@@ -42,6 +42,13 @@ def test_domainnet_takes_what_its_lists_name(tmp_path: Path) -> None:
     classes, labelled = IMAGE_SETS["domainnet"].read(tmp_path, "clipart")
     assert classes == ["axe", "bee"] and labelled.labels == [0, 1]
     assert list(labelled.inputs.ids) == ["1.jpg", "3.jpg"]
+    for split, name, label in (("train", "1.jpg", 0), ("test", "3.jpg", 1)):
+        classes, labelled = IMAGE_SETS["domainnet"].read(tmp_path, "clipart", split)
+        assert classes == ["axe", "bee"], "whatever the list"
+        assert (list(labelled.inputs.ids), labelled.labels) == ([name], [label])
+    (tmp_path / "domainnet/clipart_test.txt").unlink()
+    with pytest.raises(InputError, match=r"no list .*clipart_test.txt.*expected domainnet/"):
+        IMAGE_SETS["domainnet"].read(tmp_path, "clipart", "test")
 
 
 @pytest.mark.parametrize("name", IMAGE_SETS)

@@ -6,16 +6,17 @@ import random
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from pouf.bench.archives import read_task
 from pouf.bench.images import IMAGE_SETS
-from pouf.bench.language import TASKS
+from pouf.bench.language import TASKS, Task
 from pouf.bench.splits import few_shot
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
@@ -50,14 +51,20 @@ class Setting:
     changes: Mapping[str, Any] = field(default_factory=dict)  # to the recipes, by dotted name
     batch_size: int = 256  # of evaluation
     limit: int = 0  # take at most this many training and test texts; 0 takes all
+    unlabelled: Literal["kshot", "train"] = "kshot"  # texts to adapt to: the seed's 16 a class, as the paper's, or all
 
 
 class Score(NamedTuple):
-    """A metric at the last step, at the step chosen without labels, and at the best step by the labels."""
+    """A metric at the last step, at the step chosen without labels, and at the best step by the labels of the test.
+
+    Language tasks also have D_dev, as many labelled texts as the shots: `dev` is the metric at the step that is best
+    there.
+    """
 
     last: float
     chosen: float
     oracle: float
+    dev: float | None = None
 
 
 class Result(NamedTuple):
@@ -73,27 +80,39 @@ def run_cell(cell: Cell, setting: Setting) -> Result:
 
 
 def _judged(
-    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, shots: Shots | None, judge: Judge
+    classifier: Classifier,
+    data: Unlabelled | None,
+    recipe: Recipe,
+    shots: Shots | None,
+    judge: Judge,
+    on_dev: Callable[[], float] | None = None,
 ) -> tuple[dict[str, Score], Adaptation]:
-    """Adapt, and judge at each snapshot. The labels are read by `judge` alone; the choice does not see them."""
+    """Adapt, and judge at each snapshot. The labels are read by `judge` and `on_dev` alone, and not by the choice."""
     at_step: dict[int, dict[str, float]] = {}
+    dev: dict[int, float] = {}  # after training began: zero-shot is none of the paper's ten evaluations
 
     class Judging(Callback):
         def on_checkpoint(self, step: int) -> None:
             at_step[step] = judge()
+            if on_dev is not None and step > 0:
+                dev[step] = on_dev()
 
     result = adapt(classifier, data, recipe, shots=shots, callbacks=[Judging()])
     with result.at("last"):
         last = judge()
     steps = list(at_step.values()) or [last]
     chosen = at_step.get(-1 if result.verdict.chosen is None else result.verdict.chosen, last)
-    return {c: Score(last[c], chosen[c], max(step[c] for step in [*steps, last])) for c in last}, result
+    best = at_step[max(dev, key=lambda step: dev[step])] if dev else last
+    return {
+        c: Score(last[c], chosen[c], max(step[c] for step in [*steps, last]), best[c] if on_dev is not None else None)
+        for c in last
+    }, result
 
 
 def _facts(result: Adaptation) -> dict[str, float]:
     times = [step.seconds for step in result.history]
     a_step = statistics.median([later - earlier for earlier, later in pairwise(times)]) if len(times) > 1 else 0.0
-    return {"parameters": result.trainable, "total": result.total, "seconds a step": a_step}
+    return {"parameters": result.trainable, "total": result.total, "seconds a step": a_step, "steps": len(times)}
 
 
 def _settled(recipe: Recipe, setting: Setting, seed: int) -> Recipe:
@@ -109,12 +128,23 @@ def _image_recipe(setting: Setting, task: str, tune: str) -> str:
     return f"{IMAGE_SETS[task.split(':')[0]].recipe}-{tune}"
 
 
-def _images(setting: Setting, task: str) -> tuple[list[str], Labelled]:
+class ImageTask(NamedTuple):
+    """The classes of a domain, the images to adapt to and those to be judged on: the same but on DomainNet."""
+
+    classes: list[str]
+    adapted_to: Labelled
+    judged_on: Labelled
+
+
+def _images(setting: Setting, task: str) -> ImageTask:
     name, _, domain = task.partition(":")
     if name not in IMAGE_SETS or domain not in IMAGE_SETS[name].domains:
         known = ", ".join(f"{n}:{d}" for n, s in IMAGE_SETS.items() for d in s.domains)
         raise InputError(f"unknown image task {task!r}: choose from {known}")
-    return IMAGE_SETS[name].read(Path(setting.data), domain)
+    given = IMAGE_SETS[name]
+    classes, adapted_to = given.read(Path(setting.data), domain, "train")
+    judged_on = given.read(Path(setting.data), domain, "test")[1] if given.lists else adapted_to
+    return ImageTask(classes, adapted_to, judged_on)
 
 
 def _accuracy(classifier: Classifier, inputs: Unlabelled, labels: list[int], batch_size: int) -> float:
@@ -125,26 +155,28 @@ def _accuracy(classifier: Classifier, inputs: Unlabelled, labels: list[int], bat
 def image_cell(cell: Cell, setting: Setting) -> Result:
     """Table 1, and image rows of others: the target's images without labels, judged on all of them.
 
-    CoOp learns from 16 labelled images of each class (half of them where there are fewer), and is judged on the others.
+    DomainNet has images of its own to be judged on. CoOp learns from 16 labelled images of each class (half of them
+    where there are fewer), and is judged on the others.
     """
-    classes, labelled = _images(setting, cell.task)
     tune = "full" if cell.method in ("pouf-full", "zero-shot") else "prompt"
     method = "pouf" if cell.method.startswith("pouf-") else cell.method
     recipe = METHODS[method].recipe("image", _image_recipe(setting, cell.task, tune))
-    return _image_run(cell, setting, classes, labelled, _settled(recipe, setting, cell.seed))
+    return _image_run(cell, setting, _settled(recipe, setting, cell.seed))
 
 
-def _image_run(cell: Cell, setting: Setting, classes: list[str], labelled: Labelled, recipe: Recipe) -> Result:
+def _image_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
+    classes, adapted_to, judged_on = _images(setting, cell.task)
     classifier = Classifier.from_pretrained(setting.model, classes)
-    data, labels, shots = labelled.inputs, labelled.labels, None
+    shots = None
     if cell.method == "coop":
-        shots, rest = _labelled_shots(labelled, len(classes), cell.seed)
-        data, labels = Subset(labelled.inputs, rest), [labelled.labels[i] for i in rest]
+        shots, rest = _labelled_shots(adapted_to, len(classes), cell.seed)
+        if judged_on is adapted_to:
+            judged_on = Labelled(Subset(judged_on.inputs, rest), [judged_on.labels[i] for i in rest])
 
     def judge() -> dict[str, float]:
-        return {cell.task: _accuracy(classifier, data, labels, setting.batch_size)}
+        return {cell.task: _accuracy(classifier, *judged_on, setting.batch_size)}
 
-    scores, result = _judged(classifier, None if shots is not None else data, recipe, shots, judge)
+    scores, result = _judged(classifier, None if shots is not None else adapted_to.inputs, recipe, shots, judge)
     return Result(scores, _facts(result))
 
 
@@ -160,18 +192,21 @@ def _labelled_shots(labelled: Labelled, classes: int, seed: int) -> tuple[Shots,
 
 
 def language_cell(cell: Cell, setting: Setting) -> Result:
-    """Table 2: the training texts without labels, or 16 of each class with them; judged on the test texts."""
+    """Table 2: 16 texts of each class, without labels or with them; judged on the test texts."""
     if cell.task not in TASKS:
         raise InputError(f"unknown language task {cell.task!r}: choose from {', '.join(TASKS)}")
     recipe = METHODS[cell.method].recipe("cloze", "masked-paper" if cell.method == "pouf" else None)
     task = TASKS[cell.task]
     if cell.method == "pouf":
-        recipe = recipe.with_settings(
-            {"objective.transport": task.transport, "objective.information": task.information}
-        )
+        recipe = _weighed(recipe, task)
     if cell.method == "fine-tuning" and task.scale is not None:
         recipe = recipe.with_settings({"objective.label_loss": "mse"})
     return _language_run(cell, setting, _settled(recipe, setting, cell.seed))
+
+
+def _weighed(recipe: Recipe, task: Task) -> Recipe:
+    """With the weights of the unsupervised setting: MRPC and QQP have their own."""
+    return recipe.with_settings({"objective.transport": task.transport, "objective.information": task.information})
 
 
 def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
@@ -179,25 +214,32 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     method = METHODS.get(cell.method, METHODS["pouf"])
     train, test = (read_task(task, setting.data, split) for split in ("train", "test"))
     test = _some(test, setting.limit)
-    shots = None
-    if method.needs_shots:
+    everything = _some(train, setting.limit).inputs
+    split = None
+    if recipe.steps or method.demonstrations:
         held_out = {test.inputs.read(i) for i in range(len(test.inputs))}
-        shots = few_shot(train, cell.seed, held_out=held_out).train
+        split = few_shot(train, cell.seed, held_out=held_out)
+    # The balanced shots can't tell which class is the most frequent one.
+    shots = (split.train if split is not None else train) if method.needs_shots else None
+    length = task.length(method.demonstrations)
     classifier = Classifier.from_pretrained(
-        setting.model, task.labels, [task.template], words=list(task.words.values()), max_length=task.max_length
+        setting.model, task.labels, [task.template], words=list(task.words.values()), max_length=length
     )
     if method.fresh_head:
-        classifier.start_afresh(cell.seed, task.max_length)
-    method.equip(classifier, shots, cell.seed, task.draws)
-    measure = METRICS[task.metrics[0]]
+        classifier.start_afresh(cell.seed, length, regression=task.scale is not None)
+    limits = {"own_limit": task.own_limit, "shot_limit": task.shot_limit} if method.demonstrations == "after" else {}
+    method.equip(classifier, shots, cell.seed, task.draws, **limits)
 
-    def judge() -> dict[str, float]:
-        probabilities = classifier.infer(test.inputs, InferenceConfig(setting.batch_size)).log_probabilities.exp()
-        return {cell.task: measure(probabilities, test.targets)}
+    def measure(given: Shots) -> float:
+        probabilities = classifier.infer(given.inputs, InferenceConfig(setting.batch_size)).log_probabilities.exp()
+        return METRICS[task.metrics[0]](probabilities, given.targets)
 
     learns = shots if recipe.steps and recipe.objective.labels > 0 else None
-    data = None if learns is not None else _some(train, setting.limit).inputs
-    scores, result = _judged(classifier, data, recipe, learns, judge)
+    data = split.train.inputs if split is not None and setting.unlabelled == "kshot" else everything
+    on_dev = partial(measure, split.dev) if split is not None and recipe.steps else None
+    scores, result = _judged(
+        classifier, None if learns is not None else data, recipe, learns, lambda: {cell.task: measure(test)}, on_dev
+    )
     return Result(scores, _facts(result))
 
 
@@ -230,24 +272,24 @@ def lambda_cell(cell: Cell, setting: Setting) -> Result:
 
 def _varied(cell: Cell, setting: Setting, changes: Mapping[str, Any]) -> Result:
     if cell.task in TASKS:
-        recipe = Recipe.load("masked-paper")
+        recipe = _weighed(Recipe.load("masked-paper"), TASKS[cell.task])
     else:
         recipe = Recipe.load(_image_recipe(setting, cell.task, "prompt"))
     recipe = _settled(recipe, setting, cell.seed).with_settings(changes)
     if cell.task in TASKS:
         return _language_run(cell, setting, recipe)
-    return _image_run(cell, setting, *_images(setting, cell.task), recipe)
+    return _image_run(cell, setting, recipe)
 
 
 def cost_cell(cell: Cell, setting: Setting) -> Result:
     """Table 4: parameters and the time of a step, without the choice of a step."""
     recipe = Recipe.load(_image_recipe(setting, cell.task, cell.method.removeprefix("pouf-")))
     recipe = _settled(recipe.with_settings(steps=5, snapshots=0), setting, cell.seed)
-    classes, labelled = _images(setting, cell.task)
-    classifier = Classifier.from_pretrained(setting.model, classes)
-    result = adapt(classifier, labelled.inputs, recipe)
-    facts = _facts(result)
-    return Result({column: Score(value, value, value) for column, value in facts.items()}, facts)
+    images = _images(setting, cell.task)
+    classifier = Classifier.from_pretrained(setting.model, images.classes)
+    facts = _facts(adapt(classifier, images.adapted_to.inputs, recipe))
+    columns = {name: value for name, value in facts.items() if name != "steps"}
+    return Result({column: Score(value, value, value) for column, value in columns.items()}, facts)
 
 
 def unseen_cell(cell: Cell, setting: Setting) -> Result:
@@ -257,8 +299,8 @@ def unseen_cell(cell: Cell, setting: Setting) -> Result:
     """
     source, _, other = cell.task.partition(">")
     target = f"{source.split(':')[0]}:{other}" if other else source
-    classes, labelled = _images(setting, source)
-    _, judged_on = _images(setting, target)
+    classes, labelled, _ = _images(setting, source)
+    judged_on = _images(setting, target).judged_on
     seen = set(random.Random(cell.seed).sample(range(len(classes)), (len(classes) + 1) // 2))
     known = [name for k, name in enumerate(classes) if k in seen or cell.method == "seen+unseen"]
     data = Subset(labelled.inputs, [i for i, label in enumerate(labelled.labels) if label in seen])

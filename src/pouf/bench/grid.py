@@ -44,6 +44,12 @@ class Grid:
         name = re.sub(r"[^\w.+-]+", "_", f"{cell.table}-{cell.task}-{cell.method}-{cell.seed}")
         return self.folder / f"{name}-{self.mark}.json"
 
+    def others(self) -> list[Path]:
+        """Results of the same tables with another setting."""
+        tables = {cell.table for cell in self.cells}
+        files = sorted(file for table in tables for file in self.folder.glob(f"{table}-*.json"))
+        return [file for file in files if not file.stem.endswith(f"-{self.mark}")]
+
     def finished(self, cell: Cell) -> Outcome | None:
         """The outcome of a cell that was computed before; one that failed is tried again."""
         if not self.file(cell).is_file():

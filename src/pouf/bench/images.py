@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pouf.data.class_names import same_name
 from pouf.data.images import EXTENSIONS, Images
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError
 
+Split = Literal["train", "test"]
 OFFICE_31 = """
 back_pack bike bike_helmet bookcase bottle calculator desk_chair desk_lamp desktop_computer file_cabinet headphones
 keyboard laptop_computer letter_tray mobile_phone monitor mouse mug paper_notebook pen phone printer projector
@@ -36,7 +39,8 @@ class ImageSet:
         inside: a folder between the domain and its classes.
         classes: the names, in order; None reads them from the lists of files or the folders that are there.
         recipe: the paper's settings, without "-full" and "-prompt".
-        lists: the domain's images stand in `<domain>_train.txt` and `<domain>_test.txt`, path and number a line.
+        lists: the domain's images stand in `<domain>_train.txt`, to adapt to, and `<domain>_test.txt`, to be judged on,
+            path and number a line.
     """
 
     folder: str
@@ -46,13 +50,14 @@ class ImageSet:
     inside: str = ""
     lists: bool = False
 
-    def read(self, root: Path, domain: str) -> tuple[list[str], Labelled]:
-        """The classes and the labelled images of a domain."""
+    def read(self, root: Path, domain: str, split: Split | None = None) -> tuple[list[str], Labelled]:
+        """The classes and the labelled images of a domain; where they are listed, of one list or of both."""
         base = self.find(root)
         folder = base / self.domains[domain] / self.inside
         if not folder.is_dir():
             raise InputError(f"no folder {str(folder)!r}: {self.layout()}")
-        listed = self._listed(base, domain) if self.lists else {}
+        everything = self._listed(base, domain, ("train", "test")) if self.lists else set()
+        listed = self._listed(base, domain, (split,)) if self.lists and split is not None else everything
         own = base / "classes.txt"  # a stand-in has classes of its own
         if own.is_file():
             classes = own.read_text(encoding="utf-8").split()
@@ -60,7 +65,7 @@ class ImageSet:
             classes = list(self.classes)
         else:
             classes = sorted(
-                {path.split("/")[1] for path in listed} or {p.name for p in folder.iterdir() if p.is_dir()}
+                {path.split("/")[1] for path in everything} or {p.name for p in folder.iterdir() if p.is_dir()}
             )
         known = {same_name(name): k for k, name in enumerate(classes)}
         paths: list[Path] = []
@@ -91,9 +96,12 @@ class ImageSet:
         lists = f" and {self.folder}/<domain>_train.txt, <domain>_test.txt" if self.lists else ""
         return f"expected {self.folder}/{{{domains}}}/{middle}<class>/*.jpg{lists}"
 
-    def _listed(self, base: Path, domain: str) -> set[str]:
-        files = [base / f"{self.domains[domain]}_{split}.txt" for split in ("train", "test")]
-        lines = [line for file in files if file.is_file() for line in file.read_text(encoding="utf-8").splitlines()]
+    def _listed(self, base: Path, domain: str, splits: Sequence[Split]) -> set[str]:
+        files = [base / f"{self.domains[domain]}_{split}.txt" for split in splits]
+        missing = [file for file in files if not file.is_file()]
+        if missing:
+            raise InputError(f"no list {str(missing[0])!r}: {self.layout()}")
+        lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
         return {line.rsplit(" ", 1)[0] for line in lines if line.strip()}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 SEEDS = (42, 21, 87, 13, 100)
+IN_CONTEXT_LENGTH = 512
 SHOTS = 16  # labelled training examples a class, and as many for development
 
 ONE_SENTENCE_SENTIMENT = "{text} It was [MASK]."
@@ -36,6 +38,8 @@ class Task:
         metrics: the first is the one in the table.
         scale: for a regression between two words, the score of the second.
         draws: demonstrations that a prediction of LM-BFF is averaged over.
+        double: twice the length where demonstrations are shown.
+        own_limit, shot_limit: most tokens of a text beside demonstrations, and of each demonstration's.
         transport, information: weights in the unsupervised setting, where they are not the usual 1 and .6.
     """
 
@@ -49,6 +53,9 @@ class Task:
     max_length: int = 128
     scale: float | None = None
     draws: int = 16
+    double: bool = False
+    own_limit: int | None = None
+    shot_limit: int | None = None
     transport: float = 1.0
     information: float = 0.6
 
@@ -59,6 +66,12 @@ class Task:
     @property
     def pair(self) -> bool:
         return "{text}" not in self.template
+
+    def length(self, demonstrations: Literal["", "after", "before"]) -> int:
+        """Most tokens: as many as the model reads in context, before a text; LM-BFF's own numbers after it."""
+        if demonstrations == "before":
+            return IN_CONTEXT_LENGTH
+        return self.max_length * (2 if demonstrations and self.double else 1)
 
 
 BAD_OR_GOOD = {"negative": "terrible", "positive": "great"}
@@ -79,6 +92,7 @@ QUESTIONS = {
 BINARY = ("0", "1")
 SHORT = ("neg", "pos")
 PAIR = ("sentence1", "sentence2")
+DOUBLE: dict[str, Any] = {"double": True, "own_limit": 110}
 RTE_TEMPLATE = INFERENCE.replace("drop_last", "drop_last,first=240")
 
 
@@ -91,14 +105,15 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task("SST-2", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, Layout("SST-2", ("sentence",), "label"), BINARY, SHORT),
-        Task("SST-5", ONE_SENTENCE_SENTIMENT, FIVE_STEPS, _csv("sst-5"), ("0", "1", "2", "3", "4")),
-        Task("MR", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("mr"), BINARY, SHORT),
-        Task("CR", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("cr"), BINARY, SHORT),
-        Task("MPQA", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("mpqa"), BINARY, SHORT),
+        Task("SST-5", ONE_SENTENCE_SENTIMENT, FIVE_STEPS, _csv("sst-5"), ("0", "1", "2", "3", "4"),
+             **DOUBLE, shot_limit=20),
+        Task("MR", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("mr"), BINARY, SHORT, **DOUBLE, shot_limit=50),
+        Task("CR", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("cr"), BINARY, SHORT, **DOUBLE, shot_limit=50),
+        Task("MPQA", ONE_SENTENCE_SENTIMENT, BAD_OR_GOOD, _csv("mpqa"), BINARY, SHORT, **DOUBLE),
         Task("Subj", "{text} This is [MASK].", {"subjective": "subjective", "objective": "objective"},
-             _csv("subj"), BINARY),
+             _csv("subj"), BINARY, **DOUBLE, shot_limit=50),
         Task("TREC", "[MASK]: {text}", QUESTIONS, _csv("trec"), ("0", "1", "2", "3", "4", "5"),
-             ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")),
+             ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM"), **DOUBLE),
         Task("CoLA", "{text} This is [MASK].", {"not_grammatical": "incorrect", "grammatical": "correct"},
              Layout("CoLA", (3,), 1), BINARY, ("unacceptable", "acceptable"), metrics=("matthews", "accuracy")),
         Task("MNLI", INFERENCE, THREE_WAYS, Layout("MNLI", PAIR, "gold_label", test="dev_matched"),

@@ -11,13 +11,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pouf.bench import paper
-from pouf.bench.cells import ABLATIONS, Cell
+from pouf.bench.cells import ABLATIONS, Cell, Score, Setting
 from pouf.bench.grid import Outcome
-from pouf.bench.images import image_tasks
+from pouf.bench.images import IMAGE_SETS, image_tasks
 from pouf.bench.language import SEEDS, TASKS
+from pouf.bench.paper import Figure
+from pouf.training.methods import METHODS
 
 IMAGE_SEEDS = (0, 1, 2)
 PEEKS = "oracle (peeks at labels)"
+DEV = "best on D_dev (needs labels)"
+MARK = "†"
+UNLABELLED = {
+    "kshot": "the seed's 16 a class, as the paper's (kshot)",
+    "train": "the whole training set (train), which is not the paper's setting",
+}
+
+
+class Spread(NamedTuple):
+    mean: float
+    std: float
 
 
 @dataclass(frozen=True)
@@ -26,12 +39,23 @@ class Table:
     tasks: tuple[str, ...]
     methods: tuple[str, ...]
     seeds: tuple[int, ...] = IMAGE_SEEDS
-    figures: Mapping[tuple[str, str], float] = field(default_factory=dict)  # the paper's own, by column and method
+    figures: Mapping[tuple[str, str], Figure] = field(default_factory=dict)  # the paper's own, by column and method
     extra: tuple[str, ...] = ()  # tasks beyond the paper's
     percent: bool = True
 
-    def cells(self, name: str, tasks: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-        return [Cell(name, task, method, seed) for task in tasks for method in methods for seed in seeds]
+    def seeds_of(self, task: str) -> tuple[int, ...]:
+        """A language task has its own seeds, in whatever table it is."""
+        return SEEDS if task in TASKS else self.seeds
+
+    def cells(
+        self, name: str, tasks: Sequence[str], methods: Sequence[str], seeds: Sequence[int] | None = None
+    ) -> list[Cell]:
+        return [
+            Cell(name, task, method, seed)
+            for task in tasks
+            for method in methods
+            for seed in (seeds or self.seeds_of(task))
+        ]
 
 
 TABLES: dict[str, Table] = {
@@ -71,74 +95,125 @@ class Entry(NamedTuple):
     column: str
     method: str
     n: int
-    last: tuple[float, float]  # mean and standard deviation
-    chosen: tuple[float, float]
-    oracle: tuple[float, float]
-    paper: float | None
+    steps: int
+    last: Spread
+    chosen: Spread
+    oracle: Spread
+    dev: Spread
+    paper: Figure | None
     failed: tuple[str, ...]
 
 
-def entries(table: Table, outcomes: Sequence[Outcome], papers_model: bool) -> list[Entry]:
+def entries(table: Table, outcomes: Sequence[Outcome], setting: Setting) -> list[Entry]:
     """Means over seeds, and an average over the domains of each data set that has several."""
-    found: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        columns = outcome.result.scores if outcome.result is not None else [outcome.cell.task]
-        for column in columns:
-            found.setdefault((column, outcome.cell.method), []).append(outcome)
-    figures = table.figures if papers_model else {}
-    scale = 100.0 if table.percent else 1.0
+    scores: dict[tuple[str, str], dict[int, Score]] = {}  # by column and method, of each seed
+    failed: dict[tuple[str, str], list[str]] = {}
+    steps: dict[tuple[str, str], int] = {}
+    task_of: dict[str, str] = {}
+    for cell, result, error, _ in outcomes:
+        for column, score in (result.scores if result is not None else {cell.task: None}).items():
+            place = column, cell.method
+            task_of[column] = cell.task
+            of_seeds = scores.setdefault(place, {})
+            if score is not None and result is not None:
+                of_seeds[cell.seed] = score
+                steps[place] = max(steps.get(place, 0), int(result.facts.get("steps", 0)))
+            else:
+                failed.setdefault(place, []).append(f"seed {cell.seed}: {error}")
+    if table.percent:
+        for (column, method), (average, length) in _averages(scores, steps).items():
+            scores[column, method], steps[column, method] = average, length
     rows = []
-    for (column, method), seeds in found.items():
-        scores = [each.result.scores[column] for each in seeds if each.result is not None]
-        failed = tuple(f"seed {each.cell.seed}: {each.error}" for each in seeds if each.result is None)
-        last, chosen, oracle = (_spread([scale * score[i] for score in scores]) for i in range(3))
-        rows.append(Entry(column, method, len(scores), last, chosen, oracle, figures.get((column, method)), failed))
-    return rows + (_averages(rows, figures) if table.percent else [])
+    for (column, method), of_seeds in scores.items():
+        task = task_of.get(column, column)  # an average is of images
+        same = _comparable(setting, task) and set(of_seeds) == set(table.seeds_of(task))
+        last, chosen, oracle, dev = (_spread([s[i] for s in of_seeds.values()], table.percent) for i in range(4))
+        figure = table.figures.get((column, method)) if same else None
+        told = tuple(failed.get((column, method), ()))
+        length = steps.get((column, method), 0)
+        rows.append(Entry(column, method, len(of_seeds), length, last, chosen, oracle, dev, figure, told))
+    return rows
 
 
-def _averages(rows: Sequence[Entry], figures: Mapping[tuple[str, str], float]) -> list[Entry]:
-    groups: dict[tuple[str, str], list[Entry]] = {}
-    for row in rows:
-        if ":" in row.column and " " not in row.column:
-            groups.setdefault((row.column.split(":")[0], row.method), []).append(row)
-    means = []
+def _comparable(setting: Setting, task: str) -> bool:
+    """Whether the paper's figures are of the same model and setting; how it is computed makes no difference."""
+    changed = any(not name.startswith("compute.") for name in setting.changes)
+    same_texts = not setting.limit and setting.unlabelled == "kshot"
+    return paper.papers_model(task, setting.model) and not changed and (same_texts or task not in TASKS)
+
+
+def _averages(
+    scores: Mapping[tuple[str, str], dict[int, Score]], steps: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, str], tuple[dict[int, Score], int]]:
+    """Of each seed over the domains of a data set. Where some are missing the column says so."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for column, method in scores:
+        if ":" in column and " " not in column and scores[column, method]:
+            groups.setdefault((column.split(":")[0], method), []).append((column, method))
+    averages = {}
     for (name, method), members in groups.items():
-        if len(members) > 1 and all(member.n for member in members):
-            last, chosen, oracle = (
-                (statistics.mean(getattr(member, which)[0] for member in members), float("nan"))
-                for which in ("last", "chosen", "oracle")
-            )
-            column = f"{name} average"
-            means.append(Entry(column, method, 0, last, chosen, oracle, figures.get((column, method)), ()))
-    return means
+        seeds = [seed for seed in scores[members[0]] if all(seed in scores[member] for member in members)]
+        if len(members) > 1 and seeds:
+            partial = "" if len(members) == len(IMAGE_SETS[name].domains) else f" of {len(members)}"
+            of_seeds = {
+                seed: Score(*(statistics.mean(scores[member][seed][i] or 0.0 for member in members) for i in range(3)))
+                for seed in seeds
+            }
+            averages[f"{name} average{partial}", method] = of_seeds, max(steps.get(member, 0) for member in members)
+    return averages
 
 
-def _spread(values: list[float]) -> tuple[float, float]:
-    if not values:
-        return float("nan"), float("nan")
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else float("nan")
+def _spread(values: Sequence[float | None], percent: bool) -> Spread:
+    """Not a number where there is none."""
+    there = [100 * value if percent else value for value in values if value is not None]
+    if not there or len(there) < len(values):
+        return Spread(float("nan"), float("nan"))
+    return Spread(statistics.mean(there), statistics.stdev(there) if len(there) > 1 else float("nan"))
 
 
-def _shown(pair: tuple[float, float], percent: bool) -> str:
-    mean, std = pair
+def _shown(spread: Spread, percent: bool, none: str = "failed") -> str:
+    mean, std = spread
     if mean != mean:
-        return "failed"
+        return none
     if not percent:
-        return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3f}"
+        return _whole(mean)
     return f"{mean:.1f}" + (f" ({std:.1f})" if std == std else "")
+
+
+def _whole(value: float) -> str:
+    """149,620,737 as it is, a part of a second to the thousandth."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3f}".rstrip("0")
+
+
+def _papers(figure: Figure | None, percent: bool) -> str:
+    nan = float("nan")
+    return "" if figure is None else _shown(Spread(figure.mean, nan if figure.std is None else figure.std), percent)
+
+
+def uses_labels(method: str) -> bool:
+    return method in METHODS and METHODS[method].needs_shots
+
+
+def few_shot(method: str) -> bool:
+    """The paper's second category. Majority is in the first, although it knows the labels of the training set."""
+    return uses_labels(method) and method != "majority"
 
 
 def _columns(rows: Sequence[Entry]) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(row.column for row in rows)), list(dict.fromkeys(row.method for row in rows))
 
 
-def _best(rows: Sequence[Entry], column: str) -> str | None:
-    there = [row for row in rows if row.column == column and row.last[0] == row.last[0]]
-    return max(there, key=lambda row: row.last[0]).method if len(there) > 1 else None
+def _best(rows: Sequence[Entry], column: str, category: bool) -> str | None:
+    there = [row for row in rows if row.column == column and row.n and few_shot(row.method) == category]
+    return max(there, key=lambda row: row.last.mean).method if len(there) > 1 else None
+
+
+def _name(method: str) -> str:
+    return f"{method} {MARK}" if uses_labels(method) else method
 
 
 def _wide(table: Table, rows: Sequence[Entry], bold: str) -> tuple[list[str], list[list[str]]]:
-    """Methods down, tasks across, last step; the best in bold, the paper's in brackets where the model is the same."""
+    """Methods down, tasks across, last step; the best of a category in bold, the paper's in brackets."""
     columns, methods = _columns(rows)
     by_place = {(row.column, row.method): row for row in rows}
     body = []
@@ -147,66 +222,106 @@ def _wide(table: Table, rows: Sequence[Entry], bold: str) -> tuple[list[str], li
         for column in columns:
             row = by_place.get((column, method))
             text = _shown(row.last, table.percent) if row is not None else "–"
-            if table.percent and row is not None and _best(rows, column) == method:
+            if table.percent and _best(rows, column, few_shot(method)) == method:
                 text = bold.format(text)
-            cells.append(text + (f" [{row.paper:g}]" if row is not None and row.paper is not None else ""))
-        body.append([method, *cells])
+            papers = _papers(row.paper, table.percent) if row is not None else ""
+            cells.append(text + (f" [{papers}]" if papers else ""))
+        body.append([_name(method), *cells])
     return ["", *columns], body
 
 
 def _long(table: Table, rows: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
-    """One line for each task and method, with the three ways to stop side by side."""
-    header = ["task", "method", "seeds", "last step", "chosen without labels", PEEKS, "paper", "failed"]
+    """One line for each task and method, with the ways to stop side by side."""
+    dev = _has_dev(rows)
+    header = ["task", "method", "seeds", "steps", "last step", "chosen without labels", *[DEV] * dev, PEEKS, "paper",
+              "failed"]  # fmt: skip
     body = [
         [
-            row.column, row.method, str(row.n or ""), *(
-                _shown(pair, table.percent) for pair in (row.last, row.chosen, row.oracle)
-            ),
-            "" if row.paper is None else f"{row.paper:g}", "; ".join(row.failed),
+            row.column, _name(row.method), str(row.n), f"{row.steps:,}", _shown(row.last, table.percent),
+            _shown(row.chosen, table.percent), *[_shown(row.dev, table.percent, "–")] * dev,
+            _shown(row.oracle, table.percent), _papers(row.paper, table.percent), "; ".join(row.failed),
         ]
         for row in rows
     ]  # fmt: skip
     return header, body
 
 
-def markdown(table: Table, rows: Sequence[Entry]) -> str:
+def _has_dev(rows: Sequence[Entry]) -> bool:
+    return any(row.dev.mean == row.dev.mean for row in rows)
+
+
+def described(rows: Sequence[Entry], setting: Setting) -> str:
+    """The model, the number of steps, and what else the figures depend on."""
+    model = Path(setting.model).resolve().name if Path(setting.model).is_dir() else setting.model
+    lengths = sorted({row.steps for row in rows if row.steps})
+    told = [f"Model {model}", f"{' and '.join(f'{n:,}' for n in lengths) or 'no'} steps"]
+    if any(row.column in TASKS for row in rows):
+        told.append(f"unlabelled texts: {UNLABELLED[setting.unlabelled]}")
+    if setting.limit:
+        told.append(f"at most {setting.limit:,} texts")
+    if setting.changes:
+        told.append("changed: " + ", ".join(f"{name}={value}" for name, value in setting.changes.items()))
+    return "; ".join(told) + "."
+
+
+def markdown(table: Table, rows: Sequence[Entry], setting: Setting) -> str:
     def lines(header: list[str], body: list[list[str]]) -> str:
         told = [header, ["---"] * len(header), *body]
         return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in told)
 
-    parts = [f"# {table.about}", "Last step, mean (standard deviation) over seeds. The best is bold"
-             + ("; the paper's own figure is in brackets." if any(row.paper is not None for row in rows) else "."),
-             lines(*_wide(table, rows, "**{}**"))]  # fmt: skip
+    about = ["Last step, mean (standard deviation) over seeds."]
     if table.percent:
-        parts += [
-            f"Where to stop: the *{PEEKS}* takes the best snapshot by the target's labels, which nobody has. "
-            "It is there to show what is lost without them, and it is how the paper's figures were chosen.",
-            lines(*_long(table, rows)),
-        ]
+        about.append("The best is bold, of those without shots and of those with.")
+    if any(row.paper is not None for row in rows):
+        about.append("The paper's own figure is in brackets.")
+    if any(uses_labels(row.method) for row in rows):
+        about.append(f"{MARK} uses labels.")
+    parts = [f"# {table.about}", described(rows, setting), " ".join(about), lines(*_wide(table, rows, "**{}**"))]
+    if table.percent:
+        parts += [_where_to_stop(rows), lines(*_long(table, rows))]
     failed = [f"- {row.column}, {row.method}: {error}" for row in rows for error in row.failed]
     if failed:
         parts += ["Failed, and tried again by the next run:", "\n".join(failed)]
     return "\n\n".join(parts) + "\n"
 
 
-def as_csv(table: Table, rows: Sequence[Entry]) -> str:
+def _where_to_stop(rows: Sequence[Entry]) -> str:
+    dev = (
+        f"*{DEV}* takes the snapshot that is best on as many other labelled texts as the shots: so the paper's figures "
+        "for language were chosen, without shots as well. "
+    )
+    return (
+        "Where to stop: the last step and the choice without labels need none. "
+        + (dev if _has_dev(rows) else "")
+        + f"The *{PEEKS}* takes the best snapshot by the labels of the test, which nobody has: so the paper's figures "
+        "for images were chosen. It is there to show what is lost without them."
+    )
+
+
+def as_csv(table: Table, rows: Sequence[Entry], setting: Setting) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream)
-    ways = ("last", "chosen", "oracle_peeks_at_labels")
+    ways = ("last", "chosen", "dev_needs_labels", "oracle_peeks_at_labels")
+    numbers = [f"{way}_{part}" for way in ways for part in ("mean", "std")]
     writer.writerow(
-        ["task", "method", "seeds", *(f"{way}_{part}" for way in ways for part in ("mean", "std")), "paper"]
+        ["task", "method", "uses_labels", "seeds", *numbers, "paper", "paper_std", "model", "steps", "unlabelled"]
     )
     for row in rows:
-        numbers = [value for pair in (row.last, row.chosen, row.oracle) for value in pair]
-        told = ["" if value != value else f"{value:.4f}" for value in numbers]
-        writer.writerow([row.column, row.method, row.n, *told, "" if row.paper is None else row.paper])
+        values = [value for spread in (row.last, row.chosen, row.dev, row.oracle) for value in spread]
+        told = ["" if value != value else f"{value:.4f}" for value in values]
+        figure = row.paper or (None, None)
+        papers = ["" if value is None else value for value in figure]
+        unlabelled = setting.unlabelled if row.column in TASKS else ""
+        writer.writerow([row.column, row.method, "yes" if uses_labels(row.method) else "no", row.n, *told, *papers,
+                         setting.model, row.steps, unlabelled])  # fmt: skip
     return stream.getvalue()
 
 
-def latex(table: Table, rows: Sequence[Entry]) -> str:
+def latex(table: Table, rows: Sequence[Entry], setting: Setting) -> str:
     header, body = _wide(table, rows, r"\textbf{{{}}}")
+    caption = f"{table.about}. {described(rows, setting)}"
     lines = [
-        "% needs \\usepackage{booktabs}", r"\begin{table}[t]", r"\centering", rf"\caption{{{_tex(table.about)}}}",
+        "% needs \\usepackage{booktabs}", r"\begin{table}[t]", r"\centering", rf"\caption{{{_tex(caption)}}}",
         rf"\begin{{tabular}}{{l{'c' * (len(header) - 1)}}}", r"\toprule",
         " & ".join(map(_tex, header)) + r" \\", r"\midrule",
         *(" & ".join(_tex(cell) for cell in line) + r" \\" for line in body),
@@ -218,14 +333,14 @@ def latex(table: Table, rows: Sequence[Entry]) -> str:
 def _tex(text: str) -> str:
     for character in "&%_#":
         text = text.replace(character, f"\\{character}")
-    return text.replace(">", "$>$").replace("–", "--")
+    return text.replace(">", "$>$").replace("–", "--").replace(f" {MARK}", r"$^\dagger$")
 
 
-def write_tables(folder: Path, name: str, rows: Sequence[Entry]) -> list[Path]:
+def write_tables(folder: Path, name: str, rows: Sequence[Entry], setting: Setting) -> list[Path]:
     table = TABLES[name]
     made = []
     for suffix, render in ((".md", markdown), (".csv", as_csv), (".tex", latex)):
         file = folder / f"{name}{suffix}"
-        file.write_text(render(table, rows), encoding="utf-8")
+        file.write_text(render(table, rows, setting), encoding="utf-8")
         made.append(file)
     return made

@@ -61,17 +61,28 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Change the recipes, as steps=50 or optimisation.lr=1e-3.")
     ] = None,
+    unlabelled: Annotated[
+        str,
+        typer.Option(help="Texts to adapt to: kshot, the paper's 16 a class of each seed, or train, the training set."),
+    ] = "kshot",
     limit: Annotated[int, typer.Option(help="Most training and test texts of a language task; 0 takes all.")] = 0,
     jobs: Annotated[int, typer.Option(help="Cells to run in parallel.")] = 1,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on in a folder that holds results of this table, whatever the settings."),
+    ] = False,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder of the results; a run there is continued.")] = Path(
         "pouf-bench"
     ),
 ) -> None:
-    """Compute a table. Cells that are finished are not computed again; those that failed are."""
+    """Compute a table. Cells that are finished are never computed again; those that failed are.
+
+    A run that was ended, however hard, goes on where it was. A folder with results of other settings is refused, unless
+    --resume says that they belong together.
+    """
     from pouf.bench.cells import Setting
     from pouf.bench.grid import Grid, Outcome
-    from pouf.bench.paper import PAPER_MODELS
-    from pouf.bench.tables import TABLES, entries, write_tables
+    from pouf.bench.tables import TABLES, UNLABELLED, entries, write_tables
     from pouf.cli._console import grid_progress
 
     console.calm_libraries()
@@ -79,19 +90,24 @@ def run(
     if not data.is_dir():
         raise InputError(f"no folder {str(data)!r}: give the one that holds the data sets, or make-data a small one")
     wanted = _some("--tasks", tasks, (*chosen.tasks, *chosen.extra), chosen.tasks)
-    cells = chosen.cells(
-        table, wanted, _some("--methods", methods, chosen.methods, chosen.methods), _numbers(seeds) or chosen.seeds
-    )
-    setting = Setting(str(data), model, _changes(settings or []), limit=limit)
+    cells = chosen.cells(table, wanted, _some("--methods", methods, chosen.methods, chosen.methods), _numbers(seeds))
+    texts: Any = one_of("--unlabelled", unlabelled, {name: name for name in UNLABELLED})
+    setting = Setting(str(data), model, _changes(settings or []), limit=limit, unlabelled=texts)
+    grid = Grid(out_dir, cells, setting)
+    if not resume and (others := grid.others()):
+        raise InputError(
+            f"{str(out_dir)!r} holds results of {table} with other settings, as {others[0].name}: give --resume to "
+            "keep them and add to them, or another --out"
+        )
     with grid_progress(len(cells), output.hidden) as advance:
 
         def tell(outcome: Outcome) -> None:
             told = f"{outcome.cell.task} {outcome.cell.method} seed {outcome.cell.seed}"
             advance(told, outcome.error)
 
-        outcomes = Grid(out_dir, cells, setting).run(jobs, tell)
-    rows = entries(chosen, outcomes, model.rstrip("/").endswith(PAPER_MODELS))
-    files = write_tables(out_dir, table, rows)
+        outcomes = grid.run(jobs, tell)
+    rows = entries(chosen, outcomes, setting)
+    files = write_tables(out_dir, table, rows, setting)
     if table == "lambda":
         files += _sweep(rows, out_dir)
     failed = [outcome for outcome in outcomes if outcome.result is None]
@@ -113,15 +129,14 @@ def _sweep(rows: Sequence[Entry], folder: Path) -> list[Path]:
     there = [row for row in rows if row.n]
     values = sorted({float(row.method) for row in there})
     by_task: dict[str, list[float]] = {}
-    papers: list[float | None] = []
+    papers: list[float] = []
     for task in dict.fromkeys(row.column for row in there):
         own = {float(row.method): row for row in there if row.column == task}
         if all(value in own for value in values):
-            by_task[task] = [own[value].last[0] for value in values]
-            papers = papers or [own[value].paper for value in values]
-    known = [figure for figure in papers if figure is not None]
-    figure = lambda_sweep(values, by_task, known if len(known) == len(values) else None)
-    return [write(figure, folder / "lambda.svg")]
+            by_task[task] = [own[value].last.mean for value in values]
+            papers = papers or [figure.mean for value in values if (figure := own[value].paper) is not None]
+    sweep = lambda_sweep(values, by_task, papers if len(papers) == len(values) else None)
+    return [write(sweep, folder / "lambda.svg")]
 
 
 def _some(option: str, text: str | None, known: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:

@@ -72,14 +72,16 @@ class Method:
         if self.needs_shots and shots is None:
             raise InputError(f"method {name!r} learns from labelled examples: give it shots")
 
-    def equip(self, classifier: BaseClassifier, shots: Shots | None, seed: int, samples: int = 16) -> None:
-        """Give a classifier the head and the shots that the method works with."""
+    def equip(
+        self, classifier: BaseClassifier, shots: Shots | None, seed: int, samples: int = 16, **limits: int | None
+    ) -> None:
+        """Give a classifier the head and the shots that the method works with; limits as of `Demonstrations`."""
         if self.fresh_head and classifier.fresh_head is None:
             classifier.start_afresh(seed)
         if self.demonstrations and shots is not None:
             samples = 1 if self.demonstrations == "before" else samples
             classifier.demonstrations = Demonstrations.from_shots(
-                shots, place=self.demonstrations, samples=samples, seed=seed
+                shots, place=self.demonstrations, samples=samples, seed=seed, **limits
             )
         if self is METHODS["majority"] and shots is not None:
             most = int(shots.targets.sum(0).argmax())

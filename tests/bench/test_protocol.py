@@ -1,0 +1,216 @@
+"""The paper's protocol, where it is easy to miss: which texts, step, lengths, images and weights."""
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pouf import EMBEDDED, Classifier, Recipe
+from pouf.bench import cells
+from pouf.bench.archives import read_task
+from pouf.bench.cells import Cell, Setting, run_cell
+from pouf.bench.language import TASKS
+from pouf.bench.splits import few_shot
+from pouf.bench.standins import LM, make_data
+
+QUICK = {"steps": 2, "snapshots": 2, "batch_size": 8}
+REAL = Path(os.environ.get("POUF_DATA", Path(__file__).parents[3] / "shared" / "data")) / "text"
+
+
+@pytest.fixture(scope="module")
+def standins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("standins"))
+
+
+class Spy:
+    """What a cell gives to `adapt`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        original = cells.adapt
+
+        def adapt(classifier: Classifier, data: Any, recipe: Recipe, **more: Any) -> Any:
+            self.classifier, self.data, self.recipe, self.shots = classifier, data, recipe, more.get("shots")
+            return original(classifier, data, recipe, **more)
+
+        monkeypatch.setattr(cells, "adapt", adapt)
+
+
+def language(standins: Path, task: str, method: str, table: str = "language", **more: Any) -> cells.Result:
+    setting = Setting(str(standins), str(standins / LM), QUICK, **{"limit": 12, **more})
+    return run_cell(Cell(table, task, method, 42), setting)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the data are not beside the repository, nor where POUF_DATA says")
+@pytest.mark.parametrize(
+    ("task", "figure"), [("SST-2", 50.9), ("TREC", 18.8), ("MRPC", 81.2), ("RTE", 52.7), ("SST-5", 23.1)]
+)
+def test_majority_reaches_the_papers_figure_on_real_data(standins: Path, task: str, figure: float) -> None:
+    result = run_cell(Cell("language", task, "majority", 42), Setting(str(REAL), str(standins / LM)))
+    assert round(100 * result.scores[task].last, 1) == figure
+
+
+def test_majority_is_that_of_the_whole_training_set(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = cells.read_task
+
+    def skewed(task: Any, folder: Any, split: Any) -> Any:
+        read = original(task, folder, split)
+        keep = [i for i in range(len(read.inputs)) if read.targets[i, 1] or i % 2]
+        return cells.Shots(cells.Subset(read.inputs, keep), read.targets[keep])
+
+    monkeypatch.setattr(cells, "read_task", skewed)
+    share = skewed(TASKS["MR"], standins, "test").targets[:, 1].mean().item()
+    setting = Setting(str(standins), str(standins / LM))
+    score = run_cell(Cell("language", "MR", "majority", 42), setting).scores["MR"].last
+    assert share > 0.5 and score == pytest.approx(share), "the second class, which has more"
+
+
+def test_kshot_texts_are_those_of_the_seed_without_their_labels(
+    standins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Spy(monkeypatch)
+    language(standins, "MR", "pouf", limit=0)
+    test = read_task(TASKS["MR"], standins, "test").inputs
+    train = read_task(TASKS["MR"], standins, "train")
+    expected = few_shot(train, 42, held_out={test.read(i) for i in range(len(test))}).train.inputs
+    assert [seen.data.read(i) for i in range(len(seen.data))] == [expected.read(i) for i in range(32)]
+    assert seen.shots is None
+    language(standins, "MR", "pouf", limit=0, unlabelled="train")
+    assert len(seen.data) == len(train.inputs) > 32
+
+
+def test_the_step_is_chosen_on_dev_and_judged_on_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    test, dev = iter([0.1, 0.2, 0.3, 0.3]), iter([0.9, 0.5])  # zero-shot is judged on the test alone
+
+    def adapt(classifier: Any, data: Any, recipe: Any, *, shots: Any, callbacks: Any) -> Any:
+        for step in (0, 1, 2):
+            callbacks[0].on_checkpoint(step)
+        return SimpleNamespace(verdict=SimpleNamespace(chosen=2), at=lambda use: nullcontext())
+
+    monkeypatch.setattr(cells, "adapt", adapt)
+    scores, _ = cells._judged(None, None, None, None, lambda: {"MR": next(test)}, lambda: next(dev))
+    assert scores["MR"] == (0.3, 0.3, 0.3, 0.2), "last, chosen, oracle, and the first step, best on dev"
+
+
+def test_dev_is_judged_in_a_real_cell(standins: Path) -> None:
+    assert language(standins, "MR", "pouf").scores["MR"].dev is not None
+    assert language(standins, "MR", "zero-shot").scores["MR"].dev is None, "there is no step to choose"
+    images = run_cell(Cell("images", "office31:dslr", "tent", 0), Setting(str(standins), EMBEDDED, QUICK))
+    assert images.scores["office31:dslr"].dev is None
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "length", "limits"),
+    [
+        ("SST-5", "lm-bff", 256, (110, 20)),
+        ("MR", "lm-bff-pouf", 256, (110, 50)),
+        ("TREC", "lm-bff", 256, (110, None)),
+        ("SST-2", "lm-bff", 128, (None, None)),
+        ("RTE", "lm-bff", 256, (None, None)),
+        ("SST-5", "in-context", 512, (None, None)),
+        ("SST-5", "pouf", 128, None),
+    ],
+)
+def test_lengths_and_limits_are_lm_bffs(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str, method: str, length: int, limits: tuple | None
+) -> None:
+    seen = Spy(monkeypatch)
+    language(standins, task, method, limit=2)
+    shown = seen.classifier.demonstrations
+    assert seen.classifier.backbone.texts.max_length == length
+    assert (None if shown is None else (shown.own_limit, shown.shot_limit)) == limits
+
+
+def test_dropout_is_on_where_the_published_protocol_has_it(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, found = Spy(monkeypatch), {}
+    for method in ("pouf", "fine-tuning", "lm-bff", "lm-bff-pouf"):
+        language(standins, "SST-2", method, limit=2)
+        found[method] = seen.recipe.optimisation.dropout
+    assert found == {"pouf": False, "fine-tuning": True, "lm-bff": True, "lm-bff-pouf": True}
+
+
+def test_fine_tuning_on_scores_has_one_output_and_squared_error(
+    standins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Spy(monkeypatch)
+    language(standins, "STS-B", "fine-tuning", limit=4)
+    assert seen.classifier.backbone.model.config.num_labels == 1 and seen.recipe.objective.label_loss == "mse"
+    language(standins, "SST-2", "fine-tuning", limit=4)
+    assert seen.classifier.backbone.model.config.num_labels == 2
+
+
+@pytest.mark.parametrize("task", ["MRPC", "QQP", "RTE"])
+def test_ablation_and_lambda_use_the_weights_of_the_task(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    transport, information = (1.0, 0.6) if task == "RTE" else (1e-2, 1e-4)
+    seen = Spy(monkeypatch)
+    for table, method, expected in (
+        ("language", "pouf", (transport, information)),
+        ("ablation", "default", (transport, information)),
+        ("ablation", "no-transport", (0.0, information)),
+        ("lambda", "0.9", (transport, 0.9)),
+    ):
+        language(standins, task, method, table, limit=2)
+        assert (seen.recipe.objective.transport, seen.recipe.objective.information) == expected, (table, method)
+
+
+@pytest.mark.parametrize("method", ["pouf-prompt", "coop"])
+def test_domainnet_adapts_to_one_list_and_is_judged_on_the_other(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    judged: list[str] = []
+    original = cells._accuracy
+
+    def judging(classifier: Any, inputs: Any, labels: Any, batch_size: int) -> float:
+        judged[:] = inputs.ids
+        return original(classifier, inputs, labels, batch_size)
+
+    monkeypatch.setattr(cells, "_accuracy", judging)
+    seen = Spy(monkeypatch)
+    run_cell(Cell("images", "domainnet:sketch", method, 0), Setting(str(standins), EMBEDDED, QUICK))
+    lists = {
+        split: {
+            line.rsplit(" ", 1)[0].split("/")[-1]
+            for line in (standins / "domainnet" / f"sketch_{split}.txt").read_text().splitlines()
+        }
+        for split in ("train", "test")
+    }
+    learned = set((seen.data if seen.shots is None else seen.shots.inputs).ids)
+    assert set(judged) == lists["test"] and learned <= lists["train"] and not learned & lists["test"]
+    assert seen.shots is not None or learned == lists["train"]
+
+
+def test_tent_upl_and_prompt_tuning_share_their_settings_in_the_table(
+    standins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "_judged", lambda c, d, recipe, *_: recipes.append(recipe) or ({}, None))
+    monkeypatch.setattr(cells, "_facts", lambda result: {})
+    monkeypatch.setattr(cells, "_image_recipe", lambda setting, task, tune: f"office-home-{tune}")
+    recipes: list[Recipe] = []
+    for method in ("pouf-prompt", "tent", "upl"):
+        run_cell(Cell("images", "office-home:art", method, 0), Setting(str(standins), EMBEDDED))
+    for recipe in recipes:
+        assert recipe.optimisation == Recipe.load("office-home-prompt").optimisation
+        assert (recipe.steps, recipe.batch_size, recipe.augment) == (5000, 96, "crop-flip")
+        assert recipe.tuner == recipes[0].tuner
+
+
+def test_labels_of_dev_change_nothing_that_is_learned(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def learned(flip: bool) -> tuple[float, torch.Tensor]:
+        seen, original = Spy(monkeypatch), few_shot
+
+        def drawn(*given: Any, **more: Any) -> Any:
+            split = original(*given, **more)
+            targets = split.dev.targets.flip(1) if flip else split.dev.targets
+            return split._replace(dev=split.dev._replace(targets=targets))
+
+        monkeypatch.setattr(cells, "few_shot", drawn)
+        score = language(standins, "MR", "pouf").scores["MR"]
+        return score.last + score.chosen, seen.classifier.backbone.prototypes((), ()).detach()
+
+    (plain, weights), (flipped, same) = learned(False), learned(True)
+    assert plain == flipped and torch.equal(weights, same)

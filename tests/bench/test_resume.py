@@ -1,0 +1,67 @@
+"""A run of a table that is killed, and the one that goes on in its folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_runner import one_line_error, pouf
+
+from pouf import EMBEDDED
+from pouf.bench.standins import make_data
+
+METHODS = "zero-shot,tent,pouf-prompt,pouf-full,coop"
+
+
+def command(*more: object) -> list[str]:
+    """Five cells, of which those that train take seconds."""
+    usual = ["bench", "run", "images", "--data", "data", "--model", EMBEDDED, "--tasks", "office31:dslr", "--seeds", 0]
+    return [str(word) for word in (*usual, "--methods", METHODS, "--set", "steps=20", "--out", "out", *more)]
+
+
+def cells(folder: Path) -> dict[str, int]:
+    """The finished ones, and when they were written."""
+    return {file.name: file.stat().st_mtime_ns for file in (folder / "out" / "cells").glob("*.json")}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_data(tmp_path / "data")
+    return tmp_path
+
+
+def test_a_killed_run_goes_on_without_computing_a_finished_cell_again(folder: Path) -> None:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pouf", *command("--quiet")], cwd=folder, env=environment, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 240
+    while len(cells(folder)) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL, process.stderr and process.stderr.read()
+    before = cells(folder)
+    assert 2 <= len(before) < 5 and not (folder / "out" / "images.md").exists()
+    told = pouf(*command("--resume"), cwd=folder).stdout
+    after = cells(folder)
+    assert len(after) == 5 and {name: after[name] for name in before} == before
+    assert "0 of 5 cells failed" in told
+    pouf(*command("--resume", "--quiet"), cwd=folder)
+    assert cells(folder) == after
+
+
+def test_results_of_other_settings_are_only_added_to_when_asked(folder: Path) -> None:
+    quick = ("--methods", "zero-shot", "--quiet")
+    pouf(*command(*quick), cwd=folder)
+    pouf(*command(*quick), cwd=folder)  # the same settings go on
+    first = cells(folder)
+    error = one_line_error(pouf(*command(*quick, "--set", "batch_size=7"), cwd=folder, code=2))
+    assert "'out' holds results of images with other settings" in error and "--resume" in error
+    assert cells(folder) == first
+    pouf(*command(*quick, "--set", "batch_size=7", "--resume"), cwd=folder)
+    assert len(cells(folder)) == 2
+    wrong = one_line_error(pouf(*command(*quick, "--unlabelled", "all"), cwd=folder, code=2))
+    assert "unknown --unlabelled 'all': choose one of kshot, train" in wrong
