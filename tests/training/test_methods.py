@@ -112,6 +112,13 @@ def test_another_tuner_brings_its_own_rate_unless_one_is_given(tmp_path: Path) -
     assert rate("domainnet-prompt") == 5e-7, "the paper's, and asked for by name"
 
 
+def test_a_changed_tuner_reaches_adapt_with_its_rate(pictures: list[Image.Image]) -> None:
+    for settings, rate in (({"tuner.name": "prompt"}, 1e-3), ({}, 5e-7)):
+        classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+        result = classifier.adapt(Images(pictures), settings={**settings, "steps": 1, "snapshots": 0}, prior="paper")
+        assert (result.history[0].lr, result.recipe.objective.prior) == (rate, "paper")
+
+
 def test_tent_upl_and_prompt_tuning_share_their_settings() -> None:
     ours = METHODS["pouf"].recipe("image", None, {"tuner.name": "prompt"}).model_dump()
     for name in ("tent", "upl", "coop"):
