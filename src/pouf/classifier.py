@@ -63,7 +63,8 @@ class Classifier(BaseClassifier):
             settings: changes to it by dotted name, as {"steps": 50, "optimisation.lr": 1e-3}.
             shots: a few examples with labels to learn from as well; the data stay without.
             demonstrations: show a shot of each class beside every text, as LM-BFF does.
-            prior: shares of the classes: "uniform", "estimated", or known ones, one number per class.
+            prior: shares of the classes: "uniform", "estimated", or known ones, one number per class, which the
+                predictions then have as a whole.
             refine: a last pass over all predictions together.
             output_dir: a new folder for the run: classifier, verdict, predictions, report.
             report: write predictions and a report into it as well.
@@ -189,6 +190,10 @@ class Classifier(BaseClassifier):
         chosen.equip(self, shots, settled.seed)
         if prior is not None and not isinstance(prior, str):
             self.set_prior(prior)
+            trains = settled.steps and settled.objective.needs_unlabelled
+            if trains and settled.postprocess == "none" and refine is None:
+                # Training pulls towards known shares and overshoots; these offsets end it there.
+                settled = settled.with_settings(postprocess="sinkhorn")
         learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled
         learns = shots if settled.steps and settled.objective.labels else None
         return _Plan(None if learns_from_shots_alone and shots is not None else unlabelled, settled, learns)

@@ -138,3 +138,24 @@ def test_a_prior_that_fits_no_classes_is_refused(prior: list[float]) -> None:
 def test_shares_that_do_not_sum_to_one_are_refused() -> None:
     with pytest.raises(InputError, match=r"the proportions sum to 1.4, expected 1"):
         Classifier.from_pretrained(EMBEDDED, ["a", "b"]).set_prior([0.7, 0.7])
+
+
+@pytest.mark.parametrize("small", [15, 30, 50])
+def test_known_shares_are_those_of_the_predictions_and_never_hurt(digits_folder: Path, small: int) -> None:
+    """Fours and nines, which zero-shot mixes up, in three proportions."""
+    classes, rates = ["four", "nine"], {}
+    paths = [
+        p for name, n in (("four", 100 - small), ("nine", small)) for p in sorted((digits_folder / name).iterdir())[:n]
+    ]
+    truth = [path.parent.name for path in paths]
+    recipe = Recipe.load("demo").with_settings(steps=15, snapshots=0, batch_size=50)
+    for prior in (None, [1 - small / 100, small / 100]):
+        classifier = Classifier.from_pretrained(EMBEDDED, classes)
+        rates["zero-shot"] = sum(a == b for a, b in zip(classifier.predict(paths), truth, strict=True))
+        classifier.adapt(paths, recipe=recipe, prior=prior)
+        said = classifier.predict(paths)
+        rates["known" if prior else "uniform"] = sum(a == b for a, b in zip(said, truth, strict=True))
+        if prior:
+            assert abs(said.count("nine") - small) <= 5
+    assert rates["known"] >= max(rates["zero-shot"], rates["uniform"]) - 1
+    assert rates["known"] > rates["zero-shot"]
