@@ -143,7 +143,9 @@ class Recipe(Settings):
     snapshots: Count = 10  # steps, beside zero-shot, among which one is chosen without labels; 0 chooses none
     temperature: Weight = 0.0  # 0 keeps the model's own
     pseudo_labels: Count = 0  # learn from this many of the surest predictions of each class as if they were labels
-    postprocess: Literal["none", "prior-correction", "sinkhorn", "propagation", "refinement"] = "none"  # at the end
+    postprocess: Literal[
+        "none", "prior-correction", "sinkhorn", "propagation", "refinement", "em", "stata", "few-classes"
+    ] = "none"  # of predictions, at the end
     objective: Objective = Objective()
     tuner: TunerSettings = TunerSettings()
     optimisation: Optimisation = Optimisation()
