@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import TEXTS, train
+from helpers import TEXTS, groups, train
 from PIL import Image
 from small_models import masked_lm
 
-from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts
+from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, Vectors
 from pouf.base import Predictions
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
@@ -159,3 +159,22 @@ def test_known_shares_are_those_of_the_predictions_and_never_hurt(digits_folder:
             assert abs(said.count("nine") - small) <= 5
     assert rates["known"] >= max(rates["zero-shot"], rates["uniform"]) - 1
     assert rates["known"] > rates["zero-shot"]
+
+
+@pytest.mark.parametrize(("present", "trained"), [(30, True), (3, False)])
+def test_where_few_of_the_classes_are_there_nothing_is_trained(
+    present: int, trained: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training would spread the inputs over classes that are not there."""
+    features, prototypes = groups(present, 30, 300, 32, 0.25, 0.15)
+    classifier = Classifier.from_vectors(prototypes, [f"c{i}" for i in range(30)], temperature=0.05)
+    before = classifier.predict(Vectors(features))
+    with caplog.at_level("INFO", "pouf"):
+        result = classifier.adapt(Vectors(features))
+    assert bool(result.history) == trained == (result.recipe.postprocess == "refinement")
+    assert ("nothing is trained" in caplog.text) != trained
+    truth = [f"c{i % present}" for i in range(300)]
+    right = [sum(a == b for a, b in zip(said, truth, strict=True)) for said in (before, classifier.predict(features))]
+    assert result.verdict.trusted and right[1] > right[0]
+    told = Classifier.from_vectors(prototypes, [f"c{i}" for i in range(30)], temperature=0.05)
+    assert told.adapt(Vectors(features), settings={"few_classes": 0.0, "steps": 2}).history, "it can be had otherwise"

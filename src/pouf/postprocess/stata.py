@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.losses.prior import share_of_classes
+from pouf.losses.prior import gated_shares, share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess.base import Near, Postprocessor, heard, nearest
-from pouf.postprocess.em import gated_shares
 from pouf.postprocess.sinkhorn import relaxed_offsets
 
 SCALE = 50.0  # of the likelihood against the prediction
@@ -77,7 +76,7 @@ def _both_ways(near: Near, z: Tensor) -> Tensor:
 def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
     """StatA on predictions with their gated shares, then evened as far as is safe: for few of many classes."""
     logits = scores.logits.float()
-    shares = gated_shares(logits) if prior is None else prior.to(logits)
+    shares = gated_shares(logits.softmax(1)) if prior is None else prior.to(logits)
     x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
     fitted = _fit(x, anchors, logits + shares.log(), shares.log().expand(1, -1), rounds=10)
     trust = share_of_classes(logits.softmax(1).mean(0).cpu()) ** 2 if prior is None else 1.0
