@@ -31,16 +31,16 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 result = demo(Path(folder) / "run", Recipe.load(name).with_settings(seed=seed))
             e = result.evaluation
-            facts = {"tune": tune, "seed": seed, "zero_shot": e.zero_shot, "calibrated": e.calibrated}
-            results.append(facts | {"adapted": e.adapted, "seconds": round(result.seconds, 1)})
+            facts = {"tune": tune, "seed": seed, "zero_shot": e.zero_shot, "prior_corrected": e.prior_corrected}
+            results.append(facts | {"last": e.last, "seconds": round(result.seconds, 1)})
             print(results[-1], flush=True)
-    print("| tuning | zero-shot | calibrated | POUF, last step: mean (std) | each seed | seconds |")
+    print("| tuning | zero-shot | prior-corrected | POUF, last step: mean (std) | each seed | seconds |")
     print("|---|---|---|---|---|---|")
     for tune in RECIPES:
         rows = [row for row in results if row["tune"] == tune]
-        each = [100 * row["adapted"] for row in rows]
+        each = [100 * row["last"] for row in rows]
         print(
-            f"| {tune} | {100 * rows[0]['zero_shot']:.1f} | {100 * rows[0]['calibrated']:.1f} | "
+            f"| {tune} | {100 * rows[0]['zero_shot']:.1f} | {100 * rows[0]['prior_corrected']:.1f} | "
             f"{statistics.mean(each):.1f} ({statistics.pstdev(each):.1f}) | {', '.join(f'{x:.1f}' for x in each)} | "
             f"{max(row['seconds'] for row in rows):.0f} at most |"
         )

@@ -25,7 +25,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
 from pouf import Recipe
-from pouf.losses.objective import Scores, total_loss, unlabelled_terms
+from pouf.losses.objective import total_loss, unlabelled_terms
+from pouf.models.base import Scores
 from pouf.models.cloze import Cloze
 from pouf.models.masked_lm import MaskedLM
 from pouf.runs.folder import versions
@@ -37,7 +38,7 @@ OF_TEMPLATE = 6  # its words, the mask and the two marks around it
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word: the words do not matter here, their number does."""
+    """One token per word: the words do not matter here, their number does."""
     words = [*MARKS, "it", "was", ".", "terrible", "great", *(f"word{i}" for i in range(1000))]
     bare = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     bare.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -49,12 +50,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def step_of(backbone: MaskedLM, scores: Callable[[], Scores]) -> Callable[[], float]:
-    recipe = Recipe.load("masked")
+    weights = Recipe.load("masked").objective.weights()
     optimizer = torch.optim.AdamW(backbone.parameters(), lr=0.0)  # the weights stay, so that the losses can be compared
 
     def step() -> float:
-        now = scores()
-        loss = total_loss(unlabelled_terms(now, recipe.objective), recipe.objective)
+        loss = total_loss(unlabelled_terms(*scores(), wanted=weights), weights)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

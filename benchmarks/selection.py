@@ -3,7 +3,7 @@
     python benchmarks/selection.py --data DIR/text --out benchmarks/results/selection.json
 
 The digits of the demo with the embedded model, and MR, Subj and TREC with all-MiniLM-L6-v2 (see `texts.py`), each with
-five learning rates of which the largest is far too large. The choice of `pouf tune` among all trials and steps has no
+five learning rates of which the largest is far too large. The choice of `pouf search` among all trials and steps has no
 labels; the oracle takes the best of them by the labels; "last step" is the mean over the rates of where a run ends, and
 "choice within a run" the mean over the rates of what each run alone would advise. Runs for hours on two cores; with
 `--keep DIR` it goes on where it was interrupted, and another way to choose can be tried in seconds.
@@ -18,23 +18,23 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from texts import TASKS, UNLABELLED, model_folder, read
 
-from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
+from pouf import EMBEDDED, Callback, Classifier, Diverged, Images, InferenceConfig, Recipe, Texts
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS, write_digits
-from pouf.errors import Diverged
-from pouf.inference import InferenceConfig
-from pouf.runs.folder import assess, versions
+from pouf.runs.folder import versions
 from pouf.training.search import Trial as JudgedTrial
 from pouf.training.search import choose_trial, judge_trial
+from pouf.validation.checkpoints import Checkpoint, Checkpoints
 from pouf.validation.diagnostics import SnapshotPredictions
 from pouf.validation.evaluation import accuracy
-from pouf.validation.selectors import Snapshots
+from pouf.validation.verdict import assess
 
 DIGIT_RATES = (2e-3, 6e-3, 2e-2, 6e-2, 2e-1)
 TEXT_RATES = (3e-6, 1e-5, 3e-5, 1e-4, 1e-3)
@@ -52,7 +52,7 @@ class Task(NamedTuple):
 class Trial(NamedTuple):
     """What one rate gave: without labels, and how right it was."""
 
-    snapshots: Snapshots | None  # None where training diverged
+    checkpoints: Checkpoints | None  # None where training diverged
     accuracy: dict[int, float]  # by step
 
 
@@ -60,36 +60,49 @@ def run_trial(task: Task, rate: float, zero_shot: float | None) -> Trial:
     """`zero_shot`: its accuracy, where an earlier trial has found it."""
     classifier, at = task.build(), dict[int, float]()
 
-    def look(step: int) -> None:
-        if step == 0 and zero_shot is not None:
-            at[step] = zero_shot
-            return
-        at[step] = accuracy(classifier.infer(task.test, InferenceConfig(256)).log_probabilities.argmax(1), task.labels)
-        print(f"    {rate:g} step {step}: {100 * at[step]:.1f}", flush=True)
+    class Look(Callback):
+        def on_checkpoint(self, step: int) -> None:
+            if step == 0 and zero_shot is not None:
+                at[step] = zero_shot
+                return
+            guess = classifier.infer(task.test, InferenceConfig(256)).log_probabilities.argmax(1)
+            at[step] = accuracy(guess, task.labels)
+            print(f"    {rate:g} step {step}: {100 * at[step]:.1f}", flush=True)
 
     try:
-        recipe = task.recipe.with_settings(**{"optimisation.lr": rate})
-        result = adapt(classifier, task.data, recipe, on_snapshot=look)
+        settings = {"optimisation.lr": rate}
+        result = classifier.adapt(task.data, recipe=task.recipe, settings=settings, callbacks=[Look()])
     except Diverged:
         return Trial(None, at)
-    return Trial(result.snapshots, at)
+    return Trial(result.checkpoints, at)
 
 
 def kept_trial(task: Task, rate: float, zero_shot: float | None, file: Path | None) -> Trial:
     """A trial, or what a file holds of it, so that other ways to choose can be tried without training again."""
     if file is not None and file.is_file():
-        held = torch.load(file)
-        seen = {step: SnapshotPredictions(*parts) for step, parts in held["seen"].items()}
-        return Trial(Snapshots({}, held["features"], seen=seen) if seen else None, held["accuracy"])
+        return _read(file)
     trial = run_trial(task, rate, zero_shot)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        held = {"accuracy": trial.accuracy, "features": None, "seen": {}}
-        if trial.snapshots is not None:
-            held["features"] = trial.snapshots.features
-            held["seen"] = {step: list(seen) for step, seen in trial.snapshots.seen.items()}
+        held = {"accuracy": trial.accuracy, "features": None, "seen": {}, "kept": []}
+        if trial.checkpoints is not None:
+            held["features"] = trial.checkpoints.sample.features
+            held["seen"] = {place.step: list(seen) for place, seen in trial.checkpoints.predictions.items()}
+            held["kept"] = [place.step for place in trial.checkpoints.states]
         torch.save(held, file)
     return trial
+
+
+def _read(file: Path) -> Trial:
+    held = torch.load(file)
+    if not held["seen"]:
+        return Trial(None, held["accuracy"])
+    # All that a choice looks at: predictions, features, and which steps have their weights. There is no classifier.
+    there = Checkpoints(None, SimpleNamespace(features=held["features"]), max(held["seen"]))  # type: ignore[arg-type]
+    there.tuner = object()  # type: ignore[assignment]  # something was trained
+    there.predictions = {Checkpoint(step): SnapshotPredictions(*parts) for step, parts in held["seen"].items()}
+    there.states = dict.fromkeys(map(Checkpoint, held.get("kept", held["seen"])))  # type: ignore[arg-type]
+    return Trial(there, held["accuracy"])
 
 
 def measure(task: Task, keep: Path | None) -> dict[str, Any]:
@@ -101,23 +114,23 @@ def measure(task: Task, keep: Path | None) -> dict[str, Any]:
     zero_shot = tried[0].accuracy[0]
     judged, within, ends = [], [], []
     for rate, trial in zip(task.rates, tried, strict=True):
-        if trial.snapshots is None:
+        if trial.checkpoints is None:
             judged.append(JudgedTrial({"lr": rate}, {}, "diverged"))
             within.append(zero_shot)
             ends.append(trial.accuracy[max(trial.accuracy)])
             continue
-        choice = trial.snapshots.choose()
-        judged.append(judge_trial({"lr": rate}, trial.snapshots, choice))
-        trust = assess(trial.snapshots, choice)
-        within.append(zero_shot if trust.use == "zero-shot" else trial.accuracy[trust.chosen])
-        ends.append(trial.accuracy[trust.last])
-    tuning = choose_trial(judged)
+        choice = trial.checkpoints.choose()
+        judged.append(judge_trial({"lr": rate}, trial.checkpoints, choice))
+        verdict = assess(trial.checkpoints, choice)
+        within.append(zero_shot if verdict.advised == "zero-shot" else trial.accuracy[verdict.chosen])
+        ends.append(trial.accuracy[verdict.last])
+    ranking = choose_trial(judged)
     return {
         "zero_shot": zero_shot,
         "last": ends,
         "within": within,
-        "chosen": zero_shot if tuning.best is None else tried[tuning.best].accuracy[tuning.step],
-        "chosen_setting": None if tuning.best is None else [task.rates[tuning.best], tuning.step],
+        "chosen": zero_shot if ranking.best is None else tried[ranking.best].accuracy[ranking.step],
+        "chosen_setting": None if ranking.best is None else [task.rates[ranking.best], ranking.step],
         "oracle": max(value for trial in tried for value in trial.accuracy.values()),
         "not_believed": {f"{trial.settings['lr']:g}": trial.why_not for trial in judged if trial.why_not},
         "steps": {

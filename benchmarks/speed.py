@@ -30,11 +30,9 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
-from pouf import Classifier, Images, Recipe
-from pouf.inference import InferenceConfig
+from pouf import Callback, Classifier, Images, InferenceConfig, Recipe, Step
 from pouf.models.dual_encoder import DualEncoder
 from pouf.runs.folder import versions
-from pouf.training.callbacks import Step, adapt
 
 WORDS = 400  # each a token of its own: class names of one or two words are as long as CLIP's
 NOISE = np.random.default_rng(0)
@@ -121,19 +119,20 @@ def in_turns(k: int, batch: int, steps: int, tune: str) -> dict[str, float]:
     as_written = step_as_written(vit(), k, batch, tune)
     ours: list[float] = []
     written: list[float] = []
-    mark = time.perf_counter()
 
-    def take_turns(step: Step) -> None:
-        nonlocal mark
-        ours.append(time.perf_counter() - mark)
-        written.append(seconds_of(as_written))
+    class TakeTurns(Callback):
         mark = time.perf_counter()
+
+        def on_step(self, step: Step) -> None:
+            ours.append(time.perf_counter() - self.mark)
+            written.append(seconds_of(as_written))
+            self.mark = time.perf_counter()
 
     recipe = Recipe(steps=steps + 1, batch_size=batch, augment="none", snapshots=0).with_settings(
         **{"tuner.name": tune}
     )
     classifier = Classifier(vit(), names(k))
-    adapt(classifier, Images(pictures(batch)), recipe, on_step=take_turns)
+    classifier.adapt(Images(pictures(batch)), recipe=recipe, callbacks=[TakeTurns()])
     a, b = statistics.median(ours[1:]), statistics.median(written[1:])
     return {"ours_seconds": round(a, 3), "as_written_seconds": round(b, 3), "ratio": round(b / a, 1)}
 
@@ -169,7 +168,7 @@ def costs(steps: int) -> list[dict[str, float]]:
             .shape[1]
         )
         recipe = Recipe(steps=steps + 1, batch_size=batch, augment="none", snapshots=0)
-        times = [s.seconds for s in adapt(classifier, Images(pictures(batch)), recipe, on_start=lambda m: None).history]
+        times = [step.seconds for step in classifier.adapt(Images(pictures(batch)), recipe=recipe).history]
         seconds = statistics.median(later - earlier for earlier, later in pairwise(times))
         work = flops(k, length, batch) / 1e9
         rows.append({"classes": k, "tokens": length, "batch": batch, "seconds": round(seconds, 3),
@@ -226,7 +225,7 @@ def memory(steps: int) -> dict[str, float]:
 
 def memory_of(name: str) -> float:
     recipe = Recipe(steps=2, batch_size=32, augment="none", snapshots=0).with_settings(**MEMORY[name])
-    adapt(Classifier(vit(), names(31)), Images(pictures(32)), recipe)
+    Classifier(vit(), names(31)).adapt(Images(pictures(32)), recipe=recipe)
     # Of this process alone: what getrusage tells is passed on from the parent.
     peak = next(line for line in _lines("/proc/self/status") if line.startswith("VmHWM"))
     return round(int(peak.split()[1]) / 2**20, 2)

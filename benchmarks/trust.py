@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from texts import TASKS, UNLABELLED, model_folder, read
 
-from pouf import EMBEDDED, Classifier, Images, Recipe, Texts, adapt
+from pouf import EMBEDDED, Classifier, Images, InferenceConfig, Recipe, Texts
 from pouf.data.base import Subset, Unlabelled
 from pouf.demo import DIGITS, write_digits
-from pouf.inference import InferenceConfig
-from pouf.runs.folder import assess, versions
+from pouf.runs.folder import versions
 from pouf.validation.evaluation import accuracy
 from pouf.validation.selective import kept_at, reliability
 
@@ -75,43 +74,42 @@ def text_cases(folder: Path, model: Path) -> Iterator[Case]:
 
 def run_case(case: Case) -> dict[str, Any]:
     classifier = Classifier.from_pretrained(case.model, case.classes, case.templates)
-    scored: list[float | None] = []
 
-    def score() -> None:
-        right = None
-        if case.labels is not None:
-            right = accuracy(classifier.infer(case.data).log_probabilities.argmax(1), case.labels)
-        scored.append(right)
+    def right() -> float | None:
+        if case.labels is None:
+            return None
+        return accuracy(classifier.infer(case.data).log_probabilities.argmax(1), case.labels)
 
-    score()
+    before = right()
     zero_shot = Classifier.from_pretrained(case.model, case.classes, case.templates)
-    result = adapt(classifier, case.data, case.recipe.with_settings(snapshots=4))
-    score()
-    assert result.snapshots is not None
-    trust = assess(result.snapshots, result.choice)
+    result = classifier.adapt(case.data, recipe=case.recipe, settings={"snapshots": 4})
+    with result.at("last"):
+        last = right()
+    verdict = result.verdict
+    assert verdict.diagnostics is not None
     abstained = {}
     if case.usual and case.labels is not None:
-        result.use_chosen()
-        predictions = classifier.infer(case.data)
-        right = predictions.log_probabilities.argmax(1) == case.labels
-        estimated = reliability(classifier, zero_shot, case.data, predictions, InferenceConfig())
+        result.restore("chosen")
+        encoded = classifier.encode(case.data)
+        is_right = classifier.log_probabilities(encoded).argmax(1) == case.labels
+        estimated = reliability(classifier, zero_shot, case.data, encoded, InferenceConfig())
         for rate in RATES:
             kept = kept_at(rate, estimated)
-            wrong = 1 - right[kept].double().mean().item() if kept.any() else None
+            wrong = 1 - is_right[kept].double().mean().item() if kept.any() else None
             abstained[f"{rate:g}"] = {"n": len(kept), "kept": int(kept.sum()), "wrong": wrong}
     return {
-        "zero_shot": scored[0], "last": scored[1], "use": trust.use,
-        "alarms": [alarm.name for alarm in trust.alarms], "kappa": trust.diagnostics.kappa,
-        "signs": trust.diagnostics._asdict(),
+        "zero_shot": before, "last": last, "advised": verdict.advised,
+        "alarms": [alarm.name for alarm in verdict.alarms], "diagnostics": verdict.diagnostics._asdict(),
         "abstained": abstained,
     }  # fmt: skip
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    lines = ["| run | zero-shot | last step | alarms | used |", "|---" * 5 + "|"]
+    lines = ["| run | zero-shot | last step | alarms | advised |", "|---" * 5 + "|"]
     for name, found in results.items():
         numbers = ["–" if found[key] is None else f"{100 * found[key]:.1f}" for key in ("zero_shot", "last")]
-        lines.append(f"| {name} | {' | '.join(numbers)} | {', '.join(found['alarms']) or 'none'} | {found['use']} |")
+        alarms = ", ".join(found["alarms"]) or "none"
+        lines.append(f"| {name} | {' | '.join(numbers)} | {alarms} | {found['advised']} |")
     lines += ["", "| abstained | asked: wrong | kept | of them wrong |", "|---" * 4 + "|"]
     for name, found in results.items():
         for rate, part in found["abstained"].items():
@@ -133,7 +131,7 @@ def main() -> None:
             cases += text_cases(given.data, model_folder(given.model))
         for case in cases:
             results[case.name] = run_case(case)
-            print(case.name, results[case.name]["alarms"], results[case.name]["use"], flush=True)
+            print(case.name, results[case.name]["alarms"], results[case.name]["advised"], flush=True)
             if given.out is not None:
                 facts = {"results": results, "versions": versions()}
                 given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

@@ -39,7 +39,7 @@ def values(part: type[Settings]) -> st.SearchStrategy[Any]:
         elif kind is int:
             fields[name] = st.integers(1, 2**62 - 1)
         else:
-            fields[name] = st.floats(1e-300, 0.999) if name == "momentum" else st.floats(1e-300, 1e300)
+            fields[name] = st.floats(1e-300, 0.999) if name in ("momentum", "few_classes") else st.floats(1e-300, 1e300)
     return st.fixed_dictionaries(fields)
 
 

@@ -331,7 +331,8 @@ class BaseClassifier(nn.Module):
             chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))[:FITTED_ON]
             encoded = FeatureSet([], features[chosen.sort().values])
         fit = one_of("postprocessor", name, POSTPROCESSORS)
-        self.postprocessor = fit(encoded.features.to(self.device).float(), self.scores(encoded), self.prior)
+        features = encoded.features.to(self.device).float()
+        self.postprocessor = fit(features, self.prototypes(), self.scores(encoded), self.prior)
 
     @torch.no_grad()
     def nearness(self, encoded: FeatureSet) -> Tensor:

@@ -64,7 +64,7 @@ class Classifier(BaseClassifier):
             shots: a few examples with labels to learn from as well; the data stay without.
             demonstrations: show a shot of each class beside every text, as LM-BFF does.
             prior: shares of the classes: "uniform", "estimated", "paper" (its own estimate), or known ones, one number
-                per class.
+                per class, which the predictions then have as a whole.
             refine: a last pass over all predictions together.
             output_dir: a new folder for the run: classifier, verdict, predictions, report.
             report: write predictions and a report into it as well.
@@ -76,26 +76,28 @@ class Classifier(BaseClassifier):
             Diverged: the loss is not finite. The classifier has the weights of the last good step, as has the run.
         """
         plan = self._plan(data, method, recipe, settings, shots, demonstrations, prior, refine, seed)
-        if output_dir is None or not join(self.device).is_first:
-            result = adapt(self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=callbacks)
-            return self._ended(replace(result, method=method), callbacks)
-        sources = {"data": plan.data, "shots": plan.shots.inputs if plan.shots is not None else None}
-        there = {name: source for name, source in sources.items() if source is not None}
-        writer = RunWriter(output_dir, self, plan.recipe, there, method, command)
+        told, writer = list(callbacks), None
+        if output_dir is not None and join(self.device).is_first:
+            writer = RunWriter(output_dir, self, plan.recipe, plan.sources(), method, command)
+            told.insert(0, writer)
         try:
             result = adapt(
-                self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=[writer, *callbacks],
-                checkpoint_dir=writer.folder / CHECKPOINTS,
+                self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=told,
+                checkpoint_dir=writer.folder / CHECKPOINTS if writer is not None else None,
             )  # fmt: skip
         except BaseException as error:
-            writer.give_up(error)
+            if writer is not None:
+                writer.give_up(error)
             raise
         result = replace(result, method=method)
-        writer.finish(result)
-        result.files["run"] = writer.folder
-        if report and plan.data is not None:
-            self._use(result, plan.data, cache)
-        return self._ended(result, callbacks)
+        if writer is not None:
+            writer.finish(result)
+            result.files["run"] = writer.folder
+            if report and plan.data is not None:
+                self._use(result, plan.data, cache)
+        for callback in told:
+            callback.on_end(result)
+        return result
 
     def search(
         self,
@@ -119,32 +121,25 @@ class Classifier(BaseClassifier):
             on_trial: is told the settings of each trial before it starts.
             options: all else that `adapt` takes.
         """
-        defaults: dict[str, Any] = {
-            "method": "pouf", "recipe": None, "settings": None, "shots": None, "demonstrations": False, "prior": None,
-            "refine": None, "seed": None,
-        }  # fmt: skip
-        unknown = options.keys() - defaults.keys()
-        if unknown:
-            raise TypeError(f"search() got an unexpected keyword argument {min(unknown)!r}")
-        options = defaults | options
-        plan = self._plan(data, **options)
+        plan, told = self._plan(data, **options), list(callbacks)
+        method = options.get("method", "pouf")
         folder = check_new(output_dir) if output_dir is not None else None
         first = join(self.device).is_first
         combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
 
         def one(classifier: BaseClassifier, recipe: Recipe) -> Adaptation:
-            return adapt(classifier, plan.data, recipe, shots=plan.shots, cache=cache, callbacks=callbacks)
+            return adapt(classifier, plan.data, recipe, shots=plan.shots, cache=cache, callbacks=told)
 
         found = search(self, plan.recipe, combinations, one, on_trial)
-        result = found.result = replace(found.result, method=options["method"])
-        inputs = plan.data if plan.data is not None else plan.shots.inputs if plan.shots is not None else None
-        assert inputs is not None and result.checkpoints is not None
+        result = found.result = replace(found.result, method=method)
+        inputs = next(iter(plan.sources().values()))
+        assert result.checkpoints is not None
         if found.ranking.best is not None and not found.interrupted:
             stand_at(result, found.ranking.step, inputs, InferenceConfig(cache=cache, world=join(self.device)))
         self.__dict__.update(result.classifier.__dict__)  # the copy that was trained takes this one's place
         result.classifier = result.checkpoints.classifier = self
         if folder is not None and first:
-            writer = RunWriter(folder, self, result.recipe, {"data": inputs}, options["method"], command)
+            writer = RunWriter(folder, self, result.recipe, plan.sources(), method, command)
             for step in result.history:
                 writer.on_step(step)
             writer.finish(result, "interrupted" if found.interrupted else "finished")
@@ -154,20 +149,21 @@ class Classifier(BaseClassifier):
                 self._use(result, inputs, cache)
         if found.interrupted:
             raise KeyboardInterrupt
-        self._ended(found.result, callbacks)
+        for callback in told:
+            callback.on_end(result)
         return found
 
     def _plan(
         self,
         data: Inputs | None,
-        method: str,
-        recipe: Recipe | str | Path | None,
-        settings: Mapping[str, Any] | None,
-        shots: Shots | str | Path | None,
-        demonstrations: bool,
-        prior: str | Sequence[float] | None,
-        refine: bool | None,
-        seed: int | None,
+        method: str = "pouf",
+        recipe: Recipe | str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        shots: Shots | str | Path | None = None,
+        demonstrations: bool = False,
+        prior: str | Sequence[float] | None = None,
+        refine: bool | None = None,
+        seed: int | None = None,
     ) -> _Plan:
         """Every decision that is taken before training, in one place."""
         chosen: Method = one_of("method", method, METHODS)
@@ -194,6 +190,10 @@ class Classifier(BaseClassifier):
         chosen.equip(self, shots, settled.seed)
         if prior is not None and not isinstance(prior, str):
             self.set_prior(prior)
+            trains = settled.steps and settled.objective.needs_unlabelled
+            if trains and settled.postprocess == "none" and refine is None:
+                # Training pulls towards known shares and overshoots; these offsets end it there.
+                settled = settled.with_settings(postprocess="sinkhorn")
         learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled
         learns = shots if settled.steps and settled.objective.labels else None
         return _Plan(None if learns_from_shots_alone and shots is not None else unlabelled, settled, learns)
@@ -214,12 +214,6 @@ class Classifier(BaseClassifier):
         )
         result.files["report"] = write_report(run, data, inference=inference, result=result)
 
-    @staticmethod
-    def _ended(result: Adaptation, callbacks: Iterable[Callback]) -> Adaptation:
-        for callback in callbacks:
-            callback.on_end(result)
-        return result
-
 
 class _Plan(NamedTuple):
     """What is to be done."""
@@ -227,3 +221,8 @@ class _Plan(NamedTuple):
     data: Unlabelled | None
     recipe: Recipe
     shots: Shots | None
+
+    def sources(self) -> dict[str, Unlabelled]:
+        """What is learned from, by what to call it."""
+        both = {"data": self.data, "shots": self.shots.inputs if self.shots is not None else None}
+        return {name: source for name, source in both.items() if source is not None}

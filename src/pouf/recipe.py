@@ -145,8 +145,12 @@ class Recipe(Settings):
     views: Count = 0  # images whose encoder is not trained: this many crops each, computed once; 0 crops at each step
     snapshots: Count = 10  # steps, beside zero-shot, among which one is chosen without labels; 0 chooses none
     temperature: Weight = 0.0  # 0 keeps the model's own
+    few_classes: Annotated[float, Field(ge=0, le=1)] = 0.0  # where predictions use a smaller share of the classes, none
+    # is trained, and they are corrected as `few-classes` does; 0 always trains
     pseudo_labels: Count = 0  # learn from this many of the surest predictions of each class as if they were labels
-    postprocess: Literal["none", "prior-correction", "sinkhorn", "propagation", "refinement"] = "none"  # at the end
+    postprocess: Literal[
+        "none", "prior-correction", "sinkhorn", "propagation", "refinement", "em", "stata", "few-classes"
+    ] = "none"  # of predictions, at the end
     objective: Objective = Objective()
     tuner: TunerSettings = TunerSettings()
     optimisation: Optimisation = Optimisation()

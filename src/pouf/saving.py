@@ -122,7 +122,8 @@ def load(cls: type[C], folder: Path, use: Use = "advised", backbone: Backbone | 
     elif backbone is None:
         if card["model"] is None:
             raise InputError(f"{str(folder)!r} was saved from a backbone of your own: give it as backbone=…")
-        backbone = _load_carded(folder if own_weights else card["model"], card, None if own_weights else "revision")
+        source = (folder, None) if own_weights else (card["model"], card["revision"])
+        backbone = _load_carded(card, *source)
     elif own_weights:
         backbone.load_weights(folder)
     classifier = cls(backbone, card["classes"], card["templates"], model=card["model"], revision=card["revision"])
@@ -144,13 +145,12 @@ def load(cls: type[C], folder: Path, use: Use = "advised", backbone: Backbone | 
     return classifier
 
 
-def _load_carded(name_or_path: str | Path, card: dict[str, Any], revision: str | None) -> Backbone:
-    of = card[revision] if revision is not None else None
+def _load_carded(card: dict[str, Any], name_or_path: str | Path, revision: str | None) -> Backbone:
     if card["fresh_head"] is not None:
         outputs = 1 if card.get("regression") else len(card["classes"])
-        return load_sequence_classifier(name_or_path, outputs, card["fresh_head"], card["max_length"], revision=of)
+        return load_sequence_classifier(name_or_path, outputs, card["fresh_head"], card["max_length"], revision)
     cloze = make_cloze(card["classes"], card["templates"], card["words"], card["max_length"])
-    return load_backbone(name_or_path, cloze, revision=of)
+    return load_backbone(name_or_path, cloze, revision)
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:

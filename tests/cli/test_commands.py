@@ -245,6 +245,7 @@ ERRORS = {
     "unknown optimizer": (["--optimizer", "magic"], "optimisation.name: 'magic' is not one of"),
     "no steps": (["--steps", "0"], "steps must be above 0"),
     "texts and images": (["--texts", "texts.csv"], "give one of --images DIR, --texts FILE"),
+    "no temperature": (["--temperature", "0"], "--temperature must be above 0"),
     "unknown device": (["--device", "abacus"], "can't use device 'abacus'"),
 }
 

@@ -9,10 +9,9 @@ from helpers import TEXTS, groups, train
 from PIL import Image
 from small_models import masked_lm
 
-from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts
+from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, Vectors
 from pouf.base import Predictions
 from pouf.data.base import Subset
-from pouf.data.vectors import Vectors
 from pouf.demo import DIGITS
 from pouf.losses import entropy
 from pouf.models.precomputed import Precomputed
@@ -167,7 +166,8 @@ def test_the_papers_prior_enters_the_transport_alone() -> None:
 
     def terms(prior: str) -> list[dict[str, float]]:
         classifier = Classifier(Precomputed(prototypes, temperature=0.1), [f"class {k}" for k in range(6)])
-        recipe = Recipe.load("features").with_settings(steps=3, postprocess="none", **{"objective.prior": prior})
+        changes = {"objective.prior": prior, "few_classes": 0.0, "postprocess": "none"}
+        recipe = Recipe.load("features").with_settings(changes, steps=3)
         return [step.terms for step in train(classifier, Vectors(features), recipe).history]
 
     uniform, papers, ours = terms("uniform"), terms("paper"), terms("estimated")
@@ -186,3 +186,43 @@ def test_a_prior_that_fits_no_classes_is_refused(prior: list[float]) -> None:
 def test_shares_that_do_not_sum_to_one_are_refused() -> None:
     with pytest.raises(InputError, match=r"the proportions sum to 1.4, expected 1"):
         Classifier.from_pretrained(EMBEDDED, ["a", "b"]).set_prior([0.7, 0.7])
+
+
+@pytest.mark.parametrize("small", [15, 30, 50])
+def test_known_shares_are_those_of_the_predictions_and_never_hurt(digits_folder: Path, small: int) -> None:
+    """Fours and nines, which zero-shot mixes up, in three proportions."""
+    classes, rates = ["four", "nine"], {}
+    paths = [
+        p for name, n in (("four", 100 - small), ("nine", small)) for p in sorted((digits_folder / name).iterdir())[:n]
+    ]
+    truth = [path.parent.name for path in paths]
+    recipe = Recipe.load("demo").with_settings(steps=15, snapshots=0, batch_size=50)
+    for prior in (None, [1 - small / 100, small / 100]):
+        classifier = Classifier.from_pretrained(EMBEDDED, classes)
+        rates["zero-shot"] = sum(a == b for a, b in zip(classifier.predict(paths), truth, strict=True))
+        classifier.adapt(paths, recipe=recipe, prior=prior)
+        said = classifier.predict(paths)
+        rates["known" if prior else "uniform"] = sum(a == b for a, b in zip(said, truth, strict=True))
+        if prior:
+            assert abs(said.count("nine") - small) <= 5
+    assert rates["known"] >= max(rates["zero-shot"], rates["uniform"]) - 1
+    assert rates["known"] > rates["zero-shot"]
+
+
+@pytest.mark.parametrize(("present", "trained"), [(30, True), (3, False)])
+def test_where_few_of_the_classes_are_there_nothing_is_trained(
+    present: int, trained: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training would spread the inputs over classes that are not there."""
+    features, prototypes = groups(present, 30, 300, 32, 0.25, 0.15)
+    classifier = Classifier.from_vectors(prototypes, [f"c{i}" for i in range(30)], temperature=0.05)
+    before = classifier.predict(Vectors(features))
+    with caplog.at_level("INFO", "pouf"):
+        result = classifier.adapt(Vectors(features))
+    assert bool(result.history) == trained == (result.recipe.postprocess == "refinement")
+    assert ("nothing is trained" in caplog.text) != trained
+    truth = [f"c{i % present}" for i in range(300)]
+    right = [sum(a == b for a, b in zip(said, truth, strict=True)) for said in (before, classifier.predict(features))]
+    assert result.verdict.trusted and right[1] > right[0]
+    told = Classifier.from_vectors(prototypes, [f"c{i}" for i in range(30)], temperature=0.05)
+    assert told.adapt(Vectors(features), settings={"few_classes": 0.0, "steps": 2}).history, "it can be had otherwise"

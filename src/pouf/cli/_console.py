@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from rich.console import Console
 
+from pouf.training.callbacks import Callback
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -45,8 +47,8 @@ def calm_libraries() -> None:
     calm_libraries()
 
 
-class Training:
-    """A callback: a bar with loss, effective classes and the time left."""
+class Training(Callback):
+    """A bar with loss, effective classes and the time left."""
 
     def __init__(self, progress: Progress, hidden: bool, about: str) -> None:
         self.progress, self.hidden, self.about = progress, hidden, about
@@ -65,12 +67,6 @@ class Training:
     def on_step(self, step: Step) -> None:
         facts = f"loss {step.loss:.3f}  {step.effective_classes:.1f} classes in use"
         self.progress.update(self.task, completed=step.step, facts=facts)
-
-    def on_checkpoint(self, step: int) -> None:
-        """Nothing to show."""
-
-    def on_end(self, result: Adaptation) -> None:
-        """Shown when the bar has gone."""
 
     def say(self, message: str) -> None:
         if message and not self.hidden:

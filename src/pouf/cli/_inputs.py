@@ -45,6 +45,8 @@ def read_task(source: DataOptions, model: ModelOptions, place: InferenceOptions)
     columns = columns_of(source.text_column, cloze.columns if cloze is not None else ("text",))
     if model.max_length is not None and cloze is None:
         raise InputError("--max-length is for a --template with [MASK]: other models have their own")
+    if model.temperature is not None and not model.temperature > 0:
+        raise InputError(f"--temperature must be above 0, not {model.temperature:g}; leave it out for the model's own")
     data = _read_data(source, columns)
     if (source.features is not None) != (source.prototypes is not None):
         raise InputError("--features and --prototypes belong together: give both, or a --model and data")

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from pouf.losses.information import log_marginal
+
 WARM_UP = 0.1  # share of the steps over which the first estimate is averaged
 
 
@@ -74,6 +76,25 @@ class PriorEstimate:
     def prior(self) -> Tensor:
         """(k,), sums to 1; never 0, whatever the shares."""
         return ((1 - self.trust) * self.shares.clamp_min(1e-12).log()).softmax(0)
+
+
+FLOOR = 1e-4  # a class keeps this much of an equal share: without it, π reaches 0 and its logarithm has no end
+
+
+def gated_shares(probabilities: Tensor, iterations: int = 50) -> Tensor:
+    """π ← (mean_i p_i π / Σ p_i π)^(1 - t²), to sum 1, from equal shares: (n, k) -> (k,). Saerens' EM, gated.
+
+    t = exp H(mean_i p_i) / k is the share of the classes that predictions use before. Where they use nearly all, π
+    stays nearly equal; where they use few, it is that of plain EM, which alone would empty classes that are there.
+    """
+    log_p = probabilities.clamp_min(1e-30).log()
+    k = log_p.shape[1]
+    t = share_of_classes(probabilities.mean(0).cpu())
+    shares = torch.full((k,), 1 / k).to(log_p)
+    for _ in range(iterations):
+        shares = ((1 - t**2) * log_marginal(log_p + shares.log())).softmax(0)
+        shares = (shares + FLOOR / k) / (1 + FLOOR)
+    return shares
 
 
 def share_of_classes(shares: Tensor) -> float:

@@ -8,17 +8,22 @@ from torch import Tensor
 
 from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
+from pouf.postprocess.em import em
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.postprocess.propagation import propagation
 from pouf.postprocess.refinement import refinement
 from pouf.postprocess.sinkhorn import sinkhorn
+from pouf.postprocess.stata import few_classes, stata
 
 __all__ = ["POSTPROCESSORS", "Postprocessor"]
 
-# Features (n, d), their scores and a prior or None -> a correction.
-POSTPROCESSORS: dict[str, Callable[[Tensor, Scores, Tensor | None], Postprocessor]] = {
+# Features (n, d), prototypes (k, d), their scores and a prior or None -> a correction.
+POSTPROCESSORS: dict[str, Callable[[Tensor, Tensor, Scores, Tensor | None], Postprocessor]] = {
     "prior-correction": prior_correction,
     "sinkhorn": sinkhorn,
     "propagation": propagation,
     "refinement": refinement,
+    "em": em,
+    "stata": stata,
+    "few-classes": few_classes,
 }

@@ -12,30 +12,35 @@ ROWS = 2048  # of a matrix of similarities that are in memory at once
 
 
 class Postprocessor(nn.Module):
-    """logits'_k = logits_k + weight_k · f + bias_k, and then a vote of the nearest neighbours where there are some.
+    """logits'_k = logits_k + bias_k + weight_k · f + curvature_k · f², and what the nearest neighbours say.
 
     Args:
         bias: (k,).
-        weight: (k, d), of the feature at length 1.
+        weight, curvature: (k, d), of the feature at length 1 and of its squares.
         neighbours: (m, d), features of length 1 whose classes were found together.
-        votes: (m, k), those classes, rows sum to 1.
+        votes: (m, k), those classes, rows sum to 1: the mean of ten neighbours' counts as much as the input's own.
+        pull: (m, k), those classes: a third of what three neighbours say is added to the logits.
     """
 
     bias: Tensor
     weight: Tensor | None
+    curvature: Tensor | None
     neighbours: Tensor | None
     votes: Tensor | None
+    pull: Tensor | None
 
     def __init__(
         self,
         bias: Tensor,
         weight: Tensor | None = None,
+        curvature: Tensor | None = None,
         neighbours: Tensor | None = None,
         votes: Tensor | None = None,
+        pull: Tensor | None = None,
     ) -> None:
         super().__init__()
-        parts = {"bias": bias, "weight": weight, "neighbours": neighbours, "votes": votes}
-        for name, tensor in parts.items():
+        parts = {"bias": bias, "weight": weight, "curvature": curvature, "neighbours": neighbours}
+        for name, tensor in (parts | {"votes": votes, "pull": pull}).items():
             self.register_buffer(name, tensor)
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
@@ -44,16 +49,24 @@ class Postprocessor(nn.Module):
         logits = logits.float() + self.bias
         if self.weight is not None:
             logits = logits + unit @ self.weight.T
+        if self.curvature is not None:
+            logits = logits + unit**2 @ self.curvature.T
+        if self.neighbours is not None and self.pull is not None:
+            logits = logits + heard(nearest(unit, self.neighbours, itself=True, count=3), self.pull) / 3
         if self.neighbours is not None and self.votes is not None:
-            logits = vote(nearest(unit, self.neighbours, itself=True), self.votes, logits.softmax(1)).log()
+            near, places = nearest(unit, self.neighbours, itself=True)
+            logits = vote((near / near.sum(1, keepdim=True), places), self.votes, logits.softmax(1)).log()
         return logits
 
 
-def nearest(queries: Tensor, keys: Tensor, itself: bool, neighbours: int = 10) -> tuple[Tensor, Tensor]:
-    """Weights that sum to 1 and positions, (n, m) each, of the nearest keys by cosine."""
-    count = min(neighbours, len(keys) - (not itself))
+Near = tuple[Tensor, Tensor]  # cosines and positions of the nearest, (n, m) each
+
+
+def nearest(queries: Tensor, keys: Tensor, itself: bool, count: int = 10) -> Near:
+    """Cosines (at least 1e-6) and positions of the nearest keys, (n, m) each."""
+    count = min(count, len(keys) - (not itself))
     if count < 1:
-        raise InputError("label propagation needs at least two inputs")
+        raise InputError("neighbours can't be asked of one input alone: give at least two inputs")
     weights, places = [], []
     for start in range(0, len(queries), ROWS):
         near = queries[start : start + ROWS] @ keys.T
@@ -62,12 +75,17 @@ def nearest(queries: Tensor, keys: Tensor, itself: bool, neighbours: int = 10) -
         top = near.topk(count, dim=1)
         weights.append(top.values.clamp_min(1e-6))
         places.append(top.indices)
-    weight = torch.cat(weights)
-    return weight / weight.sum(1, keepdim=True), torch.cat(places)
+    return torch.cat(weights), torch.cat(places)
 
 
-def vote(near: tuple[Tensor, Tensor], votes: Tensor, own: Tensor) -> Tensor:
+def heard(near: Near, votes: Tensor) -> Tensor:
+    """Σ_j weight_ij votes_j: (n, k)."""
     weights, places = near
     # One neighbour after the other: (n, m, k) would not fit for many classes.
-    heard = sum((weights[:, [j]] * votes[places[:, j]] for j in range(weights.shape[1])), torch.zeros_like(own))
-    return (heard + own).clamp_min(1e-12) / 2
+    start = torch.zeros(len(weights), votes.shape[1]).to(votes)
+    return sum((weights[:, [j]] * votes[places[:, j]] for j in range(weights.shape[1])), start)
+
+
+def vote(near: Near, votes: Tensor, own: Tensor) -> Tensor:
+    """Half the neighbours' votes and half one's own."""
+    return (heard(near, votes) + own).clamp_min(1e-12) / 2

@@ -9,7 +9,9 @@ from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
 
 
-def prior_correction(features: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
+def prior_correction(
+    features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None
+) -> Postprocessor:
     """log p(k|x) - log mean_i p(k|x_i) (+ log prior): (n, d) features and their scores -> a bias.
 
     References:

@@ -11,7 +11,13 @@ from pouf.postprocess.base import Postprocessor, nearest, vote
 
 
 def propagation(
-    features: Tensor, scores: Scores, prior: Tensor | None = None, *, neighbours: int = 10, rounds: int = 20
+    features: Tensor,
+    prototypes: Tensor,
+    scores: Scores,
+    prior: Tensor | None = None,
+    *,
+    neighbours: int = 10,
+    rounds: int = 20,
 ) -> Postprocessor:
     """Label propagation: every input believes half itself and half its nearest neighbours, until they agree.
 
@@ -20,7 +26,8 @@ def propagation(
     """
     unit = F.normalize(features.float(), dim=1)
     start = scores.logits.float().softmax(1)
-    near = nearest(unit, unit, itself=False, neighbours=neighbours)
+    weights, places = nearest(unit, unit, itself=False, count=neighbours)
+    near = (weights / weights.sum(1, keepdim=True), places)
     votes = start
     for _ in range(rounds):
         votes = vote(near, votes, start)

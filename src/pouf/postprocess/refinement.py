@@ -15,6 +15,7 @@ from pouf.postprocess.sinkhorn import relaxed_offsets
 
 def refinement(
     features: Tensor,
+    prototypes: Tensor,
     scores: Scores,
     prior: Tensor | None = None,
     *,

@@ -12,7 +12,7 @@ from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
 
 
-def sinkhorn(features: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
+def sinkhorn(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
     """Offsets b with mean_i softmax(logits_i + b) = prior (uniform unless given): every class gets its share.
 
     It is the entropic optimal assignment of inputs to classes; the offsets are its potentials.

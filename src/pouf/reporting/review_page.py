@@ -34,7 +34,7 @@ def write_review(run: Path, review: Review, samples: Sequence[Any], classes: Seq
 
 def read_review(run: Path) -> Review:
     if not (run / PLAN).is_file():
-        raise InputError(f"no review in {str(run)!r}: ask first, with pouf review {run}")
+        raise InputError(f"no review in {str(run)!r}: ask first")
     return Review.from_json(json.loads((run / PLAN).read_text(encoding="utf-8")))
 
 

@@ -8,6 +8,7 @@ verdict.json, recipe.toml, classes.txt, metrics.jsonl, skipped.jsonl, run.json, 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pouf.base import BaseClassifier
+from pouf.base import BaseClassifier, State
 from pouf.data.base import Unlabelled
 from pouf.data.texts import Texts
 from pouf.errors import Diverged, InputError
@@ -31,6 +32,7 @@ from pouf.validation.verdict import Verdict, broken_off, not_judged
 
 VERDICT, PREDICTIONS, CHECKPOINTS = "verdict.json", "predictions.csv", "checkpoints"
 RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
+logger = logging.getLogger(__name__)
 PACKAGES = (
     "pouf",
     "torch",
@@ -111,19 +113,20 @@ class RunWriter(Callback):
         if isinstance(error, InputError) and not self.logged:
             shutil.rmtree(self.folder)  # the next try may use the same name
             return
-        verdict = broken_off(error)
-        if verdict.advised == "zero-shot":
-            save(self.classifier, self.folder / "last", ("chosen", "last"))
-            fresh = self.classifier.state()._replace(tuner_settings=None, prompt=None, postprocessor=None)
-            here = self.classifier.state()
-            self.classifier.set_state(fresh)
-            save(self.classifier, self.folder, ())
-            self.classifier.set_state(here)
-        else:
-            save(self.classifier, self.folder)
+        verdict, here = broken_off(error), self.classifier.state()
         interrupted = isinstance(error, KeyboardInterrupt)
         status = "diverged" if isinstance(error, Diverged) else "interrupted" if interrupted else "failed"
-        self._close(status, verdict, error=str(error))
+        try:
+            if verdict.advised == "zero-shot":
+                save(self.classifier, self.folder / "last", ("chosen", "last"))
+                self.classifier.set_state(State(None, None, None, None, dict.fromkeys(here.added)))
+                save(self.classifier, self.folder, ())
+                self.classifier.set_state(here)
+            else:
+                save(self.classifier, self.folder)
+            self._close(status, verdict, error=str(error))
+        except OSError as other:  # what broke the run off is what is to be told
+            logger.error("the run could not be saved in %s: %s", self.folder, other)
 
     def _close(self, status: str, verdict: Verdict, **more: Any) -> None:
         write_json(self.folder / VERDICT, verdict.to_json())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
@@ -14,6 +17,7 @@ from pouf.data.labelled import Shots
 from pouf.distributed import join
 from pouf.errors import InputError, one_of
 from pouf.inference import InferenceConfig
+from pouf.losses.prior import share_of_classes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
@@ -22,6 +26,8 @@ from pouf.training.trainer import Training, train, watched
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.selectors import Choice
 from pouf.validation.verdict import Verdict, assess, not_judged
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -93,6 +99,8 @@ def adapt(
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None
+    if recipe.steps and recipe.few_classes and inputs is not None and classifier.prior is None and shots is None:
+        recipe = _for_few_classes(classifier, inputs, recipe, inference)
     training = Training([], 0, None)
     if recipe.steps > 0:
         training = train(classifier, data, recipe, shots, inference, told, checkpoint_dir)
@@ -116,6 +124,24 @@ def adapt(
     )  # fmt: skip
     result.restore("advised")
     return result
+
+
+def _for_few_classes(
+    classifier: BaseClassifier, data: Unlabelled, recipe: Recipe, inference: InferenceConfig
+) -> Recipe:
+    """Without training, where the model finds few of the named classes in the data: exp H(mean p) / k below the limit.
+
+    Training would spread the inputs over classes that are not there.
+    """
+    if data.streamed:
+        return recipe
+    encoded = classifier.encode(data, inference)
+    total = sum(block.log_probabilities.exp().sum(0) for block in classifier.score_blocks(encoded))
+    used = share_of_classes(torch.as_tensor(total) / len(encoded.indices))
+    if used >= recipe.few_classes:
+        return recipe
+    logger.info("predictions use %.0f %% of the classes: nothing is trained, they are corrected instead", 100 * used)
+    return recipe.with_settings(steps=0, postprocess="few-classes")
 
 
 def correct(

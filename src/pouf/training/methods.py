@@ -102,6 +102,9 @@ METHODS: dict[str, Method] = {
     "zero-shot": Method("the model as it is", _UNTRAINED),
     "prior-correction": Method("predictions over their mean", {**_UNTRAINED, "postprocess": "prior-correction"}),
     "sinkhorn": Method("every class gets its share of the inputs", {**_UNTRAINED, "postprocess": "sinkhorn"}),
+    "em": Method("shares of the classes by expectation maximisation", {**_UNTRAINED, "postprocess": "em"}),
+    "stata": Method("classes as Gaussians, held by their prototypes", {**_UNTRAINED, "postprocess": "stata"}),
+    "few-classes": Method("StatA on em, for few of many classes", {**_UNTRAINED, "postprocess": "few-classes"}),
     "propagation": Method("inputs ask their neighbours", {**_UNTRAINED, "postprocess": "propagation"}),
     "tent": Method(
         "entropy alone, on a soft prompt",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.losses.prior import share_of_classes
+from pouf.losses.prior import gated_shares, share_of_classes
 
 
 class SnapshotPredictions(NamedTuple):
@@ -27,10 +27,10 @@ class Diagnostics(NamedTuple):
     """Shares from 0 to 1 unless said otherwise."""
 
     classes: int
-    effective_before: float  # exp H(mean p): the number of classes in use
+    effective_before: float  # exp H(mean p): the number of classes in use, or that EM finds, whichever is smaller
     effective_after: float
     shift: float  # half the sum of changes in the predicted shares: 0 the same, 1 none in common
-    unused_before: float  # share of classes that no input is given to
+    unused_before: float  # share of classes that no input is given to, or less than one by EM, whichever is larger
     unused_after: float
     agreement: float  # of zero-shot and adapted
     chance: float  # what that would be if they had nothing in common but their shares of the classes
@@ -118,15 +118,16 @@ def alarms(diagnostics: Diagnostics) -> list[Alarm]:
 
 def diagnose(before: SnapshotPredictions, after: SnapshotPredictions, convergence: float = 1.0) -> Diagnostics:
     k = before.probabilities.shape[1]
-    labels = [each.probabilities.argmax(1) for each in (before, after)]
+    p, labels = before.probabilities, [each.probabilities.argmax(1) for each in (before, after)]
+    found = gated_shares(p)  # which of the classes seem to be there at all
     shares = [torch.bincount(each, minlength=k).double() / len(each) for each in labels]
     return Diagnostics(
         classes=k,
-        effective_before=share_of_classes(before.probabilities.mean(0)) * k,
+        effective_before=k * min(share_of_classes(p.mean(0)), share_of_classes(found)),
         effective_after=share_of_classes(after.probabilities.mean(0)) * k,
         shift=float((shares[0] - shares[1]).abs().sum() / 2),
-        unused_before=float((shares[0] == 0).double().mean()),
-        unused_after=float((shares[1] == 0).double().mean()),
+        unused_before=max(share(shares[0] == 0), share(found * len(p) < 1)),
+        unused_after=share(shares[1] == 0),
         agreement=share(labels[0] == labels[1]),
         chance=float(shares[0] @ shares[1]),
         kappa=kappa(*labels),

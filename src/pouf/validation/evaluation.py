@@ -51,7 +51,7 @@ def compare(
     before = zero_shot.encode(labelled.inputs, inference)
     labels = torch.tensor([labelled.labels[index] for index in before.indices])
     scores = zero_shot.scores(before)
-    corrected = prior_correction(before.features, scores)
+    corrected = prior_correction(before.features, zero_shot.prototypes(), scores)
     after = [classifier.infer(labelled.inputs, inference) for classifier in (last, advised)]
     if len(labels) == 0 or any(each.indices != before.indices for each in after):
         raise InputError(f"{labelled.inputs.source}: no labelled input could be read twice; is the folder changing?")

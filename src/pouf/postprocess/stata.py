@@ -1,0 +1,84 @@
+"""Statistical anchors: classes as Gaussians that prototypes hold in place, and inputs that ask their neighbours."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pouf.losses.prior import gated_shares, share_of_classes
+from pouf.models.base import Scores
+from pouf.postprocess.base import Near, Postprocessor, heard, nearest
+from pouf.postprocess.sinkhorn import relaxed_offsets
+
+SCALE = 50.0  # of the likelihood against the prediction
+NEIGHBOURS = 3
+
+
+def stata(
+    features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None, rounds: int = 10
+) -> Postprocessor:
+    """StatA: predictions z, and a Gaussian (μ_k, σ_k) per class that starts at its prototype and is held by it.
+
+        z_i ∝ ŷ_i exp{[ℓ_ik - ½ Σ log σ²_k] / 50 + ⅓ Σ_{j near i} cos_ij z_j}       ℓ_ik = -½ Σ (x_i - μ_k)² / σ²_k
+        μ_k = unit(β_k unit(mean_z x) + (1 - β_k) t_k)                                β_k = n_k / (n_k + 1)
+        σ²_k = β_k var_z + (1 - β_k)(Σ₀ + (t_k - μ_k)²)
+
+    ŷ are the predictions as they are (with the prior, where one is given), n_k the inputs predicted as k. A class
+    without inputs stays where its prototype is: that makes it safe where few of the named classes are there.
+
+    References:
+        Zanella et al., Realistic test-time adaptation of vision-language models, CVPR 2025.
+    """
+    logits = scores.logits.float() if prior is None else scores.logits.float() + prior.to(scores.logits).log()
+    return _fit(F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1), logits,
+                logits - scores.logits.float(), rounds)  # fmt: skip
+
+
+def _fit(x: Tensor, anchors: Tensor, logits: Tensor, offsets: Tensor, rounds: int) -> Postprocessor:
+    """`offsets`: (n, k) or broadcast, what has been added to the model's own logits before."""
+    k = logits.shape[1]
+    near = nearest(x, x, itself=False, count=NEIGHBOURS)
+    z = logits.softmax(1)
+    start = (z.sum(0)[:, None] * anchors**2).sum(0) + (x**2).sum(0) - 2 * (anchors * (z.T @ x)).sum(0)
+    start = (start / len(x)).clamp_min(1e-8)  # (d,), mean_i Σ_k z_ik (x_i - t_k)²
+    means, variances = anchors, start.expand(k, -1)
+    for _ in range(rounds):
+        bias, weight, curvature = _gaussian(means, variances)
+        likelihood = bias + x @ weight.T + x**2 @ curvature.T
+        for _ in range(5):
+            z = (logits + likelihood + _both_ways(near, z)).softmax(1)
+        held = torch.bincount(z.argmax(1), minlength=k).to(z)[:, None]
+        beta, total = held / (held + 1), z.sum(0).clamp_min(1e-9)[:, None]
+        centre = z.T @ x / total
+        means = F.normalize(beta * F.normalize(centre, dim=1) + (1 - beta) * anchors, dim=1)
+        spread = z.T @ x**2 / total - 2 * means * centre + means**2
+        variances = (beta * spread + (1 - beta) * (start + (anchors - means) ** 2)).clamp_min(1e-8)
+    bias, weight, curvature = _gaussian(means, variances)
+    return Postprocessor(bias + offsets.mean(0), weight, curvature, neighbours=x, pull=z)
+
+
+def _gaussian(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log-likelihood / 50 as bias (k,), weight (k, d) of x and curvature (k, d) of x²."""
+    inverse = 1 / variances
+    bias = -0.5 * ((means**2 * inverse).sum(1) + variances.log().sum(1))
+    return bias / SCALE, means * inverse / SCALE, -0.5 * inverse / SCALE
+
+
+def _both_ways(near: Near, z: Tensor) -> Tensor:
+    """⅙ (W + Wᵀ) z: what an input's neighbours say, and those whose neighbour it is."""
+    back = torch.zeros_like(z)
+    for weight, place in zip(*(part.T for part in near), strict=True):
+        back.index_add_(0, place, weight[:, None] * z)
+    return (heard(near, z) + back) / 6
+
+
+def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
+    """StatA on predictions with their gated shares, then evened as far as is safe: for few of many classes."""
+    logits = scores.logits.float()
+    shares = gated_shares(logits.softmax(1)) if prior is None else prior.to(logits)
+    x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
+    fitted = _fit(x, anchors, logits + shares.log(), shares.log().expand(1, -1), rounds=10)
+    trust = share_of_classes(logits.softmax(1).mean(0).cpu()) ** 2 if prior is None else 1.0
+    fitted.bias += relaxed_offsets(fitted(features, logits), prior, trust)
+    return fitted

@@ -1,0 +1,274 @@
+"""What the documentation shows is what runs: its code, its command lines, its options, files and names."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer.main
+from cli_runner import pouf
+from helpers import REVIEWS, groups
+from small_models import masked_lm, sentence_encoder
+
+from pouf import METHODS, Classifier, Verdict
+from pouf.cli import app
+from pouf.demo import DIGITS
+from pouf.recipe import recipe_names
+from pouf.runs.folder import Run
+from pouf.validation.diagnostics import RULES
+
+ROOT = Path(__file__).parent.parent
+README, QUICKSTART = ROOT / "README.md", ROOT / "docs" / "quickstart.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
+INLINE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def sections(file: Path) -> dict[str, str]:
+    """What stands under each heading of the second level."""
+    _, *parts = re.split(r"^## ", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {part.splitlines()[0]: part for part in parts}
+
+
+def command_lines(text: str) -> list[str]:
+    """Every command of the console blocks; a backslash continues a line."""
+    shown = "".join(blocks(text, "console")).replace("\\\n", " ")
+    return [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]
+
+
+def table(text: str, heading: str) -> list[str]:
+    """The first column of the table with this heading, as it stands there."""
+    _, rows = text.split(f"| {heading} |", 1)
+    return [row.split("|")[1].strip() for row in rows.split("\n\n")[0].splitlines()[2:]]
+
+
+@pytest.fixture(scope="session")
+def material(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that the documentation takes for granted, under the names it uses: a hub name may be a local folder."""
+    folder = tmp_path_factory.mktemp("material")
+    for part in ("photos", "more-photos"):
+        (folder / part).mkdir()
+    for i, image in enumerate(sorted(few_digits.rglob("*.png"), key=lambda path: path.name)):
+        if i % 3 == 0:
+            shutil.copy(image, folder / "photos")
+        elif i % 6 == 1:
+            shutil.copy(image, folder / "more-photos")
+            (folder / "labelled-photos" / image.parent.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(image, folder / "labelled-photos" / image.parent.name)
+    (folder / "digits.txt").write_text("".join(f"{name}\n" for name in DIGITS))
+    for name, texts in (("reviews", REVIEWS * 4), ("more-reviews", REVIEWS[::-1])):
+        (folder / f"{name}.csv").write_text("text\n" + "".join(f"{text} {i}\n" for i, text in enumerate(texts)))
+    sentence_encoder(folder / "sentence-transformers" / "all-MiniLM-L6-v2")
+    masked_lm(folder / "roberta-base", "roberta")
+    features, prototypes = groups(spread=0.4, apart=0.4)
+    np.save(folder / "features.npy", features.numpy())
+    np.save(folder / "more-features.npy", features.flip(0)[:30].numpy())
+    np.savez(folder / "prototypes.npz", prototypes=prototypes.numpy(), names=np.array(list("abcdef")))
+    return folder
+
+
+@pytest.fixture
+def place(material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own with all of it, which the code runs in."""
+    folder = tmp_path / "here"
+    shutil.copytree(material, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def run_python(text: str, title: str) -> dict[str, Any]:
+    """All blocks one after the other; the names that they leave behind."""
+    names: dict[str, Any] = {"__name__": title}
+    for block in blocks(text, "python"):
+        exec(compile(block, title, "exec"), names)
+    return names
+
+
+def run_commands(text: str, place: Path) -> list[str]:
+    """What each `pouf …` says on standard output."""
+    said = []
+    for line in command_lines(text):
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "pouf", line
+        said.append(pouf(*arguments, cwd=place).stdout)
+    return said
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name + "/" * path.is_dir() for path in folder.iterdir()}
+
+
+def classes_in(file: Path) -> list[str]:
+    with file.open(encoding="utf-8") as stream:
+        return [row["class"] for row in csv.DictReader(stream)]
+
+
+def test_the_readme_in_python(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(blocks(text, "python")) == 1 and len(blocks(text, "python")[0].splitlines()) <= 12
+    names = run_python(text, "README.md")
+    clf, result = names["clf"], names["result"]
+    assert capsys.readouterr().out == f"{result.verdict}\n"
+    adapted = clf.predict_proba("photos/")
+    assert torch.equal(Classifier.from_pretrained("digits").predict_proba("photos/"), adapted)
+    pouf("predict", "digits", "photos/", cwd=place)
+    assert classes_in(place / "predictions.csv") == clf.predict("photos/")
+    with result.at("last"):
+        assert torch.equal(clf.predict_proba("photos/"), adapted)
+    with result.at("zero-shot"):
+        assert not torch.equal(clf.predict_proba("photos/"), adapted)
+
+
+WALKS = [title for title, text in sections(QUICKSTART).items() if "predicted = clf.predict" in text]
+# After a search the classifier lacks the postprocessor that the run folder has. Strict: it goes when that is mended.
+BROKEN = {"Choosing settings": [pytest.mark.xfail(strict=True, reason="search leaves the postprocessor behind")]}
+
+
+@pytest.mark.parametrize("title", [pytest.param(title, marks=BROKEN.get(title, ())) for title in WALKS])
+def test_a_walk_predicts_the_same_in_python_and_on_the_command_line(
+    title: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = sections(QUICKSTART)[title]
+    names = run_python(text, title)
+    verdict: Verdict = (names.get("result") or names["found"].result).verdict
+    assert str(verdict) in capsys.readouterr().out
+    said = run_commands(text, place)
+    assert str(verdict) in said[0] or not verdict.trusted
+    assert str(Run(place / "run").verdict) == str(verdict)
+    assert classes_in(place / "predictions.csv") == names["predicted"]
+    assert set(names["predicted"]) <= set(names["clf"].classes)
+    if "name" in names:
+        assert names["name"] in names["clf"].classes
+
+
+def test_the_walks_are_those_that_the_quickstart_promises() -> None:
+    promised = re.findall(r"\[([a-z ]+)\]\(#", QUICKSTART.read_text(encoding="utf-8").split("## ")[0])
+    assert [title.lower() for title in WALKS] == [*promised, "choosing settings"]
+    assert len(promised) == 4
+    rest = {title: text for title, text in sections(QUICKSTART).items() if title not in WALKS}
+    shown = [title for title, text in rest.items() if blocks(text, "python") or command_lines(text)]
+    assert shown == ["The verdict"], "not run by any test"
+
+
+def test_every_state_of_a_run_is_reached_as_the_quickstart_says(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = sections(QUICKSTART)["The verdict"]
+    names = run_python(text, "The verdict")
+    verdict, said = names["verdict"], capsys.readouterr().out
+    assert str(verdict) in said and f"\n{verdict.advised}\n" in said
+    run_commands(text, place)
+    assert classes_in(place / "last.csv") == names["last"]
+    assert classes_in(place / "zero-shot.csv") == names["before"] != names["last"]
+    names["result"].restore("advised")
+    assert classes_in(place / "predictions.csv") == names["clf"].predict("features.npy")
+    kept = [name for name in classes_in(place / "sure.csv") if name]
+    assert len(kept) < len(names["last"])
+
+
+def test_the_quickstart_names_every_file_of_a_run_and_no_other(place: Path) -> None:
+    named = re.findall(r"`([^`]+)`", " ".join(table(QUICKSTART.read_text(encoding="utf-8"), "in the folder")))
+    model = "sentence-transformers/all-MiniLM-L6-v2"
+    text = ["adapt", "--model", model, "--texts", "reviews.csv", "--classes", "bad,good", "--quiet"]
+    vectors = ["--features", "features.npy", "--prototypes", "prototypes.npz", "--quiet", "--no-report"]
+    (place / "constant.toml").write_text('steps = 40\nbatch_size = 16\noptimisation.schedule = "constant"\n')
+    pouf(*text, "--steps", 4, "--out", "full", cwd=place)
+    pouf(*text, "--tune", "prompt", "--steps", 2, "--out", "prompt", "--no-report", cwd=place)
+    pouf(*text, "--steps", 20, "--lr", 0.1, "--lambda", 0, "--out", "bad", "--no-report", cwd=place)
+    pouf("adapt", *vectors, "--recipe", "constant.toml", "--lr", 3e-2, "--out", "good", cwd=place)
+    pouf("search", *vectors, "--steps", 4, "--out", "searched", cwd=place)
+    assert (Run(place / "bad").verdict.advised, Run(place / "good").verdict.advised) == ("zero-shot", "chosen")
+    there = {name for run in ("full", "prompt", "bad", "good", "searched") for name in names_in(place / run)}
+    assert set(named) - there == set(), "named, and written by none of these runs"
+    assert there - set(named) - names_in(place / model) == set(), "written, and not named"
+    assert not {"predictions.csv", "report.html"} & names_in(place / "bad")
+    pouf(*text, "--recipe", "full/recipe.toml", "--out", "again", cwd=place)
+    assert (place / "again" / "predictions.csv").read_text() == (place / "full" / "predictions.csv").read_text()
+
+
+def options() -> dict[str, set[str]]:
+    """The options of each command, as `bench run`."""
+    found: dict[str, set[str]] = {}
+
+    def walk(command: Any, name: str) -> None:
+        for inner, sub in getattr(command, "commands", {}).items():
+            walk(sub, f"{name} {inner}".strip())
+        found[name] = {"--help"} | {text for p in command.params for text in (*p.opts, *p.secondary_opts)}
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def test_every_command_and_option_in_the_docs_exists() -> None:
+    known, checked = options(), 0
+    ours = set().union(*known.values())
+    for script in BENCHMARKS:
+        ours |= set(re.findall(r'add_argument\("(--[a-z-]+)"', script.read_text(encoding="utf-8")))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for line in [*command_lines(text), *(code.replace("\n", " ") for code in INLINE.findall(prose(text)))]:
+            called = re.search(r"(?:^|\s)pouf ((?:bench )?[a-z-]+)(.*)", line)
+            used = re.findall(r"(?<![\w-])--[a-z][a-z-]*", called[2] if called else line)
+            if called:
+                assert called[1] in known, f"{page.name}: {line}"
+            elif line.startswith(("pip", "python3", "accelerate", "torchrun", "srun")):
+                continue
+            allowed = known[called[1]] if called else ours
+            assert set(used) <= allowed, f"{page.name}: {line}"
+            checked += len(used)
+    assert checked > 100, "the pattern finds what it looks for"
+
+
+def test_methods_recipes_and_alarms_in_the_docs_are_those_of_the_code() -> None:
+    methods, trust = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("methods", "trust"))
+    assert [name.strip("`") for name in table(methods, "method")] == list(METHODS)
+    assert table(trust, "alarm") == [rule.name for rule in RULES]
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(r"(?:--recipe |recipe=\"|Recipe\.load\(\")([a-z0-9-]+)(?=[\s\"`])", text)
+        assert set(named) <= set(recipe_names()), page.name
+        assert set(re.findall(r"(?:--method |method=\")([a-z-]+)", text)) <= {*METHODS, "list"}, page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere_and_imports_work(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)]+)\)", prose(text)):
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file) if file else page
+        if link.startswith("http"):
+            continue
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings], link
+    for block in blocks(text, "python"):
+        for line in block.splitlines():
+            if line.startswith(("from ", "import ")):
+                exec(line, {})
+
+
+@pytest.mark.parametrize("script", BENCHMARKS, ids=lambda script: script.stem)
+def test_a_benchmark_can_be_loaded(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(script.parent))
+    spec = importlib.util.spec_from_file_location(f"benchmark_{script.stem}", script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert callable(module.main) and module.__doc__
