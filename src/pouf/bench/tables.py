@@ -250,11 +250,15 @@ def _has_dev(rows: Sequence[Entry]) -> bool:
     return any(row.dev.mean == row.dev.mean for row in rows)
 
 
+def _model(setting: Setting) -> str:
+    """Its name on the hub, or that of its folder: where it lies on this machine is nobody's business."""
+    return Path(setting.model).resolve().name if Path(setting.model).is_dir() else setting.model
+
+
 def described(rows: Sequence[Entry], setting: Setting) -> str:
     """The model, the number of steps, and what else the figures depend on."""
-    model = Path(setting.model).resolve().name if Path(setting.model).is_dir() else setting.model
     lengths = sorted({row.steps for row in rows if row.steps})
-    told = [f"Model {model}", f"{' and '.join(f'{n:,}' for n in lengths) or 'no'} steps"]
+    told = [f"Model {_model(setting)}", f"{' and '.join(f'{n:,}' for n in lengths) or 'no'} steps"]
     if any(row.column in TASKS for row in rows):
         told.append(f"unlabelled texts: {UNLABELLED[setting.unlabelled]}")
     if setting.limit:
@@ -313,7 +317,7 @@ def as_csv(table: Table, rows: Sequence[Entry], setting: Setting) -> str:
         papers = ["" if value is None else value for value in figure]
         unlabelled = setting.unlabelled if row.column in TASKS else ""
         writer.writerow([row.column, row.method, "yes" if uses_labels(row.method) else "no", row.n, *told, *papers,
-                         setting.model, row.steps, unlabelled])  # fmt: skip
+                         _model(setting), row.steps, unlabelled])  # fmt: skip
     return stream.getvalue()
 
 
