@@ -16,6 +16,7 @@ from pouf import EMBEDDED, METHODS, Adaptation, Classifier, Images, InputError, 
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
 from pouf.runs.folder import Run
+from pouf.validation.checkpoints import ZERO_SHOT
 
 CLOZE = "{text} it was [MASK]."
 
@@ -152,6 +153,8 @@ def test_shots_prior_refine_and_demonstrations_are_decided_behind_the_call(tmp_p
     assert classifier.demonstrations is not None and classifier.postprocessor is not None
     result.restore("zero-shot")
     assert classifier.demonstrations is None, "they have labels"
+    said = result.checkpoints.sample.look(classifier, touched=True).probabilities
+    assert torch.allclose(said, result.checkpoints.predictions[ZERO_SHOT].probabilities, atol=1e-6)
     for wrong, words in (
         ({"demonstrations": True}, "give shots"),
         ({"prior": [0.7, 0.7]}, "sum to 1.4"),

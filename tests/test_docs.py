@@ -137,10 +137,9 @@ def test_the_readme_in_python(place: Path, capsys: pytest.CaptureFixture[str]) -
 
 WALKS = [title for title, text in sections(QUICKSTART).items() if "predicted = clf.predict" in text]
 # After a search the classifier lacks the postprocessor that the run folder has. Strict: it goes when that is mended.
-BROKEN = {"Choosing settings": [pytest.mark.xfail(strict=True, reason="search leaves the postprocessor behind")]}
 
 
-@pytest.mark.parametrize("title", [pytest.param(title, marks=BROKEN.get(title, ())) for title in WALKS])
+@pytest.mark.parametrize("title", WALKS)
 def test_a_walk_predicts_the_same_in_python_and_on_the_command_line(
     title: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,7 +136,7 @@ class Classifier(BaseClassifier):
         assert result.checkpoints is not None
         if found.ranking.best is not None and not found.interrupted:
             stand_at(result, found.ranking.step, inputs, InferenceConfig(cache=cache, world=join(self.device)))
-        self.__dict__.update(result.classifier.__dict__)  # the copy that was trained takes this one's place
+        self.__dict__ = result.classifier.__dict__  # the copy that was trained takes this one's place
         result.classifier = result.checkpoints.classifier = self
         if folder is not None and first:
             writer = RunWriter(folder, self, result.recipe, plan.sources(), method, command)

@@ -81,6 +81,18 @@ def test_a_search_over_one_setting_is_the_adaptation_itself() -> None:
     assert same(weights(classifier), weights(other))
 
 
+def test_the_classifier_stands_where_the_search_says_with_its_correction(few_digits: Path) -> None:
+    data, classifier = vectors()
+    found = classifier.search(data, {"optimisation.lr": [1e-3, 3e-3]}, settings={"steps": 20, "snapshots": 4})
+    said = classifier.predict_proba(data)
+    found.result.restore("advised")
+    assert classifier.postprocessor is not None and torch.equal(classifier.predict_proba(data), said)
+    images = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    found = images.search(few_digits, {"optimisation.lr": [1e-2]}, recipe="demo-prompt", settings={"steps": 4})
+    found.result.restore("last")
+    assert images.prompt is not None and "prompt.vectors" in dict(images.named_parameters())
+
+
 def test_where_the_vote_ends_elsewhere_the_trial_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from pouf.training import search
 

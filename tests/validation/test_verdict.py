@@ -63,6 +63,14 @@ def test_a_run_that_does_not_converge_is_not_trusted() -> None:
     assert assess(Past(start, late, early, early, early, early)).alarms == [], "in its first third a run may jump"
 
 
+def test_a_trusted_run_tells_how_far_it_converged() -> None:
+    nearly = TRUTH.clone()
+    nearly[:4] = (nearly[:4] + 1) % K
+    run = Past(START, nearly, nearly, TRUTH, TRUTH)
+    verdict = assess(run)
+    assert verdict.trusted and verdict.diagnostics.convergence == run.choose().convergence < 1
+
+
 def test_a_verdict_survives_json() -> None:
     for verdict in (assess(Past(START, TRUTH, TRUTH)), assess(Past(START, ZEROS)), not_judged(True)):
         assert Verdict.from_json(json.loads(json.dumps(verdict.to_json(), allow_nan=False))) == verdict

@@ -110,7 +110,7 @@ METHODS: dict[str, Method] = {
         "entropy alone, on a soft prompt",
         {
             "objective.transport": 0.0, "objective.information": 0.0, "objective.entropy": 0.3,
-            "objective.prior": "uniform", "tuner.name": "prompt", "postprocess": "none",
+            "objective.prior": "uniform", "tuner.name": "prompt", "postprocess": "none", "few_classes": 0.0,
         },
         PROMPT,
     ),

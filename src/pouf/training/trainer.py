@@ -91,10 +91,12 @@ def watched(
     """Checkpoints with zero-shot as the first; None where there is no choice to be made."""
     if recipe.snapshots == 0 or data.streamed or not recipe.objective.needs_unlabelled:
         return None
-    checkpoints = Checkpoints(
-        classifier, Sample(classifier, data, recipe.seed, inference), recipe.steps, folder if recipe.steps else None
-    )
+    # Demonstrations have labels: they are no part of zero-shot.
+    demonstrations, classifier.demonstrations = classifier.demonstrations, None
+    sample = Sample(classifier, data, recipe.seed, inference)
+    checkpoints = Checkpoints(classifier, sample, recipe.steps, folder if recipe.steps else None)
     checkpoints.take_zero_shot()
+    classifier.demonstrations = demonstrations
     return checkpoints
 
 

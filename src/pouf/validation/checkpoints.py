@@ -68,8 +68,8 @@ class Checkpoints:
         weakref.finalize(self, shutil.rmtree, self.folder, True)
 
     def take_zero_shot(self) -> None:
-        """Before anything is tuned. Demonstrations have labels: they are no part of zero-shot."""
-        self.states[ZERO_SHOT] = self.classifier.state()._replace(demonstrations=None)
+        """Before anything is tuned."""
+        self.states[ZERO_SHOT] = self.classifier.state()
         self.predictions[ZERO_SHOT] = self.sample.look(self.classifier, touched=False)
 
     def begin(self, tuner: Tuner) -> None:

@@ -59,8 +59,8 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
     chosen = last if choice.step == last.step else ZERO_SHOT if choice.step == 0 else checkpoints.of(choice.step)
     diagnostics = at_the_end
     if not found and chosen != ZERO_SHOT:
-        diagnostics = checkpoints.diagnose(chosen)
-        found = alarms(diagnostics)
+        found = alarms(checkpoints.diagnose(chosen))
+        diagnostics = checkpoints.diagnose(chosen, choice.convergence)
     advised: Use = "zero-shot" if found or chosen == ZERO_SHOT else "last" if chosen == last else "chosen"
     places = {"zero-shot": ZERO_SHOT, "chosen": chosen, "last": last}
     near = {use: checkpoints.predictions[place].nearness.quantile(0.01).item() for use, place in places.items()}
