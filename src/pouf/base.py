@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -291,7 +292,10 @@ class BaseClassifier(nn.Module):
         check_modality(self.backbone, data.modality)
         if data.streamed:
             raise InputError(f"{data.source} has no known end: take some of it with take(n)")
-        self.eval()
+        with evaluating(self):
+            return self._encode(data, inference, transform)
+
+    def _encode(self, data: Unlabelled, inference: InferenceConfig, transform: Transform | None) -> FeatureSet:
         if self.demonstrations is None:
             return encode(self.backbone, data, inference, transform)
         shown = self.demonstrations
@@ -303,14 +307,20 @@ class BaseClassifier(nn.Module):
         return FeatureSet(encoded[0].indices, torch.stack([each.features for each in encoded]).mean(0))
 
     @torch.no_grad()
+    def _fixed_prototypes(self) -> Tensor:
+        """For prediction: without a gradient and without dropout, also in the middle of training."""
+        with evaluating(self):
+            return self.prototypes()
+
+    @torch.no_grad()
     def scores(self, encoded: FeatureSet) -> Scores:
         features = encoded.features.to(self.device).float()
-        return self.backbone.scores(features, self.prototypes())
+        return self.backbone.scores(features, self._fixed_prototypes())
 
     @torch.no_grad()
     def score_blocks(self, encoded: FeatureSet, rows: int = 8192) -> Iterator[Predictions]:
         """Predictions block by block: a million samples and a thousand classes need not be in memory at once."""
-        prototypes = self.prototypes()
+        prototypes = self._fixed_prototypes()
         for start in range(0, len(encoded.indices), rows):
             features = encoded.features[start : start + rows].to(self.device).float()
             logits = self.backbone.scores(features, prototypes).logits
@@ -332,12 +342,12 @@ class BaseClassifier(nn.Module):
             encoded = FeatureSet([], features[chosen.sort().values])
         fit = one_of("postprocessor", name, POSTPROCESSORS)
         features = encoded.features.to(self.device).float()
-        self.postprocessor = fit(features, self.prototypes(), self.scores(encoded), self.prior)
+        self.postprocessor = fit(features, self._fixed_prototypes(), self.scores(encoded), self.prior)
 
     @torch.no_grad()
     def nearness(self, encoded: FeatureSet) -> Tensor:
         """(n,): cosine of each feature with the nearest prototype."""
-        prototypes = F.normalize(self.prototypes().float(), dim=1)
+        prototypes = F.normalize(self._fixed_prototypes().float(), dim=1)
         features = F.normalize(encoded.features.float().to(prototypes.device), dim=1)
         return (features @ prototypes.T).max(1).values.cpu()
 
@@ -351,6 +361,18 @@ class BaseClassifier(nn.Module):
                 f"{given.data.ids[index]}: {reason}. Leave them out, or use infer(), which skips them."
             )
         return given, encoded
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """While open, everything is in evaluation mode; afterwards each part is in the mode that it was in before."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def _check_question(backbone: Backbone, classes: Sequence[str], templates: Sequence[str] | None) -> tuple[str, ...]:

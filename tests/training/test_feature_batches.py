@@ -110,6 +110,18 @@ def test_forgetting_activations_changes_nothing(pictures: list[Image.Image], tun
     assert not any(module.training for module in classifier.modules())
 
 
+def test_activations_are_forgotten_after_a_checkpoint_too(pictures: list[Image.Image]) -> None:
+    """What looks at the classifier between steps leaves it in the mode that it was in."""
+    classifier = images()
+    training: list[bool] = []
+    layer = classifier.backbone.model.text_model.encoder.layers[0]
+    layer.register_forward_hook(
+        lambda module, *_: training.append(module.training) if torch.is_grad_enabled() else None
+    )
+    train(classifier, Images(pictures), recipe(snapshots=3, **{"compute.checkpointing": True}))
+    assert len(training) >= 3 and all(training)
+
+
 def test_a_model_that_can_not_forget_says_so(pictures: list[Image.Image]) -> None:
     class Bare(Backbone):
         modality = "image"
