@@ -59,9 +59,9 @@ def test_results_of_other_settings_are_only_added_to_when_asked(folder: Path) ->
     pouf(*command(*quick), cwd=folder)  # the same settings go on
     first = cells(folder)
     error = one_line_error(pouf(*command(*quick, "--set", "batch_size=7"), cwd=folder, code=2))
-    assert "'out' holds results of images with other settings" in error and "--resume" in error
+    assert "'out' holds results of images with other settings" in error and "resume to keep them" in error
     assert cells(folder) == first
     pouf(*command(*quick, "--set", "batch_size=7", "--resume"), cwd=folder)
     assert len(cells(folder)) == 2
     wrong = one_line_error(pouf(*command(*quick, "--unlabelled", "all"), cwd=folder, code=2))
-    assert "unknown --unlabelled 'all': choose one of kshot, train" in wrong
+    assert "unknown unlabelled setting 'all': choose one of kshot, train" in wrong

@@ -468,8 +468,9 @@ def test_bench_from_the_command_line(tmp_path: Path) -> None:
     error = one_line_error(pouf(*usual, "--tasks", "office31:amazon", "--quiet", cwd=tmp_path, code=2))
     assert "no cell could be computed" in error and "expected office31/{amazon|dslr|webcam}/images/<class>" in error
     for wrong, words in (
-        (("--tasks", "office99"), "unknown --tasks 'office99': choose from office31:amazon"),
+        (("--tasks", "office99"), "unknown task 'office99': choose one of office31:amazon"),
         (("--set", "steps"), "expected name=value"),
+        (("--set", "stps=4"), "stps: unknown setting"),
         (("--seeds", "a"), "expected whole numbers"),
     ):
         assert words in one_line_error(pouf(*usual, *wrong, cwd=tmp_path, code=2))

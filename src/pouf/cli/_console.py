@@ -19,6 +19,7 @@ from pouf.training.callbacks import Callback
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from pouf.bench.grid import Outcome
     from pouf.cli._inputs import Task
     from pouf.cli._options import OutputOptions
     from pouf.data.base import Unlabelled
@@ -114,17 +115,25 @@ def bar(title: str, total: int, hidden: bool) -> Iterator[Callable[[int], None]]
 
 
 @contextmanager
-def grid_progress(total: int, hidden: bool) -> Iterator[Callable[[str, str], None]]:
-    """A bar over the cells of a table, with the time left; yields what to call with a cell's name and its error."""
-    with _progress("{task.fields[facts]}", hidden) as progress:
-        task = progress.add_task("cells", total=total, facts="")
+def grid_progress(hidden: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Outcome], None]]]:
+    """A bar over the cells of a table, with the time left; yields what to tell how many there are, and of each."""
+    progress = _progress("{task.fields[facts]}", hidden)
+    task = progress.add_task("cells", total=None, facts="")
 
-        def advance(name: str, error: str) -> None:
-            progress.update(task, advance=1, facts=name)
-            if error and not hidden:
-                progress.console.print(f"failed: {name}: {error}", markup=False, soft_wrap=True)
+    def start(cells: int) -> None:
+        progress.update(task, total=cells)
+        progress.start()
 
-        yield advance
+    def advance(outcome: Outcome) -> None:
+        name = f"{outcome.cell.task} {outcome.cell.method} seed {outcome.cell.seed}"
+        progress.update(task, advance=1, facts=name)
+        if outcome.error and not hidden:
+            progress.console.print(f"failed: {name}: {outcome.error}", markup=False, soft_wrap=True)
+
+    try:
+        yield start, advance
+    finally:
+        progress.stop()
 
 
 def _progress(facts: str, hidden: bool) -> Progress:

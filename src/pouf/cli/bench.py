@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._console import out
 from pouf.cli._options import OutputOptions, grouped
-from pouf.errors import InputError, one_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pouf.bench.tables import Entry
+from pouf.errors import InputError
 
 bench = typer.Typer(no_args_is_help=True, help="The paper's tables, on your data or on small stand-ins.")
 
@@ -27,12 +21,9 @@ def list_tables() -> None:
     from pouf.bench.tables import TABLES
 
     for name, table in TABLES.items():
-        out.print(f"[bold]{name}[/]  {table.about}", soft_wrap=True)
-        out.print(f"  tasks    {' '.join(table.tasks)}", markup=False, soft_wrap=True)
-        if table.extra:
-            out.print(f"  and      {' '.join(table.extra)}", markup=False, soft_wrap=True)
-        out.print(f"  methods  {' '.join(table.methods)}", markup=False, soft_wrap=True)
-        out.print(f"  seeds    {' '.join(map(str, table.seeds))}", markup=False)
+        also = f"\n  and      {' '.join(table.extra)}" if table.extra else ""
+        console.say(f"{name}  {table.about}\n  tasks    {' '.join(table.tasks)}{also}")
+        console.say(f"  methods  {' '.join(table.methods)}\n  seeds    {' '.join(map(str, table.seeds))}")
 
 
 @bench.command("make-data")
@@ -44,8 +35,8 @@ def make_data(folder: Annotated[Path, typer.Argument(help="Folder to write to.")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"folder {str(folder)!r} is not empty: choose another, or remove it")
     make_data(folder)
-    out.print(f"Stand-ins are in {folder}. Try:\n  pouf bench run images --data {folder} --model pouf/tiny-clip")
-    out.print(f"  pouf bench run language --data {folder} --model {folder / LM}")
+    console.say(f"Stand-ins are in {folder}. Try:\n  pouf bench run images --data {folder} --model pouf/tiny-clip")
+    console.say(f"  pouf bench run language --data {folder} --model {folder / LM}")
 
 
 @bench.command("run")
@@ -80,73 +71,27 @@ def run(
     A run that was ended, however hard, goes on where it was. A folder with results of other settings is refused, unless
     --resume says that they belong together.
     """
-    from pouf.bench.cells import Setting
-    from pouf.bench.grid import Grid, Outcome
-    from pouf.bench.tables import TABLES, UNLABELLED, entries, write_tables
-    from pouf.cli._console import grid_progress
+    from pouf.bench.run import run_table
 
     console.calm_libraries()
-    chosen = one_of("table", table, TABLES)
-    if not data.is_dir():
-        raise InputError(f"no folder {str(data)!r}: give the one that holds the data sets, or make-data a small one")
-    wanted = _some("--tasks", tasks, (*chosen.tasks, *chosen.extra), chosen.tasks)
-    cells = chosen.cells(table, wanted, _some("--methods", methods, chosen.methods, chosen.methods), _numbers(seeds))
-    texts: Any = one_of("--unlabelled", unlabelled, {name: name for name in UNLABELLED})
-    setting = Setting(str(data), model, _changes(settings or []), limit=limit, unlabelled=texts)
-    grid = Grid(out_dir, cells, setting)
-    if not resume and (others := grid.others()):
-        raise InputError(
-            f"{str(out_dir)!r} holds results of {table} with other settings, as {others[0].name}: give --resume to "
-            "keep them and add to them, or another --out"
-        )
-    with grid_progress(len(cells), output.hidden) as advance:
-
-        def tell(outcome: Outcome) -> None:
-            told = f"{outcome.cell.task} {outcome.cell.method} seed {outcome.cell.seed}"
-            advance(told, outcome.error)
-
-        outcomes = grid.run(jobs, tell)
-    rows = entries(chosen, outcomes, setting)
-    files = write_tables(out_dir, table, rows, setting)
-    if table == "lambda":
-        files += _sweep(rows, out_dir)
-    failed = [outcome for outcome in outcomes if outcome.result is None]
+    with console.grid_progress(output.hidden) as (start, advance):
+        result = run_table(
+            table, data, model, out_dir, tasks=_names(tasks), methods=_names(methods), seeds=_numbers(seeds),
+            settings=_changes(settings or []), unlabelled=unlabelled, limit=limit, jobs=jobs, resume=resume,
+            on_cell=advance, on_start=start,
+        )  # fmt: skip
+    facts = {"cells": len(result.outcomes), "failed": len(result.failed), "files": [str(f) for f in result.files]}
     if output.as_json:
-        facts = {"cells": len(cells), "failed": len(failed), "files": [str(file) for file in files]}
-        typer.echo(json.dumps(facts | {"rows": [row._asdict() for row in rows]}))
+        console.tell_json(facts | {"rows": [row._asdict() for row in result.rows]})
     elif not output.quiet:
-        out.print(files[0].read_text(encoding="utf-8"), markup=False, soft_wrap=True)
-        out.print(f"In {', '.join(map(str, files))}; {len(failed)} of {len(cells)} cells failed")
-    if failed and len(failed) == len(outcomes):
-        raise InputError(f"no cell could be computed; the first: {failed[0].error}")
+        console.say(result.files[0].read_text(encoding="utf-8"))
+        console.say(f"In {', '.join(map(str, result.files))}; {facts['failed']} of {facts['cells']} cells failed")
+    if result.failed and len(result.failed) == len(result.outcomes):
+        raise InputError(f"no cell could be computed; the first: {result.failed[0].error}")
 
 
-def _sweep(rows: Sequence[Entry], folder: Path) -> list[Path]:
-    """The figure of accuracy against lambda, for the values that were computed."""
-    from pouf.reporting.figures import lambda_sweep
-    from pouf.reporting.svg import write
-
-    there = [row for row in rows if row.n]
-    values = sorted({float(row.method) for row in there})
-    by_task: dict[str, list[float]] = {}
-    papers: list[float] = []
-    for task in dict.fromkeys(row.column for row in there):
-        own = {float(row.method): row for row in there if row.column == task}
-        if all(value in own for value in values):
-            by_task[task] = [own[value].last.mean for value in values]
-            papers = papers or [figure.mean for value in values if (figure := own[value].paper) is not None]
-    sweep = lambda_sweep(values, by_task, papers if len(papers) == len(values) else None)
-    return [write(sweep, folder / "lambda.svg")]
-
-
-def _some(option: str, text: str | None, known: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:
-    if text is None:
-        return usual
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in known:
-            raise InputError(f"unknown {option} {name!r}: choose from {', '.join(known)}")
-    return names
+def _names(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",")] if text is not None else None
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
