@@ -52,7 +52,7 @@ SEEDS = (0, 1, 2)
 
 OFFICE = ("office-caltech:webcam", "office-caltech:dslr")
 PACS = tuple(f"pacs:{domain}" for domain in IMAGE_SETS["pacs"].domains)
-LAMBDAS = (0.1, 0.3, 0.5, 1.0, 2.0)
+LAMBDAS = (0.1, 0.3, 0.6, 1.0)
 
 # One setting for all domains, and one for all methods that tune a prompt.
 ADAM = {"optimisation.name": "adamw", "optimisation.schedule": "cosine", "optimisation.weight_decay": 0.0}
