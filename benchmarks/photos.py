@@ -395,10 +395,10 @@ def main() -> None:
     torch.set_num_threads(1)
     bench = Bench(given.data, given.names, FeatureCache(given.cache))
     if given.report is not None:
-        classes, labelled = bench.read(OFFICE[0])
-        result = bench.classifier(classes).adapt(
-            labelled.inputs, recipe=PROMPT, cache=bench.cache, output_dir=given.report
-        )
+        webcam = IMAGE_SETS["office-caltech"]
+        folder = webcam.find(bench.data) / webcam.domains["webcam"]
+        classifier = bench.classifier(webcam.classes)
+        result = classifier.adapt(folder, recipe=PROMPT, cache=bench.cache, output_dir=given.report)
         print(result.verdict, result.files["report"], sep="\n")
         return
     kept = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
