@@ -224,7 +224,7 @@ class JudgeAll(Judge):
     def __call__(self) -> dict[str, float]:
         self.classifier = Classifier(self.tuned.backbone, self.classes, [TEMPLATE])
         if self.tuned.prompt is not None:  # the learned context, before other names
-            asked = copy.deepcopy(self.classifier.tuner(self.tuned.tuner_settings).prompt)
+            asked = self.classifier.tuner(self.tuned.tuner_settings).prompt
             asked.vectors = self.tuned.prompt.vectors
             self.classifier.prompt = asked
         return super().__call__()
@@ -336,9 +336,8 @@ def all_runs() -> Iterator[Run]:
         yield from (Run("lambda", task, f"{value:g}", seed) for value in LAMBDAS for seed in SEEDS)
         yield from (Run("unseen", task, method, seed) for method in UNSEEN[:3] for seed in SEEDS)
     yield from (Run("table", task, "pouf-full", seed) for seed in SEEDS for task in OFFICE)
-    yield from (
-        Run("unseen", task, method, SEEDS[0]) for task in OFFICE for method in UNSEEN[3:]
-    )  # one seed: it is long
+    # With all weights one seed alone: it takes long.
+    yield from (Run("unseen", task, method, SEEDS[0]) for task in OFFICE for method in UNSEEN[3:])
 
 
 def mean_and_std(values: Sequence[float]) -> str:
