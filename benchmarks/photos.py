@@ -44,6 +44,7 @@ from pouf.models.text_side import TextSide
 from pouf.runs.folder import versions
 from pouf.validation.evaluation import accuracy
 
+RESULTS = Path(__file__).parent / "results" / "photos.json"
 TEMPLATE = "a photo of a {}."
 SOFTENING = 2.0  # of the classifier's probabilities: what else an image may be tells more than what it surely is
 TEMPERATURE = 0.1  # of the softmax over classes
@@ -386,7 +387,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
     parser.add_argument("--names", type=Path, required=True, help="ImageNet's 1,000 names: a text file, or .npz")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/photos.json"), help="the results, JSON")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the results, JSON")
     parser.add_argument("--cache", type=Path, help="folder where features of images are kept")
     parser.add_argument("--only", default="", help="only runs whose name has this in it, a regular expression")
     parser.add_argument("--report", type=Path, help="write one run (prompts, webcam) with its report here, and end")
