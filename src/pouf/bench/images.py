@@ -81,7 +81,9 @@ class ImageSet:
             raise InputError(
                 f"no images of the classes {', '.join(classes[:3])}, … in {str(folder)!r}: {self.layout()}"
             )
-        return classes, Labelled(Images(paths, [path.name for path in paths], str(folder)), labels)
+        return classes, Labelled(
+            Images(paths, [path.relative_to(folder).as_posix() for path in paths], str(folder)), labels
+        )
 
     def find(self, root: Path) -> Path:
         inside = sorted(root.iterdir()) if root.is_dir() else []
