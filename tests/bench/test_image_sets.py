@@ -41,8 +41,8 @@ def test_domainnet_takes_what_its_lists_name(tmp_path: Path) -> None:
     (tmp_path / "domainnet/clipart_test.txt").write_text("clipart/bee/3.jpg 1\n")
     classes, labelled = IMAGE_SETS["domainnet"].read(tmp_path, "clipart")
     assert classes == ["axe", "bee"] and labelled.labels == [0, 1]
-    assert list(labelled.inputs.ids) == ["1.jpg", "3.jpg"]
-    for split, name, label in (("train", "1.jpg", 0), ("test", "3.jpg", 1)):
+    assert list(labelled.inputs.ids) == ["axe/1.jpg", "bee/3.jpg"]
+    for split, name, label in (("train", "axe/1.jpg", 0), ("test", "bee/3.jpg", 1)):
         classes, labelled = IMAGE_SETS["domainnet"].read(tmp_path, "clipart", split)
         assert classes == ["axe", "bee"], "whatever the list"
         assert (list(labelled.inputs.ids), labelled.labels) == ([name], [label])

@@ -174,7 +174,7 @@ def test_domainnet_adapts_to_one_list_and_is_judged_on_the_other(
     run_cell(Cell("images", "domainnet:sketch", method, 0), Setting(str(standins), EMBEDDED, QUICK))
     lists = {
         split: {
-            line.rsplit(" ", 1)[0].split("/")[-1]
+            line.rsplit(" ", 1)[0].removeprefix("sketch/")
             for line in (standins / "domainnet" / f"sketch_{split}.txt").read_text().splitlines()
         }
         for split in ("train", "test")
