@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,14 +15,14 @@ from pouf import saving
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.class_names import check_classes, numbered
 from pouf.data.inputs import Given, Inputs, as_data
-from pouf.data.vectors import NAMES, PROTOTYPES, read_arrays
 from pouf.errors import InputError, one_of
 from pouf.inference import FeatureSet, InferenceConfig, encode
-from pouf.models import EMBEDDED, Backbone, load_backbone, load_sequence_classifier
-from pouf.models.base import Scores, check_modality
+from pouf.models import Backbone, load_backbone, load_sequence_classifier
+from pouf.models.base import Scores, check_modality, evaluating
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations
-from pouf.models.precomputed import Precomputed
+from pouf.models.load import lasting_name
+from pouf.models.precomputed import Precomputed, read_prototypes
 from pouf.models.prompts import DEFAULT_TEMPLATES, check_templates
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.recipe import Kind, TunerSettings
@@ -131,7 +128,7 @@ class BaseClassifier(nn.Module):
             if cloze is None and templates is not None:
                 check_templates(templates)
             loaded = load_backbone(name_or_path, cloze, revision=revision)
-            named = {"model": _lasting(name_or_path), "revision": revision}
+            named = {"model": lasting_name(name_or_path), "revision": revision}
             classifier = cls(loaded, names, templates, **named, temperature=temperature)
         return classifier if device is None else classifier.to(device)
 
@@ -146,10 +143,8 @@ class BaseClassifier(nn.Module):
         prototypes can bear one (ImageNet has two kinds of "missile"). The temperature is CLIP's unless given.
         """
         if isinstance(prototypes, (str, Path)):
-            arrays = read_arrays(prototypes)
-            named = arrays.first(NAMES)
-            classes = [str(name) for name in named.tolist()] if classes is None and named is not None else classes
-            prototypes = torch.from_numpy(np.array(arrays.vectors(PROTOTYPES), dtype=np.float32))
+            prototypes, named = read_prototypes(prototypes)
+            classes = named if classes is None else classes
         prototypes = torch.as_tensor(prototypes)
         if classes is None or len(classes) != len(prototypes):
             came = "none" if classes is None else len(classes)
@@ -363,18 +358,6 @@ class BaseClassifier(nn.Module):
         return given, encoded
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """While open, everything is in evaluation mode; afterwards each part is in the mode that it was in before."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-
-
 def _check_question(backbone: Backbone, classes: Sequence[str], templates: Sequence[str] | None) -> tuple[str, ...]:
     """The templates of a classifier; a masked language model brings its own with its words."""
     if backbone.cloze is None:
@@ -382,12 +365,6 @@ def _check_question(backbone: Backbone, classes: Sequence[str], templates: Seque
     if len(backbone.cloze.words) != len(classes):
         raise InputError(f"the model has label words for {len(backbone.cloze.words)} classes, not for {len(classes)}")
     return (backbone.cloze.template,)
-
-
-def _lasting(name_or_path: str | Path) -> str:
-    """What to call a model in a saved run: a local folder by its whole path."""
-    name = str(name_or_path)
-    return os.path.abspath(name) if name != EMBEDDED and os.path.isdir(name) else name
 
 
 def _in_turn(transform: Transform | None, view: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:

@@ -6,6 +6,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,3 +134,15 @@ class Backbone(nn.Module, ABC):
 def check_modality(backbone: Backbone, modality: Modality) -> None:
     if backbone.modality != modality:
         raise InputError(f"this model reads {backbone.modality}s, but the data are {modality}s: choose another model")
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """While open, everything is in evaluation mode; afterwards each part is in the mode that it was in before."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode

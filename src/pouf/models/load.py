@@ -80,6 +80,12 @@ def load_sequence_classifier(
         return SequenceClassifier(model, AutoTokenizer.from_pretrained(name, revision=revision), max_length)
 
 
+def lasting_name(name_or_path: str | Path) -> str:
+    """What to call a model in a saved run: a local folder by its whole path."""
+    name = str(name_or_path)
+    return os.path.abspath(name) if name != EMBEDDED and os.path.isdir(name) else name
+
+
 def _local_or_hub(name_or_path: str | Path) -> str:
     name = str(embedded_folder()) if str(name_or_path) == EMBEDDED else os.fspath(name_or_path)
     if not os.path.isdir(name) and (name.startswith((".", "/", "~")) or name.count("/") > 1):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
-from pouf.data.vectors import Vectors
+from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, read_arrays
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
 
@@ -87,3 +87,11 @@ class Precomputed(Backbone):
                 "take both from the same model"
             )
         return vectors
+
+
+def read_prototypes(file: str | Path) -> tuple[Tensor, list[str] | None]:
+    """One vector per class, (k, d), and the names of the classes where the file has them."""
+    arrays = read_arrays(file)
+    named = arrays.first(NAMES)
+    prototypes = torch.from_numpy(np.array(arrays.vectors(PROTOTYPES), dtype=np.float32))
+    return prototypes, None if named is None else [str(name) for name in named.tolist()]
