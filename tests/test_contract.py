@@ -160,6 +160,7 @@ def test_shots_prior_refine_and_demonstrations_are_decided_behind_the_call(tmp_p
         ({"prior": [0.7, 0.7]}, "sum to 1.4"),
         ({"prior": "lots"}, "objective.prior: 'lots' is not one of"),
         ({"settings": {"stps": 2}}, "stps: unknown setting.*Did you mean 'steps'"),
+        ({"method": "em", "settings": {"steps": 3}}, "method 'em' trains nothing"),
     ):
         with pytest.raises(InputError, match=words):
             Classifier.from_pretrained(model, ["bad", "good"], [CLOZE]).adapt(REVIEWS, **wrong)

@@ -182,10 +182,10 @@ class BaseClassifier(nn.Module):
         prior = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
         if prior.shape != (len(self.classes),) or not bool((prior > 0).all()) or not bool(prior.isfinite().all()):
             raise InputError(
-                f"expected one proportion above 0 for each of the {len(self.classes)} classes, not {prior.tolist()}"
+                f"expected one proportion above 0 for each of the {len(self.classes)} classes, not {list(proportions)}"
             )
         if abs(float(prior.sum()) - 1) > 0.02:
-            raise InputError(f"the proportions sum to {float(prior.sum()):.3g}, expected 1: {prior.tolist()}")
+            raise InputError(f"the proportions sum to {float(prior.sum()):.3g}, expected 1: {list(proportions)}")
         self.prior = prior / prior.sum()
 
     def start_afresh(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> None:

@@ -168,6 +168,8 @@ class Classifier(BaseClassifier):
         """Every decision that is taken before training, in one place."""
         chosen: Method = one_of("method", method, METHODS)
         changes = dict(settings or {})
+        if changes.get("steps") and chosen.settings.get("steps") == 0:
+            raise InputError(f"method {method!r} trains nothing: leave the steps out, or set postprocess in a recipe")
         if refine is not None:
             changes["postprocess"] = "refinement" if refine else "none"
         if isinstance(prior, str):

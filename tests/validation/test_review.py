@@ -113,5 +113,7 @@ def test_answers_are_checked(tmp_path: Path) -> None:
         read_answers(file, DIGITS)
     with pytest.raises(InputError, match="none of the answers is about a question"):
         conclude(Review({DISAGREE: 1, AGREE: 1}, []), {"x": "seven"})
+    with pytest.raises(InputError, match="no label is filled in yet"):
+        conclude(Review({DISAGREE: 1, AGREE: 1}, []), {})
     with pytest.raises(InputError, match="no review in"):
         read_review(tmp_path)

@@ -57,5 +57,5 @@ def review(
     if output.as_json:
         console.tell_json({"files": [str(table), str(page)]})
     elif not output.quiet:
-        console.say(f"Fill in the labels in {table}, or click through {page}. Then:")
-        console.say(f"  pouf review {run} --answers answers.csv")
+        console.say(f"Fill in the labels in {table}, or click through {page}, which saves answers.csv. Then:")
+        console.say(f"  pouf review {run} --answers {table}")

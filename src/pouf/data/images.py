@@ -57,6 +57,8 @@ class Images(Unlabelled):
             return cls.from_archives([folder], str(folder))
         if folder.is_file() and folder.suffix.lower() in EXTENSIONS:
             return cls([folder], [folder.name], str(folder))
+        if folder.suffix.lower() in EXTENSIONS and not folder.exists():
+            raise InputError(f"no image {str(folder)!r}: expected a file or a folder of them")
         if not folder.is_dir():
             raise InputError(f"no image folder {str(folder)!r}: expected a folder with {', '.join(EXTENSIONS)} files")
         paths: list[Path] = []

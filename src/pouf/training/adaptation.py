@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 class Adaptation:
     """What came of an adaptation. The classifier stands where the verdict says, unless `restore` moves it."""
 
-    classifier: BaseClassifier
-    recipe: Recipe
-    history: list[Step]  # empty where nothing was trained
+    classifier: BaseClassifier = field(repr=False)
+    recipe: Recipe = field(repr=False)
+    history: list[Step] = field(repr=False)  # empty where nothing was trained
     trainable: int
     total: int
-    checkpoints: Checkpoints | None
+    checkpoints: Checkpoints | None = field(repr=False)
     verdict: Verdict
     method: str = "pouf"
     files: dict[str, Path] = field(default_factory=dict)  # the run, its predictions and its report, where written

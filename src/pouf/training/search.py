@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ class Ranking(NamedTuple):
 class Search:
     """What came of a search: all trials, and the adaptation of the one that was chosen."""
 
-    trials: list[Trial]
+    trials: list[Trial] = field(repr=False)
     ranking: Ranking
     result: Adaptation  # of the chosen trial; of the first, at zero-shot, where none is believable
     interrupted: bool = False  # before all trials were run

@@ -120,6 +120,8 @@ def read_answers(file: str | Path, classes: Sequence[str]) -> dict[str, str]:
 def conclude(review: Review, answers: Mapping[str, str]) -> ReviewResult:
     """What the answers say of zero-shot and of the adapted model."""
     answered = [question for question in review.questions if question.id in answers]
+    if not answers:
+        raise InputError("no label is filled in yet: give each question you can answer the name of a class")
     if not answered:
         raise InputError("none of the answers is about a question of this review: are they from another run?")
 
