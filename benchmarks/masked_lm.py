@@ -85,7 +85,7 @@ class Bench:
         classifier = self.classifier()
         encoded = classifier.encode(self.labelled.inputs)
         scores = classifier.scores(encoded)
-        corrected = prior_correction(encoded.features, scores)(encoded.features, scores.logits)
+        corrected = prior_correction(encoded.features, classifier.prototypes(), scores)(encoded.features, scores.logits)
         n = len(scores.logits)
         majority = torch.zeros_like(scores.logits).scatter(1, self.labelled.targets.sum(0).argmax().expand(n, 1), 1.0)
         return {

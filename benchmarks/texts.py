@@ -72,7 +72,9 @@ def run_task(task: str, data: Path, model: Path, recipe: Recipe, seeds: tuple[in
         if seed == seeds[0]:
             encoded = classifier.encode(Texts(texts))
             scores = classifier.scores(encoded)
-            corrected = prior_correction(encoded.features, scores)(encoded.features, scores.logits)
+            corrected = prior_correction(encoded.features, classifier.prototypes(), scores)(
+                encoded.features, scores.logits
+            )
             result["zero_shot"] = accuracy(scores.logits.argmax(1), labels)
             result["prior_corrected"] = accuracy(corrected.argmax(1), labels)
         start = time.perf_counter()
