@@ -238,7 +238,7 @@ def test_rows_that_begin_alike_are_trained_in_an_order_of_their_own() -> None:
     ends = []
     for order in (torch.arange(120), torch.randperm(120, generator=torch.Generator().manual_seed(0))):
         classifier = Classifier.from_vectors(prototypes, list("abcdef"))
-        settings = {"steps": 5, "batch_size": 16, "snapshots": 0}
+        settings = {"steps": 5, "batch_size": 16, "snapshots": 0, "few_classes": 0.0}
         classifier.adapt(Vectors(features[order]), settings=settings)
         ends.append(classifier.prototypes().detach())
     assert torch.equal(*ends)

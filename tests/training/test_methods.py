@@ -205,6 +205,8 @@ def test_known_shares_are_those_of_the_predictions_and_never_hurt(digits_folder:
         rates["known" if prior else "uniform"] = sum(a == b for a, b in zip(said, truth, strict=True))
         if prior:
             assert abs(said.count("nine") - small) <= 5
+            share = classifier.predict_proba(paths)[:, 1].mean().item()
+            assert share == pytest.approx(small / 100, abs=1e-3), "as a whole, just what is known"
     assert rates["known"] >= max(rates["zero-shot"], rates["uniform"]) - 1
     assert rates["known"] > rates["zero-shot"]
 
