@@ -17,16 +17,27 @@ from pouf import Recipe
 from pouf.demo import demo
 from pouf.runs.folder import versions
 
-RECIPES = {"full": "demo", "prompt": "demo-prompt"}
+# What the demo shows, and what is taken for one's own images: by default, with `--preset balanced`, `--tune layernorm`.
+RECIPES = {
+    "full": "demo", "prompt": "demo-prompt", "prototypes": "features", "prompts for each class": "images-prompt",
+    "layernorm": "images-layernorm",
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument(
+        "--only", nargs="+", choices=list(RECIPES), default=list(RECIPES), help="the others stay as kept"
+    )
     parser.add_argument("--out", type=Path, help="file for the results, JSON")
     given = parser.parse_args()
     results = []
-    for tune, name in RECIPES.items():
+    if given.out is not None and given.out.is_file():
+        kept = json.loads(given.out.read_text(encoding="utf-8"))["runs"]
+        results = [row for row in kept if row["tune"] not in given.only]
+    for tune in given.only:
+        name = RECIPES[tune]
         for seed in given.seeds:
             with tempfile.TemporaryDirectory() as folder:
                 result = demo(Path(folder) / "run", Recipe.load(name).with_settings(seed=seed))
@@ -38,6 +49,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for tune in RECIPES:
         rows = [row for row in results if row["tune"] == tune]
+        if not rows:
+            continue
         each = [100 * row["last"] for row in rows]
         print(
             f"| {tune} | {100 * rows[0]['zero_shot']:.1f} | {100 * rows[0]['prior_corrected']:.1f} | "

@@ -5,7 +5,8 @@
 The model (a BERT with a masked-LM head, 22.7 M parameters) learned what "It was [MASK]." asks from film reviews. The
 targets are `sentiment_domains/{tweets,amazon,nyt}.jsonl` (text, score from -4 to 4): all texts with |score| >= 1, their
 first 40 words, but for 300 that are kept apart for shots. POUF adapts on the target's texts without labels and is
-judged on them, as the paper does with images. LM-BFF learns from 16 of the others per class with labels, and LM-BFF +
+judged on them, as the paper does with images; `pouf_equal` is told that the classes are about equally frequent (as the
+paper assumes), which they are not quite. LM-BFF learns from 16 of the others per class with labels, and LM-BFF +
 POUF adds the unsupervised loss on those shots. LM-BFF's demonstrations make everything several times longer: they are
 left out unless `--demonstrations` asks for them. Last step, three seeds, one recipe for all domains: the paper's lambda
 and T, with the steps, batch and rate that were tried first on tweets and amazon.
@@ -30,7 +31,7 @@ from pouf import Classifier, Recipe, Shots, Texts
 from pouf.bench.archives import read_task
 from pouf.bench.language import TASKS, Task
 from pouf.bench.splits import few_shot, subset
-from pouf.data.texts import read_rows
+from pouf.data.tables import read_table
 from pouf.models.cloze import Sample
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess.prior_correction import prior_correction
@@ -51,11 +52,10 @@ Result = dict[str, object]
 
 def domain(file: Path) -> Shots:
     """All texts of a domain with a clear sentiment."""
-    clear = [row for row in read_rows(file, "text", "score") if abs(row["score"]) >= 1]
-    texts = [" ".join(row["text"].split()[:40]) for row in clear]
-    return Shots(
-        Texts(texts, source=file.stem), torch.tensor([[row["score"] < 0, row["score"] > 0] for row in clear]).float()
-    )
+    rows = zip(*read_table(file, "text", "score").values(), strict=True)
+    clear = [(text, score) for text, score in rows if abs(score) >= 1]
+    texts = [" ".join(text.split()[:40]) for text, _ in clear]
+    return Shots(Texts(texts, source=file.stem), torch.tensor([[score < 0, score > 0] for _, score in clear]).float())
 
 
 def sample(data: Shots, size: int) -> Shots:
@@ -97,13 +97,19 @@ class Bench:
         }
 
     def train(
-        self, recipe: Recipe, seed: int, unlabelled: bool, shots: Shots | None, demonstrate: bool = False
+        self,
+        recipe: Recipe,
+        seed: int,
+        unlabelled: bool,
+        shots: Shots | None,
+        demonstrate: bool = False,
+        prior: str | None = None,
     ) -> float:
         classifier = self.classifier()
         if shots is not None and demonstrate:
             classifier.demonstrations = Demonstrations.from_shots(shots, samples=self.task.draws, seed=seed)
         data = Texts(self.unlabelled) if unlabelled else None
-        classifier.adapt(data, recipe=recipe, shots=shots, seed=seed).restore("last")
+        classifier.adapt(data, recipe=recipe, shots=shots, seed=seed, prior=prior).restore("last")
         return self.assess(classifier.infer(self.labelled.inputs).log_probabilities)
 
 
@@ -132,6 +138,7 @@ def run_domain(name: str, model: Path, data: Path, seeds: list[int], demonstrate
         }
     return bench.untrained() | {
         "pouf": repeated("pouf", seeds, lambda seed: bench.train(pouf, seed, True, None)),
+        "pouf_equal": repeated("equal", seeds, lambda seed: bench.train(pouf, seed, True, None, prior="uniform")),
         "lm_bff": repeated("lm-bff", seeds, lambda seed: bench.train(lm_bff, seed, False, shots[seed])),
         "lm_bff_pouf": repeated("lm-bff + pouf", seeds, lambda seed: bench.train(both, seed, False, shots[seed])),
     }
@@ -152,7 +159,8 @@ def run_task(name: str, model: Path, data: Path, seeds: list[int], demonstrate: 
 
 def table(results: dict[str, Result]) -> str:
     columns = (
-        "majority", "zero_shot", "prior_corrected", "pouf", "lm_bff", "lm_bff_pouf", "lm_bff_demo", "lm_bff_demo_pouf",
+        "majority", "zero_shot", "prior_corrected", "pouf", "pouf_equal", "lm_bff", "lm_bff_pouf",
+        "lm_bff_demo", "lm_bff_demo_pouf",
     )  # fmt: skip
     lines = [f"| | metric | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for name, result in results.items():

@@ -77,7 +77,7 @@ def main() -> None:
     def ours() -> Scores:
         batch = backbone.prepare(texts)
         assert batch["input_ids"].shape == (BATCH, LENGTH)
-        return backbone.scores(backbone.encode_inputs(batch), backbone.prototypes((), ()))
+        return backbone.scores(backbone.encode_inputs(batch), backbone.prototypes(()))
 
     def usual() -> Scores:
         batch = backbone.prepare(texts)
@@ -90,7 +90,7 @@ def main() -> None:
         at = batch["mask_position"]
         transformed = backbone.head.transform(hidden)  # (batch, 128, width)
         logits: Tensor = model.lm_head.decoder(transformed)[rows, at][:, backbone.label_ids]  # (…, vocabulary) first
-        return backbone.scores(transformed[rows, at], backbone.prototypes((), ()))._replace(logits=logits)
+        return backbone.scores(transformed[rows, at], backbone.prototypes(()))._replace(logits=logits)
 
     ways = {"ours": step_of(backbone, ours), "usual": step_of(backbone, usual)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}

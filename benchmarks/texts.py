@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from pouf import Classifier, Recipe, Texts
-from pouf.data.texts import read_rows
+from pouf.data.tables import read_table
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.runs.folder import versions
 from pouf.validation.evaluation import accuracy
@@ -55,8 +55,8 @@ def model_folder(given: Path | None) -> Path:
 
 
 def read(file: Path) -> tuple[list[str], list[str]]:
-    rows = read_rows(file, "text", "label")
-    return [row["text"] for row in rows], [row["label"] for row in rows]
+    table = read_table(file, "text", "label")
+    return table["text"], table["label"]
 
 
 def run_task(task: str, data: Path, model: Path, recipe: Recipe, seeds: tuple[int, ...]) -> dict[str, object]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["POUF_CACHE"] = tempfile.mkdtemp(prefix="pouf-cache-")
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,8 @@ from pouf import EMBEDDED, Classifier
 from pouf.demo import DIGITS, write_digits
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 atexit.register(shutil.rmtree, os.environ["POUF_CACHE"], ignore_errors=True)
 
 
@@ -54,3 +58,26 @@ def pictures() -> list[Image.Image]:
     """Twelve pictures of noise, always the same."""
     noise = np.random.default_rng(0)
     return [Image.fromarray(noise.integers(0, 256, (20, 20, 3), dtype=np.uint8)) for _ in range(12)]
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """A real one, without a window."""
+    selenium = pytest.importorskip("selenium.webdriver")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no Chromium with its driver: install Debian's packages chromium and chromium-driver")
+    options = selenium.ChromeOptions()
+    options.binary_location = chromium
+    downloads = tmp_path_factory.mktemp("downloads")
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                 "--window-size=1100,900", f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):  # fmt: skip
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+    window = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
+    window.downloads = downloads
+    yield window
+    window.quit()

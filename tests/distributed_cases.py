@@ -1,37 +1,62 @@
 """Adaptations that one process and several must agree on. Run under torchrun, it writes the weights of each.
 
-torchrun --nproc-per-node 2 tests/distributed_cases.py FOLDER
+torchrun --nproc-per-node 2 tests/distributed_cases.py FOLDER OUT --engines ddp fsdp --cases "images full" chunks
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
-import sys
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from helpers import REVIEWS as TEXTS
-from helpers import groups, train, weights
+from helpers import Steps, groups, train, weights
 from PIL import Image
 from safetensors.torch import save_file
 
-from pouf import EMBEDDED, Classifier, Images, Recipe, Stream, Texts, Vectors
+from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe, Step, Stream, Texts, Vectors, distributed
+from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
 from pouf.demo import DIGITS
-from pouf.distributed import join
+from pouf.distributed import World, join
+from pouf.training import trainer
+from pouf.training.engine import Engine, _local
+
+EVERYWHERE: dict[str, object] = {}  # settings of all cases
 
 
 def recipe(tune: str, **settings: object) -> Recipe:
     return Recipe(steps=3, batch_size=7, augment="none", temperature=0.1, snapshots=1).with_settings(
-        **{"tuner.name": tune, "optimisation.lr": 1e-2, "optimisation.clip": 1.0, **settings}
+        **{"tuner.name": tune, "optimisation.lr": 1e-2, "optimisation.clip": 1.0, **EVERYWHERE, **settings}
     )
 
 
 def images(folder: Path, tune: str, **settings: object) -> Classifier:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     train(classifier, Images.from_folder(folder / "images"), recipe(tune, **settings))
+    return classifier
+
+
+class EndedByOne(Callback):
+    """The last process alone wants the training to end."""
+
+    def on_step(self, step: Step) -> bool:
+        last = os.environ.get("RANK", "0") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
+        return last and step.step == 2
+
+
+def ended_by_one(folder: Path, tune: str, **settings: object) -> Classifier:
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    data = Images.from_folder(folder / "images")
+    result = train(classifier, data, recipe(tune, **settings), callbacks=[EndedByOne()])
+    assert len(result.history) == 2
     return classifier
 
 
@@ -53,6 +78,21 @@ def cloze(folder: Path, tune: str, **settings: object) -> Classifier:
     shots = Shots(Texts(TEXTS[:5]), F.one_hot(torch.tensor([1, 0, 0, 1, 1]), 2).float())
     weighed = recipe(tune, **{"objective.labels": 1.0, **settings})
     train(classifier, Texts(TEXTS), weighed, shots=shots)
+    return classifier
+
+
+def some_unreadable(folder: Path, tune: str, **settings: object) -> Classifier:
+    """Most files are no pictures: now and then a process has nothing of its own."""
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    train(classifier, Images.from_folder(folder / "mostly broken"), recipe(tune, **{"batch_size": 3, **settings}))
+    return classifier
+
+
+def many_prompts(folder: Path, tune: str, **settings: object) -> Classifier:
+    """Descriptions and templates: the prompts of one class fall to two processes."""
+    described = {name: [name, f"a {name}", f"number {name}"][: 1 + i % 3] for i, name in enumerate(DIGITS)}
+    classifier = Classifier.from_pretrained(EMBEDDED, described, ["a photo of a {}.", "{}"])
+    train(classifier, Images.from_folder(folder / "images"), recipe(tune, **settings))
     return classifier
 
 
@@ -81,6 +121,22 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
     "images, refined": lambda folder: images(folder, "prompt", postprocess="refinement"),
     "texts, prior-corrected": lambda folder: texts(folder, "full", postprocess="prior-correction"),
     "stream": lambda folder: streamed(folder, "full"),
+    "few readable": lambda folder: some_unreadable(folder, "full"),
+    "few readable, chunks": lambda folder: some_unreadable(folder, "full", **{"compute.chunk": 1}),
+    "descriptions": lambda folder: many_prompts(folder, "full"),
+    "descriptions, chunks": lambda folder: many_prompts(folder, "full", **{"compute.chunk": 4}),
+    "descriptions, prompt": lambda folder: many_prompts(
+        folder, "prompt", **{"tuner.class_specific": True, "compute.chunk": 4}
+    ),
+    "prototypes": lambda folder: images(folder, "prototypes"),
+    "lora": lambda folder: images(folder, "lora"),
+    "cloze, chunks": lambda folder: cloze(folder, "full", **{"compute.chunk": 2}),
+    # A layer that no step uses must not decay.
+    "decay": lambda folder: texts(
+        folder, "full", **{"optimisation.name": "adamw", "optimisation.weight_decay": 0.1, "optimisation.lr": 1e-3}
+    ),
+    "anchored, ended by one": lambda folder: ended_by_one(folder, "full", anchor=0.3),
+    "checkpointing": lambda folder: images(folder, "full", **{"compute.checkpointing": True}),
     "batch of one": lambda folder: images(folder, "full", batch_size=1),
     "batch of one, prompt": lambda folder: cloze(folder, "prompt", batch_size=1),
 }
@@ -92,32 +148,121 @@ def state(classifier: Classifier) -> dict[str, torch.Tensor]:
     return weights(classifier) | {f"postprocessor.{name}": tensor.contiguous() for name, tensor in fitted.items()}
 
 
-def _failing_at_the_second_call(original: Callable[[Classifier], torch.Tensor]) -> Callable[[Classifier], torch.Tensor]:
+def other_start(folder: Path) -> Classifier:
+    """Processes that were given other weights start from those of the first."""
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    if os.environ.get("RANK", "0") != "0":
+        for parameter in classifier.parameters():
+            torch.nn.init.normal_(parameter, 1.0, 1.0)
+    train(classifier, Images.from_folder(folder / "images"), recipe("full"))
+    return classifier
+
+
+def resumed(
+    classifier: Callable[[], Classifier], data: Unlabelled, checkpoints: Path, **settings: object
+) -> Classifier:
+    """Broken off after two steps, and gone on with."""
+    given = recipe("full", steps=4, snapshots=2, **{"compute.save_every": 0.0, **settings})
+
+    class Breaks(Callback):
+        def on_step(self, step: Step) -> None:
+            if step.step == 3:
+                raise ZeroDivisionError
+
+    own = checkpoints.with_name(f"{checkpoints.name} {os.environ.get('WORLD_SIZE')} {len(EVERYWHERE)}")
+    with suppress(ZeroDivisionError):
+        train(classifier(), data, given, checkpoint_dir=own, callbacks=[Breaks()])
+    told, again = Steps(), classifier()
+    result = train(again, data, given, checkpoint_dir=own, resume=True, callbacks=[told])
+    assert len(told.steps) < len(result.history) == 4
+    return again
+
+
+CASES |= {
+    "other start": other_start,
+    "resumed": lambda folder: resumed(
+        lambda: Classifier.from_pretrained(EMBEDDED, DIGITS), Images.from_folder(folder / "images"), folder / "resumed"
+    ),
+    "resumed, adamw": lambda folder: resumed(
+        lambda: Classifier.from_pretrained(folder / "encoder", ["good", "bad"], ["it is {}"]), Texts(TEXTS),
+        folder / "resumed with adamw", **{"optimisation.name": "adamw", "optimisation.lr": 1e-3},
+    ),
+}  # fmt: skip
+
+
+def disagreeing(folder: Path, world: World) -> str:
+    """Lists of files that are equally long, and not the same."""
+    files = sorted((folder / "images").glob("*.png"))
+    own = files[1:] if world.rank else files[:-1]
+    try:
+        train(Classifier.from_pretrained(EMBEDDED, DIGITS), Images(own, [file.name for file in own]), recipe("full"))
+    except InputError as error:
+        return str(error)
+    return "nothing was said"
+
+
+def _failing_at_the_second_call(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     calls: list[int] = []
 
-    def failing(classifier: Classifier) -> torch.Tensor:
+    def failing(*given: object) -> torch.Tensor:
         calls.append(1)
         if len(calls) == 2:
             raise RuntimeError("this process fails on purpose")
-        return original(classifier)
+        return original(*given)
 
     return failing
 
 
+def lost(world: World) -> None:
+    """The second process is killed, or stops, while the others wait for it."""
+    if world.rank == 1:
+        os.kill(os.getpid(), getattr(signal, os.environ["ENDED_BY"]))
+    world.gather_objects(0)
+
+
+class Watched(Engine):
+    """Notes which engine it is, and how much of the weights is here."""
+
+    seen: ClassVar[dict[str, object]] = {}
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        # Now, not at the end: what is sharded must be so while it is trained.
+        own = sum(_local(p).numel() for p in self.parameters.values())
+        self.seen |= {"model": type(self.model).__name__, "share": own / self.tuner.trainable}
+        self.seen["precision"] = self.recipe.compute.precision
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--engines", nargs="*", default=["ddp"])
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    given = parser.parse_args()
+    distributed.BEAT, distributed.LOST = 0.5, 5.0
+    trainer.Engine = Watched  # type: ignore[misc]
     world = join(torch.device("cpu"))
     assert world.size == int(os.environ["WORLD_SIZE"]) > 1
+    if "ENDED_BY" in os.environ:
+        lost(world)
     if os.environ.get("FAILS_ON_RANK") == str(world.rank):
-        Classifier.prototypes = _failing_at_the_second_call(Classifier.prototypes)  # type: ignore[method-assign]
-    for name, run in CASES.items():
-        mine = state(run(folder))
-        # Every process must end with the same weights, to the last bit.
-        sums = world.gather_objects([float(p.double().sum()) for p in mine.values()])
-        assert all(other == sums[0] for other in sums), name
-        if world.is_first:
-            save_file(mine, folder / f"{name}.safetensors")
+        Classifier.encode_prompts = _failing_at_the_second_call(Classifier.encode_prompts)  # type: ignore[method-assign]
+    facts: dict[str, object] = {"disagreeing": disagreeing(given.folder, world)}
+    for engine in given.engines:
+        EVERYWHERE.update({"compute.shard": True} if engine == "fsdp" else {})
+        for name in given.cases:
+            mine = state(CASES[name](given.folder))
+            # Every process must end with the same weights, to the last bit.
+            sums = world.gather_objects([float(p.double().sum()) for p in mine.values()])
+            assert all(other == sums[0] for other in sums), name
+            if world.is_first:
+                (given.out / engine).mkdir(exist_ok=True, parents=True)
+                save_file(mine, given.out / engine / f"{name}.safetensors")
+        facts[engine] = Watched.seen | {}
+    if world.is_first:
+        (given.out / "facts.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":

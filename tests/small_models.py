@@ -10,6 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     CONFIG_MAPPING,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
     BertConfig,
@@ -55,14 +56,14 @@ def clip(folder: Path, eos_token_id: int | None = None) -> Path:
     return save(folder, model, tokenizer, CLIPImageProcessor(size=size, crop_size=size))
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
+def word_tokenizer(length: int = 16, more: str = "") -> PreTrainedTokenizerFast:
     """One token a word, an end token after the sentence and none before, as SigLIP's."""
-    vocab = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *WORDS])}
+    vocab = {word: i for i, word in enumerate(dict.fromkeys(["<pad>", "</s>", "<unk>", *WORDS, *more]))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=16
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=length
     )
 
 
@@ -77,10 +78,12 @@ def siglip(folder: Path) -> Path:
 def siglip2(folder: Path) -> Path:
     """SigLIP 2 with images of any shape (NaFlex): pixels come as patches with a mask."""
     torch.manual_seed(0)
-    text = {**TEXT, "vocab_size": 64, "max_position_embeddings": 16, "projection_size": 32}
+    text = {**TEXT, "vocab_size": 64, "max_position_embeddings": 32, "projection_size": 32}
     vision = {**TEXT, "num_patches": 16, "patch_size": 8}
     model = Siglip2Model(Siglip2Config(text_config=text, vision_config=vision))
-    return save(folder, model, word_tokenizer(), Siglip2ImageProcessor(patch_size=8, max_num_patches=16))
+    # transformers opens it with a tokenizer that reads letter by letter.
+    tokenizer = word_tokenizer(32, "abcdefghijklmnopqrstuvwxyz")
+    return save(folder, model, tokenizer, Siglip2ImageProcessor(patch_size=8, max_num_patches=16))
 
 
 def bert_tokenizer(folder: Path) -> BertTokenizer:
@@ -200,3 +203,36 @@ def masked_lm(folder: Path, kind: str) -> Path:
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return save(folder, model, tokenizer)
+
+
+GPT_MARKS = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+LLAMA_MARKS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+QWEN_MARKS = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+
+# Model type in transformers, tokenizer, its special tokens, whether texts begin with one, and the decoder's ties.
+CAUSAL_LMS: dict[str, tuple[str, Any, dict[str, str], bool, dict[str, Any]]] = {
+    "gpt2": ("gpt2", byte_pair_tokenizer, GPT_MARKS, False, {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "llama": ("llama", unigram_tokenizer, LLAMA_MARKS, True, {"tie_word_embeddings": False}),
+    "qwen2": ("qwen2", byte_pair_tokenizer, QWEN_MARKS, False, {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+}
+
+
+def causal_lm(folder: Path, kind: str) -> Path:
+    """A causal language model, all weights random."""
+    torch.manual_seed(0)
+    model_type, build, marks, begins, extras = CAUSAL_LMS[kind]
+    tokenizer: Tokenizer = build()
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in dict.fromkeys(marks.values())])
+    if begins:
+        first = marks["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first} $A", special_tokens=[(first, tokenizer.token_to_id(first))]
+        )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **marks)
+    ids = {"bos_token_id": fast.bos_token_id, "eos_token_id": fast.eos_token_id, "pad_token_id": None}
+    size = {**TEXT, "vocab_size": len(fast), "max_position_embeddings": 64}
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**size, **ids, **extras))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return save(folder, model, fast)

@@ -103,7 +103,7 @@ def test_loading_what_is_no_classifier_is_a_clear_error(tmp_path: Path) -> None:
         Classifier.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(("version", "words"), [(99, "format 99, this pouf reads up to 2: update"), (1, "early pouf")])
+@pytest.mark.parametrize(("version", "words"), [(99, "format 99, this pouf reads up to 3: update"), (1, "early pouf")])
 def test_a_folder_of_another_format_is_refused(tiny: Classifier, tmp_path: Path, version: int, words: str) -> None:
     tiny.save_pretrained(tmp_path)
     card = json.loads((tmp_path / "pouf.json").read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_runner import pouf
+from cli_runner import pouf, report_text
 from helpers import REVIEWS, Steps, groups
 from PIL import Image
 from small_models import masked_lm, sentence_encoder
@@ -45,8 +45,8 @@ def build(kind: str, folder: Path, few_digits: Path) -> tuple[Classifier, Path, 
 
 KINDS = ("image", "text", "cloze", "vector")
 # Learning rate and lambda, at which nothing survives, and such that do no harm.
-DESTROYED = {"image": (0.5, 0.0), "text": (0.1, 0.0), "cloze": (0.03, 10.0), "vector": (1.0, 10.0)}
-GENTLE = {"image": (1e-3, 0.3), "text": (1e-6, 3.0), "cloze": (1e-6, 0.6), "vector": (1e-3, 0.3)}
+DESTROYED = {"image": (10.0, 10.0), "text": (0.1, 0.0), "cloze": (0.03, 10.0), "vector": (1.0, 10.0)}
+GENTLE = {"image": (1e-2, 0.3), "text": (1e-6, 3.0), "cloze": (1e-6, 0.6), "vector": (1e-3, 0.3)}
 
 
 @pytest.mark.parametrize("fate", ["destroyed", "gentle"])
@@ -94,7 +94,11 @@ def test_one_default_per_kind_behind_both_doors(kind: str, few_digits: Path, tmp
     told = Steps()
     settings = {"steps": 1, "snapshots": 0}
     result = classifier.adapt(data, settings=settings, callbacks=[told])
-    assert result.recipe == Recipe.default(kind).with_settings(settings)
+    expected = Recipe.default(kind).with_settings(settings)
+    if len(classifier.classes) <= expected.keep_shares:
+        rate = expected.optimisation.lr * expected.keep_shares_rate
+        expected = expected.with_settings({"postprocess": "shares", "optimisation.lr": rate, "keep_shares_rate": 1.0})
+    assert result.recipe == expected
     pouf("adapt", *options, "--steps", 1, "--out", "run", "--no-report", "--quiet", cwd=tmp_path)
     written = Recipe.load(tmp_path / "run" / "recipe.toml")
     assert written == Recipe.default(kind).with_settings(steps=1)
@@ -113,7 +117,7 @@ def test_a_run_is_all_there_after_one_call(few_digits: Path, tmp_path: Path) -> 
                             (("run", ""), ("predictions", "predictions.csv"), ("report", "report.html"))}  # fmt: skip
     with (tmp_path / "run" / "predictions.csv").open() as stream:
         assert [row["class"] for row in csv.DictReader(stream)] == classifier.predict(few_digits)
-    assert str(result.verdict) in (tmp_path / "run" / "report.html").read_text()
+    assert str(result.verdict) in report_text(tmp_path / "run" / "report.html")
     for use in ("last", "chosen", "zero-shot", "advised"):
         result.restore(use)
         loaded = Classifier.from_pretrained(tmp_path / "run", use=use)
@@ -227,7 +231,7 @@ def test_a_dataset_is_samples(pictures: list[Image.Image], tmp_path: Path) -> No
     assert bare.predict(vectors) == bare.predict(groups()[0])
     with pytest.raises(InputError, match="no column text or sentence, only: label"):
         encoder.predict(texts.remove_columns("sentence"))
-    with pytest.raises(InputError, match="stream without an end"):
+    with pytest.raises(InputError, match="no known end"):
         encoder.predict(texts.to_iterable_dataset())
 
 

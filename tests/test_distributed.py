@@ -1,99 +1,263 @@
-"""Two real processes take the steps of one."""
+"""Several real processes take the steps of one, by DDP and by FSDP2.
+
+pytest tests/test_distributed.py                # some cases, two processes
+pytest -m slow tests/test_distributed.py        # all cases, two and three processes
+"""
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
+import cli_runner
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from distributed_cases import CASES, state
+from helpers import train, weights
 from PIL import Image
 from safetensors.torch import load_file
 from small_models import masked_lm, sentence_encoder
 
-from pouf import EMBEDDED, Classifier, FeatureCache, Images
+from pouf import EMBEDDED, Classifier, FeatureCache, Images, InputError, Recipe
 from pouf.demo import DIGITS
-from pouf.distributed import World
+from pouf.distributed import World, check_launch
 from pouf.inference import InferenceConfig
 
 HERE = Path(__file__).parent
+SCRIPT = str(HERE / "distributed_cases.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+QUICK = ["images full", "few readable, chunks", "descriptions, chunks", "cloze full", "vectors, refined", "views",
+         "decay", "other start", "resumed", "resumed, adamw", "anchored, ended by one"]  # fmt: skip
+CONFIG = """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_reshard_after_forward: true
+  fsdp_offload_params: false
+mixed_precision: 'no'
+num_machines: 1
+num_processes: 2
+use_cpu: true
+"""
 
 
-def torchrun(folder: Path, processes: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [*launch, str(HERE / "distributed_cases.py"), str(folder)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=400, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    )
+def launched(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    several = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, env=several)
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases by two processes. One picture can't be read: whoever meets it, all must know."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures and models. One picture can't be read: whoever meets it, all must know."""
     folder = tmp_path_factory.mktemp("distributed")
     noise = np.random.default_rng(0)
-    (folder / "images").mkdir()
-    for i in range(17):
-        pixels = noise.integers(0, 256, (20, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / f"{i}.png")
-    (folder / "images" / "3.png").write_bytes(b"no picture")
+    for name in ("images", "mostly broken"):
+        (folder / name).mkdir()
+        for i in range(17):
+            pixels = noise.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+            if i == 3 or (name == "mostly broken" and i % 5):
+                (folder / name / f"{i}.png").write_bytes(f"no picture {i}".encode())
     sentence_encoder(folder / "encoder")
     masked_lm(folder / "lm", "roberta")
-    result = torchrun(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> Path:
+    """Some cases by two processes, with both engines."""
+    result = launched([*TORCHRUN, "2", SCRIPT, str(folder), str(folder / "two"), "--engines", "ddp", "fsdp",
+                       "--cases", *QUICK])  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     return folder
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_processes_take_the_same_steps_as_one(ran: Path, name: str) -> None:
-    together, alone = load_file(ran / f"{name}.safetensors"), state(CASES[name](ran))
-    assert together.keys() == alone.keys()
-    for parameter, value in alone.items():
+@pytest.fixture(scope="module")
+def alone(folder: Path):
+    return cache(lambda name: state(CASES[name](folder)))
+
+
+def assert_same_as_one(out: Path, name: str, alone) -> None:
+    together = load_file(out / f"{name}.safetensors")
+    assert together.keys() == alone(name).keys()
+    for parameter, value in alone(name).items():
         assert torch.allclose(together[parameter], value, atol=1e-5), parameter
 
 
-def test_one_process_that_fails_in_a_step_ends_all_with_its_error(ran: Path) -> None:
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", QUICK)
+def test_two_processes_take_the_same_steps_as_one(ran: Path, engine: str, name: str, alone) -> None:
+    assert_same_as_one(ran / "two" / engine, name, alone)
+
+
+def test_the_engines_are_those_asked_for(ran: Path) -> None:
+    facts = json.loads((ran / "two" / "facts.json").read_text())
+    assert (facts["ddp"]["model"], facts["ddp"]["share"]) == ("DistributedDataParallel", 1.0)
+    assert facts["fsdp"]["model"].startswith("FSDP")
+    assert 0.4 < facts["fsdp"]["share"] < 0.6, "half of the weights is here, the other half is there"
+
+
+def test_lists_of_files_must_agree_in_more_than_their_length(ran: Path) -> None:
+    said = json.loads((ran / "two" / "facts.json").read_text())["disagreeing"]
+    assert said == "processes 0 and 1 see different inputs: give all processes the same"
+
+
+def test_accelerate_launch_shards_as_its_config_says(folder: Path, tmp_path: Path, alone) -> None:
+    """accelerate itself would use DDP on a CPU, and say nothing."""
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "config.yaml")]
+    cases = ["images full", "texts layernorm"]
+    result = launched([*launch, SCRIPT, str(folder), str(tmp_path), "--engines", "launched", "--cases", *cases])
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert json.loads((tmp_path / "facts.json").read_text())["launched"]["model"].startswith("FSDP")
+    for name in cases:
+        assert_same_as_one(tmp_path / "launched", name, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
+def test_all_cases_with_two_and_three_processes(folder: Path, tmp_path: Path, processes: int, alone) -> None:
+    result = launched([*TORCHRUN, str(processes), SCRIPT, str(folder), str(tmp_path), "--engines", "ddp", "fsdp"])
+    assert result.returncode == 0, result.stderr[-3000:]
+    for engine in ("ddp", "fsdp"):
+        for name in CASES:
+            assert_same_as_one(tmp_path / engine, name, alone)
+
+
+@pytest.mark.parametrize("ended_by", ["SIGKILL", "SIGSTOP"])
+def test_who_is_left_ends_soon_and_names_the_one_that_was_lost(folder: Path, tmp_path: Path, ended_by: str) -> None:
+    """Without a launcher that would see to it. The time to wait is 5 s here, and 30 s otherwise."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ENDED_BY": ended_by}
+    command = [sys.executable, SCRIPT, str(folder), str(tmp_path)]
+    both = [
+        subprocess.Popen(command, env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                         stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        start = time.monotonic()
+        said = both[0].communicate(timeout=120)[1]
+        assert both[0].returncode != 0
+        assert f"process 1 on {socket.gethostname()} has ended or can't be reached" in said
+        assert time.monotonic() - start < 90
+    finally:
+        for process in both:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("ACCELERATE_USE_DEEPSPEED", "true", "DeepSpeed"),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "gradient_accumulation_steps"),
+        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR", "dynamo_backend"),
+        ("ACCELERATE_MIXED_PRECISION", "fp8", "mixed_precision"),
+        ("FSDP_VERSION", "1", "fsdp_version"),
+        ("FSDP_OFFLOAD_PARAMS", "true", "fsdp_offload_params"),
+        ("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP", "fsdp_auto_wrap_policy"),
+    ],
+)
+def test_a_setting_of_accelerate_that_can_not_be_honoured_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true" if name.startswith("FSDP") else "false")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    check_launch()
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=told):
+        check_launch()
+
+
+def test_the_precision_is_what_accelerate_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def adapted(**settings: object) -> dict[str, torch.Tensor]:
+        classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+        plain = Recipe(steps=2, batch_size=7, augment="none", snapshots=0)
+        train(classifier, Images.from_folder(folder / "images"), plain.with_settings(**settings))
+        return weights(classifier)
+
+    exact, half = adapted(), {name: adapted(**{"compute.precision": name}) for name in ("bf16", "fp16")}
+    for name, rounded in half.items():
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", name)
+        told = adapted()
+        assert all(torch.equal(told[key], rounded[key]) for key in rounded)
+        assert any(not torch.equal(told[key], exact[key]) for key in exact)
+        assert all(torch.allclose(told[key], exact[key], atol=1e-3) for key in exact)
+    with pytest.raises(InputError, match="mixed_precision fp16, the recipe for bf16"):
+        adapted(**{"compute.precision": "bf16"})
+
+
+@pytest.mark.slow
+def test_one_process_that_fails_in_a_step_ends_all_with_its_error(ran: Path, tmp_path: Path) -> None:
     """The other one waits for its features and would wait for ever."""
     start = time.perf_counter()
-    result = torchrun(ran, FAILS_ON_RANK="1")
+    result = launched([*TORCHRUN, "2", SCRIPT, str(ran), str(tmp_path), "--cases", "images full"], FAILS_ON_RANK="1")
     assert result.returncode != 0
     assert "this process fails on purpose" in result.stderr
     assert time.perf_counter() - start < 120
 
 
-def test_the_command_line_writes_and_speaks_once(ran: Path, tmp_path: Path) -> None:
-    def pouf(*arguments: str) -> subprocess.CompletedProcess[str]:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pouf"]
-        command = [*launch, *arguments, "--device", "cpu"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "POUF_CACHE": str(tmp_path / "cache2")}
-        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
-        assert result.returncode == 0, result.stderr[-3000:]
-        return result
+def pouf(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line by two processes."""
+    command = [*TORCHRUN, "2", "-m", "pouf", *arguments, "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "POUF_CACHE": str(cwd / "cache2")}
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, env=environment)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result
 
+
+def test_the_command_line_writes_and_speaks_once(folder: Path, tmp_path: Path) -> None:
     result = pouf(
-        "adapt", "--model", EMBEDDED, "--images", str(ran / "images"), "--classes", ",".join(DIGITS), "--json",
+        tmp_path,
+        "adapt", "--model", EMBEDDED, "--images", str(folder / "images"), "--classes", ",".join(DIGITS), "--json",
         "--recipe", "demo", "--steps", "2", "--batch-size", "8", "--chunk", "3", "--out", "run",
     )  # fmt: skip
     facts = json.loads(result.stdout)
     assert (facts["n"], facts["steps"]) == (17, 2)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
-    told = pouf("predict", "run", str(ran / "images"), "--use", "last", "--json", "--out", "two.csv").stdout
+    whole = (tmp_path / "run" / "predictions.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in whole[1:]] == [name for name in Images.from_folder(folder / "images").ids
+                                                          if name != "3.png"]  # fmt: skip
+    (tmp_path / "two.parquet").write_text("of an earlier run")
+    told = pouf(tmp_path, "predict", "run", str(folder / "images"), "--use", "last", "--json", "--out", "two.parquet",
+                "--abstain", "0.2", "--unknown").stdout  # fmt: skip
     assert (json.loads(told)["n"], json.loads(told)["unreadable"]) == (16, ["3.png"])
     # The cache of two processes serves one.
     alone = Classifier.from_pretrained(tmp_path / "run", use="last")
     cache = FeatureCache(tmp_path / "cache2")
     before = len(list(cache.folder.rglob("*.npy")))
-    predictions = alone.infer(Images.from_folder(ran / "images"), InferenceConfig(cache=cache))
+    predictions = alone.infer(Images.from_folder(folder / "images"), InferenceConfig(cache=cache))
     assert len(list(cache.folder.rglob("*.npy"))) == before
-    said = [line.split(",")[1] for line in (tmp_path / "two.csv").read_text().splitlines()[1:]]
-    assert said == [DIGITS[k] for k in predictions.log_probabilities.argmax(1).tolist()]
+    assert sorted(file.name for file in (tmp_path / "two.parquet").iterdir()) == [
+        "part-00000-of-00002.parquet", "part-00001-of-00002.parquet",
+    ]  # fmt: skip
+    table = pd.read_parquet(tmp_path / "two.parquet")
+    expected = [DIGITS[k] for k in predictions.log_probabilities.argmax(1).tolist()]
+    assert [said for said, e in zip(table["class"], expected, strict=True) if said not in (e, "unknown")] == []
+    cli_runner.pouf("predict", "run", folder / "images", "--use", "last", "--out", "one.parquet", "--abstain", "0.2",
+                    "--unknown", cwd=tmp_path)  # fmt: skip
+    one = pd.read_parquet(tmp_path / "one.parquet")
+    pd.testing.assert_frame_equal(one, table, check_exact=False, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_search_together(folder: Path, tmp_path: Path) -> None:
     result = pouf(
-        "search", "--model", EMBEDDED, "--images", str(ran / "images"), "--classes", ",".join(DIGITS), "--json",
+        tmp_path,
+        "search", "--model", EMBEDDED, "--images", str(folder / "images"), "--classes", ",".join(DIGITS), "--json",
         "--recipe", "demo", "--steps", "2", "--batch-size", "8", "--lrs", "1e-3,1e-2", "--out", "tuned", "--no-report",
     )  # fmt: skip
     assert json.loads(result.stdout)["trials"] == 2

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pouf import InputError, Recipe
+from pouf import METHODS, InputError, Recipe
 from pouf.data.augment import AUGMENTATIONS
 from pouf.losses import COSTS
 from pouf.losses.objective import LABEL_LOSSES
 from pouf.postprocess import POSTPROCESSORS
-from pouf.recipe import DEFAULTS, Compute, Objective, Optimisation, Settings, TunerSettings, recipe_names
+from pouf.recipe import DEFAULTS, PRESETS, Compute, Kind, Objective, Optimisation, Settings, TunerSettings, recipe_names
 from pouf.training.optim import OPTIMIZERS, SCHEDULES
 from pouf.tuners import TUNERS
 
@@ -30,6 +30,8 @@ def values(part: type[Settings]) -> st.SearchStrategy[Any]:
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Settings):
             fields[name] = values(kind)
+        elif kind == list[str]:
+            fields[name] = st.lists(st.text())
         elif get_args(kind):
             fields[name] = st.sampled_from(get_args(kind))
         elif kind is bool:
@@ -37,9 +39,10 @@ def values(part: type[Settings]) -> st.SearchStrategy[Any]:
         elif kind is str:
             fields[name] = st.text()
         elif kind is int:
-            fields[name] = st.integers(1, 2**62 - 1)
+            fields[name] = st.integers(1, 1024 if name == "workers" else 2**62 - 1)
         else:
-            fields[name] = st.floats(1e-300, 0.999) if name in ("momentum", "few_classes") else st.floats(1e-300, 1e300)
+            is_share = name in ("keep_shares_rate", "momentum", "few_classes", "anchor")
+            fields[name] = st.floats(1e-300, 0.999 if is_share else 1e300)
     return st.fixed_dictionaries(fields)
 
 
@@ -77,7 +80,21 @@ def test_the_papers_settings_are_there() -> None:
 
 
 def test_the_default_recipe_is_the_papers() -> None:
-    assert Recipe() == Recipe.load("office31-full") == Recipe.default("image")
+    assert Recipe() == Recipe.load("office31-full") == Recipe.preset("paper", "image")
+
+
+@pytest.mark.parametrize("kind", sorted(DEFAULTS))
+def test_presets_become_dearer_and_one_of_them_is_the_default(kind: Kind) -> None:
+    fast, balanced, paper = (Recipe.preset(name, kind) for name in PRESETS)
+    assert Recipe.default(kind) in (fast, balanced)
+    assert fast.tuner.name == "prototypes" and fast.augment == "none", "every input is encoded once"
+    assert paper.steps > max(fast.steps, balanced.steps)
+    assert (paper.objective.prior, paper.postprocess, paper.few_classes) == ("uniform", "none", 0), "nothing of ours"
+    assert METHODS["pouf"].recipe(kind, "fast") == fast == Recipe.load("fast", kind=kind)
+    with pytest.raises(InputError, match=r"unknown preset 'fats'.*Did you mean 'fast'"):
+        Recipe.preset("fats", kind)
+    with pytest.raises(InputError, match=r"no recipe 'fats'.*Did you mean 'fast'"):
+        METHODS["pouf"].recipe(kind, "fats")
 
 
 def test_each_kind_has_a_default_of_its_own() -> None:

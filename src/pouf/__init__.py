@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from pouf.errors import Diverged as Diverged
     from pouf.errors import InputError as InputError
     from pouf.inference import InferenceConfig as InferenceConfig
+    from pouf.integrations.sklearn import PoufClassifier as PoufClassifier
+    from pouf.integrations.trackers import Tracking as Tracking
     from pouf.models import EMBEDDED as EMBEDDED
     from pouf.models import Backbone as Backbone
     from pouf.recipe import Recipe as Recipe
     from pouf.reporting.html import write_report as write_report
     from pouf.training.adaptation import Adaptation as Adaptation
     from pouf.training.callbacks import Callback as Callback
+    from pouf.training.callbacks import EarlyStopping as EarlyStopping
     from pouf.training.callbacks import Step as Step
     from pouf.training.methods import METHODS as METHODS
     from pouf.training.search import Search as Search
@@ -40,17 +43,20 @@ _HOME = {
     "Classifier": "classifier",
     "Diverged": "errors",
     "EMBEDDED": "models",
+    "EarlyStopping": "training.callbacks",
     "FeatureCache": "data.cache",
     "Images": "data.images",
     "InferenceConfig": "inference",
     "InputError": "errors",
     "METHODS": "training.methods",
+    "PoufClassifier": "integrations.sklearn",
     "Recipe": "recipe",
     "Search": "training.search",
     "Shots": "data.labelled",
     "Step": "training.callbacks",
     "Stream": "data.streams",
     "Texts": "data.texts",
+    "Tracking": "integrations.trackers",
     "Vectors": "data.vectors",
     "Verdict": "validation.verdict",
     "compare": "validation.evaluation",

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
+from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
 from pouf import saving
 from pouf.data.base import Transform, Unlabelled
-from pouf.data.class_names import check_classes, numbered
+from pouf.data.class_names import Classes, ClassSet, class_set, numbered
 from pouf.data.inputs import Given, Inputs, as_data
+from pouf.data.vectors import as_table
+from pouf.distributed import ALONE, World
 from pouf.errors import InputError, one_of
-from pouf.inference import FeatureSet, InferenceConfig, encode
+from pouf.inference import FeatureSet, InferenceConfig, encode, encode_blocks, encode_share
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
-from pouf.models.base import Scores, check_modality, evaluating
+from pouf.models.base import Scores, check_modality, class_means, evaluating
+from pouf.models.causal_lm import CausalLM
 from pouf.models.cloze import MAX_LENGTH, make_cloze
-from pouf.models.demonstrations import Demonstrations
+from pouf.models.demonstrations import Demonstrations, Shown
 from pouf.models.load import lasting_name
 from pouf.models.precomputed import Precomputed, read_prototypes
-from pouf.models.prompts import DEFAULT_TEMPLATES, check_templates
+from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, class_texts, fill
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.recipe import Kind, TunerSettings
 from pouf.saving import Use
-from pouf.tuners import TUNERS, Target, Tuner
+from pouf.tuners import TUNERS, SoftPrompt, Target, Tuner
 
 C = TypeVar("C", bound="BaseClassifier")
 INFERENCE = InferenceConfig()
@@ -46,17 +50,18 @@ class State(NamedTuple):
     prompt: nn.Module | None
     postprocessor: Postprocessor | None
     demonstrations: Demonstrations | None
-    added: dict[str, nn.Parameter | None]  # parameters that a tuner gave the backbone
+    added: dict[str, Any]  # what a tuner gave the backbone, or None
 
 
-class BaseClassifier(nn.Module):
+class BaseClassifier(nn.Module, ModelHubMixin):
     """Scores inputs against one prototype per class.
 
     Args:
         backbone: a model from `load_backbone`, or any `Backbone` of your own.
-        classes: the names, at least two. `_` is read as a space.
+        classes: the names, at least two; `_` is read as a space. Or, for each name, a description or several, which the
+            text side reads in the place of the name: {"entity": ["a thing", "an animal or a product"], …}.
         templates: sentences with `{}` for the name; the prototype is the mean over them. Default: "a photo of a {}."
-            for images, "{}" for texts. A masked language model has its own, in its cloze.
+            for images, "{}" for texts and for descriptions. A masked language model has its own, in its cloze.
         model, revision: what to write into a saved run so that the backbone can be loaded again.
         temperature: T of the softmax and of the transport plan; None keeps the model's own.
     """
@@ -64,7 +69,7 @@ class BaseClassifier(nn.Module):
     def __init__(
         self,
         backbone: Backbone,
-        classes: Sequence[str],
+        classes: Classes,
         templates: Sequence[str] | None = None,
         *,
         model: str | None = None,
@@ -73,25 +78,27 @@ class BaseClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.classes = check_classes(classes)
-        self.templates = _check_question(backbone, self.classes, templates)
+        self.classes, self.descriptions = class_set(classes)
+        self.templates = _check_question(backbone, ClassSet(self.classes, self.descriptions), templates)
         self.model, self.revision = model, revision
         self.tuner_settings: TunerSettings | None = None
         self.prompt: nn.Module | None = None  # gives the prototypes in the place of the text side
         self.postprocessor: Postprocessor | None = None
         self.demonstrations: Demonstrations | None = None  # solved examples to show beside each sample
+        self.base: str | None = None  # fingerprint of the weights before anything was tuned, once it was asked for
         self.fresh_head: int | None = None  # the seed of a head that started without knowledge
         self.prior: Tensor | None = None  # (k,) class proportions, where they are known
+        self.model_card: str | None = None  # README.md of its folder; None writes one
         self.temperature: float | None = None
         if temperature is not None:
             self.set_temperature(temperature)
         self.eval()
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # type: ignore[override]  # the mixin's has options of its own
         cls: type[C],
         name_or_path: str | Path,
-        classes: Sequence[str] | None = None,
+        classes: Classes | None = None,
         templates: Sequence[str] | None = None,
         *,
         words: Sequence[str] | Sequence[Sequence[str]] | None = None,
@@ -101,40 +108,55 @@ class BaseClassifier(nn.Module):
         revision: str | None = None,
         use: Use = "advised",
         backbone: Backbone | None = None,
+        trust_model: bool = False,
     ) -> C:
-        """From a model on the hub or in a folder, with the names of classes; or, without, from a folder of a run.
+        """From a model on the hub or in a folder, with the names of classes; or, without, from a run there.
 
             Classifier.from_pretrained("openai/clip-vit-base-patch16", ["cat", "dog"])
             Classifier.from_pretrained("my-run")
+            Classifier.from_pretrained("somebody/what-they-pushed")
 
-        A template with `[MASK]` makes it a masked language model:
+        Classes can be described apart from their names; a file of descriptions is given as a `Path`:
 
-            Classifier.from_pretrained("roberta-base", ["negative", "positive"], ["{text} It was [MASK]."],
-                                       words=["terrible", "great"])
+            Classifier.from_pretrained("sentence-transformers/all-MiniLM-L6-v2",
+                                       {"number": ["a number", "a date or an amount"], "human": "a person"},
+                                       ["The question asks about {}."])
+
+        A template with `[MASK]` makes it a masked language model, whose descriptions are single words:
+
+            Classifier.from_pretrained("roberta-base", {"negative": "terrible", "positive": ["great", "good"]},
+                                       ["{text} It was [MASK]."])
+
+        With a causal language model (GPT-2, Llama, Qwen, …) the gap is at the end, and the word is what comes next.
 
         Args:
             name_or_path: `pouf/tiny-clip` is the model that comes with the package.
-            words: one word per class, or several; without them the names of the classes are the words.
+            words: one word per class, or several, in the order of the classes, where these are names alone; without
+                them the names are the words.
             max_length: tokens that a masked language model reads at most (256).
             revision: of the model on the hub; a saved run remembers it.
             use: of a run: what it advises, or its chosen step, its last one, or zero-shot.
             backbone: of a run: your own model, which must be given again.
+            trust_model: load pickled weights, and run Python code that comes with the model. Either can do anything
+                that you can do on this machine; without it, only safetensors and the classes of transformers are used.
         """
         if classes is None:
-            classifier = saving.load(cls, Path(name_or_path), use, backbone)
+            classifier = saving.load(cls, saving.fetch(name_or_path, revision), use, backbone, trust_model)
         else:
-            names = check_classes(classes)  # before the model is loaded, which may take long
-            cloze = make_cloze(names, templates, words, max_length)
+            given = class_set(classes)  # before the model is loaded, which may take long
+            cloze = make_cloze(given, templates, words, max_length)
             if cloze is None and templates is not None:
                 check_templates(templates)
-            loaded = load_backbone(name_or_path, cloze, revision=revision)
+            loaded = load_backbone(name_or_path, cloze, revision, trust_model)
             named = {"model": lasting_name(name_or_path), "revision": revision}
-            classifier = cls(loaded, names, templates, **named, temperature=temperature)
+            # The descriptions of a masked language model are the words of its cloze.
+            told = given.as_given() if cloze is None else given.names
+            classifier = cls(loaded, told, templates, **named, temperature=temperature)
         return classifier if device is None else classifier.to(device)
 
     @classmethod
     def from_vectors(
-        cls: type[C], prototypes: Tensor | str | Path, classes: Sequence[str] | None = None,
+        cls: type[C], prototypes: Tensor | str | Path, classes: Classes | None = None,
         temperature: float | None = None,
     ) -> C:  # fmt: skip
         """No model, only one vector per class, (k, d) or a file of them; the inputs are vectors of the same model then.
@@ -145,7 +167,11 @@ class BaseClassifier(nn.Module):
         if isinstance(prototypes, (str, Path)):
             prototypes, named = read_prototypes(prototypes)
             classes = named if classes is None else classes
-        prototypes = torch.as_tensor(prototypes)
+        prototypes = torch.from_numpy(as_table(prototypes, "the prototypes"))
+        if isinstance(classes, (Mapping, Path)):
+            classes, described = class_set(classes)
+            if described is not None:
+                raise InputError("vectors come without a model that could read descriptions: give the names alone")
         if classes is None or len(classes) != len(prototypes):
             came = "none" if classes is None else len(classes)
             raise InputError(
@@ -153,13 +179,47 @@ class BaseClassifier(nn.Module):
             )
         return cls(Precomputed(prototypes), numbered(classes), temperature=temperature)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the classifier. After full tuning this is a normal transformers folder; otherwise kilobytes."""
-        saving.save(self, Path(folder))
+    def save_pretrained(  # type: ignore[override]
+        self,
+        folder: str | Path,
+        *,
+        merge: bool = False,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        config: dict[str, Any] | None = None,
+        **hub: Any,
+    ) -> str | None:
+        """Write the classifier. After full tuning this is a normal transformers folder; otherwise kilobytes.
+
+        Args:
+            merge: the normal folder also after LayerNorm tuning and LoRA, whose matrices are merged into the weights.
+            push_to_hub: push it as well, as `repo_id`, by default the folder's name; see `push_to_hub` for more.
+            config: of the mixin, through which `push_to_hub` says what to merge.
+        """
+        saving.save(self, Path(folder), merge=merge or bool((config or {}).get("merge")))
+        return self.push_to_hub(repo_id or Path(folder).name, merge=merge, **hub) if push_to_hub else None
+
+    def push_to_hub(self, repo_id: str, *, merge: bool = False, **hub: Any) -> str:
+        """Push the classifier and its model card; no data, predictions or report go with it.
+
+            clf.push_to_hub("me/cats", private=True)
+            Classifier.from_pretrained("me/cats")
+
+        Args:
+            merge: as of `save_pretrained`.
+            hub: what `huggingface_hub.ModelHubMixin.push_to_hub` takes: private, token, commit_message, branch, …
+
+        Returns:
+            The address of the commit.
+        """
+        saving.check_shareable(self, merge)
+        return str(super().push_to_hub(repo_id, config={"merge": merge}, **hub))
 
     @property
     def kind(self) -> Kind:
         """What decides which recipe is the default."""
+        if isinstance(self.backbone, CausalLM):
+            return "causal"
         return "cloze" if self.backbone.cloze is not None else self.backbone.modality
 
     @property
@@ -202,10 +262,11 @@ class BaseClassifier(nn.Module):
         outputs = 1 if regression else k
         fresh = load_sequence_classifier(self.model, outputs, seed, max_length, revision=self.revision)
         self.backbone, self.templates, self.fresh_head = fresh.to(device), DEFAULT_TEMPLATES["text"], seed
+        self.base = None
 
     def tuner(self, settings: TunerSettings) -> Tuner:
         return one_of("tuner", settings.name, TUNERS)(  # type: ignore[no-any-return]
-            Target(self.backbone, self.classes, self.prompt), settings
+            Target(self.backbone, self.texts(), self.prompt, self.prototypes), settings
         )
 
     def tune(self, settings: TunerSettings) -> Tuner:
@@ -215,11 +276,18 @@ class BaseClassifier(nn.Module):
                 f"this classifier was tuned with {self.tuner_settings.name!r} already; to tune {settings.name!r} on "
                 "top of it, start from its saved folder as the model"
             )
+        self.base = self.base_fingerprint()  # now, as training changes the weights
         tuner = self.tuner(settings)
         self.tuner_settings, self.prompt = settings, tuner.prompt
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name in tuner.parameters)
         return tuner
+
+    def base_fingerprint(self) -> str | None:
+        """Of the weights before tuning; None where they are in the saved folder anyway, or come from a seed."""
+        if self.base is None and self.fresh_head is None and not isinstance(self.backbone, Precomputed):
+            self.base = self.backbone.weights_digest()
+        return self.base
 
     def state(self) -> State:
         added = {name: getattr(self.backbone, name) for name in self.backbone.added_by_tuners}
@@ -241,7 +309,37 @@ class BaseClassifier(nn.Module):
         """
         if self.prompt is not None:
             return self.prompt()  # type: ignore[no-any-return]
-        return self.backbone.prototypes(self.classes, self.templates)
+        return self.backbone.prototypes(self.prompts())
+
+    def prompts_per_class(self) -> list[int]:
+        """How many prompts are encoded for each prototype; nothing where none are."""
+        if isinstance(self.prompt, SoftPrompt):
+            return self.prompt.counts
+        if self.prompt is not None or not self.backbone.reads_prompts:
+            return []
+        return [len(own) for own in self.prompts()]
+
+    def encode_prompts(self, rows: Sequence[int]) -> Tensor:
+        """Some of all prompts, by their number: (m, d), each of length 1, differentiable."""
+        if isinstance(self.prompt, SoftPrompt):
+            return self.prompt.encode(rows)
+        every = [prompt for own in self.prompts() for prompt in own]
+        return F.normalize(self.backbone.encode_prompts([every[row] for row in rows]), dim=1)
+
+    def prototypes_of(self, encoded: Tensor) -> Tensor:
+        """What `prototypes` gives, from all prompts once these are encoded: (m, d) -> (k, d)."""
+        counts = self.prompts_per_class()
+        if isinstance(self.prompt, SoftPrompt) and len(encoded) == len(counts):
+            return encoded
+        return F.normalize(class_means(encoded, counts), dim=1)
+
+    def prompts(self) -> list[list[str]]:
+        """For each class the sentences that its prototype is the mean of: what stands for it, in every template."""
+        return [[prompt for text in own for prompt in fill(self.templates, text)] for own in self.texts()]
+
+    def texts(self) -> tuple[tuple[str, ...], ...]:
+        """What stands for each class in the templates: its descriptions, or its name."""
+        return class_texts(ClassSet(self.classes, self.descriptions))
 
     def data(self, inputs: Inputs) -> Unlabelled:
         """Whatever can be handed to `predict`, as data of the backbone's kind."""
@@ -284,25 +382,82 @@ class BaseClassifier(nn.Module):
         Args:
             transform: what the model is shown instead of the samples as they are.
         """
+        return self._encode(encode, data, inference, transform)
+
+    @torch.no_grad()
+    def encode_share(
+        self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
+    ) -> FeatureSet:
+        """The same for what falls to this process, where several share the work: nobody holds all features."""
+        return self._encode(encode_share, data, inference, transform)
+
+    @torch.no_grad()
+    def infer_blocks(
+        self,
+        data: Unlabelled,
+        inference: InferenceConfig = INFERENCE,
+        seen: Callable[[FeatureSet], None] = lambda encoded: None,
+        prototypes: Tensor | None = None,
+    ) -> Iterator[Predictions]:
+        """Predictions for what falls to this process, block by block: at no time is more than a block in memory.
+
+        Args:
+            seen: is shown the features of each block before its predictions come.
+            prototypes: from `fixed_prototypes`, where they are at hand.
+        """
+
+        def features() -> Iterator[FeatureSet]:
+            shown = self.backbone if self.demonstrations is None else Shown(self.backbone, self.demonstrations)
+            kept = inference if self.demonstrations is None else replace(inference, cache=None)
+            for encoded in encode_blocks(shown, data, kept):
+                seen(encoded)
+                yield encoded
+
+        self._check(data)
+        prototypes = self.fixed_prototypes() if prototypes is None else prototypes
+        with evaluating(self):
+            for encoded in features():
+                yield from self.score_blocks(encoded, prototypes=prototypes)
+
+    def _check(self, data: Unlabelled) -> None:
         check_modality(self.backbone, data.modality)
         if data.streamed:
             raise InputError(f"{data.source} has no known end: take some of it with take(n)")
-        with evaluating(self):
-            return self._encode(data, inference, transform)
 
-    def _encode(self, data: Unlabelled, inference: InferenceConfig, transform: Transform | None) -> FeatureSet:
-        if self.demonstrations is None:
-            return encode(self.backbone, data, inference, transform)
-        shown = self.demonstrations
-        views = [Transform("", _in_turn(transform, shown.view(i))) for i in range(shown.samples)]
-        # The bar advances once for each sample: during the last view.
-        unseen = replace(inference, cache=None, on_batch=None)
-        configs = [unseen] * (len(views) - 1) + [replace(unseen, on_batch=inference.on_batch)]
-        encoded = [encode(self.backbone, data, how, view) for how, view in zip(configs, views, strict=True)]
-        return FeatureSet(encoded[0].indices, torch.stack([each.features for each in encoded]).mean(0))
+    def _encode(
+        self, how: Callable[..., FeatureSet], data: Unlabelled, inference: InferenceConfig, transform: Transform | None
+    ) -> FeatureSet:
+        self._check(data)
+        with evaluating(self):
+            if self.demonstrations is None:
+                return how(self.backbone, data, inference, transform)
+            shown = Shown(self.backbone, self.demonstrations)
+            return how(shown, data, replace(inference, cache=None), transform)
+
+    def some_features(self, own: FeatureSet, world: World, seed: int = 0) -> FeatureSet:
+        """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
+
+        Args:
+            own: from `encode_share`.
+        """
+        sizes = world.gather_objects(len(own.indices))
+        chosen = torch.arange(sum(sizes))
+        if len(chosen) > FITTED_ON:
+            drawn = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
+            chosen = drawn[:FITTED_ON].sort().values
+        if world.size == 1:
+            rows = chosen.tolist()
+            return (
+                own if len(rows) == len(own.indices) else FeatureSet([own.indices[i] for i in rows], own.features[rows])
+            )
+        first = sum(sizes[: world.rank])
+        rows = [int(i) - first for i in chosen if first <= i < first + sizes[world.rank]]
+        indices = world.gather_objects([own.indices[row] for row in rows])
+        features = world.gather(own.features[rows].to(self.device)).cpu()
+        return FeatureSet([index for part in indices for index in part], features)
 
     @torch.no_grad()
-    def _fixed_prototypes(self) -> Tensor:
+    def fixed_prototypes(self) -> Tensor:
         """For prediction: without a gradient and without dropout, also in the middle of training."""
         with evaluating(self):
             return self.prototypes()
@@ -310,12 +465,14 @@ class BaseClassifier(nn.Module):
     @torch.no_grad()
     def scores(self, encoded: FeatureSet) -> Scores:
         features = encoded.features.to(self.device).float()
-        return self.backbone.scores(features, self._fixed_prototypes())
+        return self.backbone.scores(features, self.fixed_prototypes())
 
     @torch.no_grad()
-    def score_blocks(self, encoded: FeatureSet, rows: int = 8192) -> Iterator[Predictions]:
+    def score_blocks(
+        self, encoded: FeatureSet, rows: int = 8192, prototypes: Tensor | None = None
+    ) -> Iterator[Predictions]:
         """Predictions block by block: a million samples and a thousand classes need not be in memory at once."""
-        prototypes = self._fixed_prototypes()
+        prototypes = self.fixed_prototypes() if prototypes is None else prototypes
         for start in range(0, len(encoded.indices), rows):
             features = encoded.features[start : start + rows].to(self.device).float()
             logits = self.backbone.scores(features, prototypes).logits
@@ -329,20 +486,25 @@ class BaseClassifier(nn.Module):
         return torch.cat(blocks) if blocks else torch.zeros(0, len(self.classes))
 
     @torch.no_grad()
-    def fit_postprocessor(self, name: str, encoded: FeatureSet, seed: int = 0) -> None:
-        """Fit one of `POSTPROCESSORS` on these features (a random part where they are very many), and use it."""
-        features = encoded.features
-        if len(features) > FITTED_ON:
-            chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))[:FITTED_ON]
-            encoded = FeatureSet([], features[chosen.sort().values])
+    def fit_postprocessor(
+        self, name: str, encoded: FeatureSet, seed: int = 0, prior: Tensor | None = None, world: World = ALONE
+    ) -> None:
+        """Fit one of `POSTPROCESSORS` on these features (a random part where they are very many), and use it.
+
+        Args:
+            encoded: from `encode_share`, where several processes share the work.
+            prior: (k,), shares of the classes; by default those that are known.
+        """
         fit = one_of("postprocessor", name, POSTPROCESSORS)
+        encoded = self.some_features(encoded, world, seed)
         features = encoded.features.to(self.device).float()
-        self.postprocessor = fit(features, self._fixed_prototypes(), self.scores(encoded), self.prior)
+        prior = self.prior if prior is None else prior
+        self.postprocessor = world.broadcast(fit(features, self.fixed_prototypes(), self.scores(encoded), prior))
 
     @torch.no_grad()
     def nearness(self, encoded: FeatureSet) -> Tensor:
         """(n,): cosine of each feature with the nearest prototype."""
-        prototypes = F.normalize(self._fixed_prototypes().float(), dim=1)
+        prototypes = F.normalize(self.fixed_prototypes().float(), dim=1)
         features = F.normalize(encoded.features.float().to(prototypes.device), dim=1)
         return (features @ prototypes.T).max(1).values.cpu()
 
@@ -358,15 +520,17 @@ class BaseClassifier(nn.Module):
         return given, encoded
 
 
-def _check_question(backbone: Backbone, classes: Sequence[str], templates: Sequence[str] | None) -> tuple[str, ...]:
+def _check_question(backbone: Backbone, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
     """The templates of a classifier; a masked language model brings its own with its words."""
+    if classes.descriptions is not None and (backbone.cloze is not None or backbone.modality == "vector"):
+        raise InputError("this model has its own words or vectors for the classes and reads no descriptions: name them")
     if backbone.cloze is None:
-        return check_templates(DEFAULT_TEMPLATES[backbone.modality] if templates is None else templates)
-    if len(backbone.cloze.words) != len(classes):
-        raise InputError(f"the model has label words for {len(backbone.cloze.words)} classes, not for {len(classes)}")
+        usual = DEFAULT_TEMPLATES[backbone.modality] if classes.descriptions is None else ("{}",)
+        checked = check_templates(usual if templates is None else templates)
+        if backbone.text_side is not None:
+            check_distinct(backbone.text_side, classes, checked)
+        return checked
+    words, k = len(backbone.cloze.words), len(classes.names)
+    if words != k:
+        raise InputError(f"the model has label words for {words} classes, not for {k}")
     return (backbone.cloze.template,)
-
-
-def _in_turn(transform: Transform | None, view: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
-    """A changed sample among its demonstrations."""
-    return view if transform is None else lambda sample, seed: view(transform.apply(sample, seed), seed)

@@ -28,6 +28,10 @@ class Diverged(RuntimeError):
         )
 
 
+class ProcessLost(RuntimeError):
+    """Another process of the same run has ended, or can't be reached any more."""
+
+
 def one_of(what: str, name: str, choices: Mapping[str, Any]) -> Any:
     """The entry of a registry, or an error that names the nearest one."""
     if name not in choices:

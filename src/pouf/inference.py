@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
@@ -15,7 +16,14 @@ from pouf.data.base import Transform, Unlabelled
 from pouf.data.cache import CachedFeatures, FeatureCache
 from pouf.data.loader import Reader, read_batches
 from pouf.distributed import ALONE, World
+from pouf.errors import InputError
 from pouf.models.base import Backbone
+from pouf.models.demonstrations import Shown
+
+MOST_WORKERS = 1024  # more is a slip of the pen
+BLOCK = 2**14  # samples whose features are in memory at once, where they need not be all
+COUNTED = 1000  # samples that are looked for among the kept ones, to tell how many are missing
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -26,8 +34,11 @@ class InferenceConfig:
         batch_size: samples encoded at once.
         workers: processes that read and decode ahead.
         cache: where features are kept and found again.
+        on_start: is told how many samples there are, before the first that is not kept is encoded.
         on_batch: is told how many samples each batch had.
-        world: the processes that share the work; all of them get everything.
+        world: the processes that share the work.
+        skip_not_finite: leave out what the model has no finite answer to. While it is trained, that is no fault of the
+            input, and its features are given as they are.
     """
 
     batch_size: int = 64
@@ -35,10 +46,22 @@ class InferenceConfig:
     cache: FeatureCache | None = None
     on_batch: Callable[[int], None] | None = None
     world: World = ALONE
+    on_start: Callable[[int], None] | None = None
+    skip_not_finite: bool = True
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InputError(f"the batch size must be at least 1, not {self.batch_size}")
+        if not 0 <= self.workers <= MOST_WORKERS:
+            raise InputError(f"the number of worker processes must be from 0 to {MOST_WORKERS}, not {self.workers}")
 
     def alone(self) -> InferenceConfig:
         """The same for one process that works by itself, and tells nobody."""
-        return replace(self, world=ALONE, on_batch=None)
+        return replace(self, world=ALONE, on_batch=None, on_start=None)
+
+    def begin(self, n: int) -> None:
+        if self.on_start is not None:
+            self.on_start(n)
 
     def tell(self, n: int) -> None:
         if self.on_batch is not None:
@@ -49,43 +72,127 @@ class FeatureSet(NamedTuple):
     indices: list[int]  # positions of the samples that could be read, ascending
     features: Tensor  # (len(indices), d), on the CPU, as the backbone gives them
 
+    def only(self, there: Set[int]) -> FeatureSet:
+        """Of these positions alone."""
+        rows = [row for row, index in enumerate(self.indices) if index in there]
+        return self if len(rows) == len(self.indices) else _rows(self, rows)
+
 
 @torch.no_grad()
 def encode(
-    backbone: Backbone, data: Unlabelled, inference: InferenceConfig, transform: Transform | None = None
+    backbone: Backbone | Shown, data: Unlabelled, inference: InferenceConfig, transform: Transform | None = None
 ) -> FeatureSet:
     """Features of all that can be read; what can't is listed in `data.skipped`."""
+    if transform is None and backbone.ready_features(data) is not None:
+        return encode_share(backbone, data, replace(inference, world=ALONE))
+    own, world = encode_share(backbone, data, inference, transform), inference.world
+    if world.size == 1:
+        return own
+    indices = [index for part in world.gather_objects(own.indices) for index in part]
+    return FeatureSet(indices, world.gather(own.features.to(backbone.device)).cpu())
+
+
+@torch.no_grad()
+def encode_share(
+    backbone: Backbone | Shown, data: Unlabelled, inference: InferenceConfig, transform: Transform | None = None
+) -> FeatureSet:
+    """The same, of this process's share alone; what any of them could not read is known to all."""
+    own = in_order(list(encode_blocks(backbone, data, inference, transform, rows=len(data))))
+    readable = share_skipped(data, inference.world, len(own.indices))
+    if not readable:
+        data.check_readable()
+    return own
+
+
+@torch.no_grad()
+def encode_blocks(
+    backbone: Backbone | Shown,
+    data: Unlabelled,
+    inference: InferenceConfig,
+    transform: Transform | None = None,
+    rows: int | None = None,
+) -> Iterator[FeatureSet]:
+    """The same, block by block in the order of the data, so that nobody holds more than a block of features.
+
+    `share_skipped` has to be called at the end, by all processes.
+    """
+    rows = BLOCK if rows is None else max(rows, 1)
+    places = [place for place in inference.world.share(range(len(data))) if place not in data.skipped]
     ready = backbone.ready_features(data) if transform is None else None
     if ready is not None:
-        kept_rows = [place for place in range(len(data)) if place not in data.skipped]
         data.check_readable()
-        inference.tell(len(kept_rows))
-        return FeatureSet(kept_rows, ready if len(kept_rows) == len(data) else ready[kept_rows])
-    places = [place for place in inference.world.share(range(len(data))) if place not in data.skipped]
+    cache = inference.cache if ready is None else None
+    kept = _kept(backbone, cache, transform) if cache is not None else None
+    if len(places) > rows:
+        inference.begin(len(places))
+        inference = replace(inference, on_start=None)
+    for start in range(0, len(places), rows):
+        block = places[start : start + rows]
+        if ready is not None:
+            if inference.on_start is None:
+                inference.tell(len(block))
+            yield FeatureSet(block, ready if len(block) == len(data) else ready[block])
+        elif cache is None or kept is None:
+            inference.begin(len(block))
+            yield in_order(list(_batches(backbone, data, block, inference, transform)))
+        else:
+            yield _looked_up(backbone, data, block, inference, transform, kept, cache.every)
+
+
+def share_skipped(data: Unlabelled, world: World, readable: int) -> int:
+    """All come to know what any of them could not read. How many each could read -> how many there are in all."""
+    told = world.gather_objects((dict(data.skipped), readable))
+    for skipped, _ in told:
+        data.skipped.update(skipped)
+    return sum(n for _, n in told)
+
+
+def to_encode(backbone: Backbone, data: Unlabelled, inference: InferenceConfig) -> int:
+    """How many samples have no features yet: counted among some where there are many."""
+    if backbone.ready_features(data) is not None:
+        return 0
     if inference.cache is None:
-        own = _in_order(list(_batches(backbone, data, places, inference, transform)))
-    else:
-        name = backbone.fingerprint() + (f" {transform.name}" if transform is not None else "")
-        kept = inference.cache.open(blake2b(name.encode(), digest_size=16).hexdigest())
-        own = _looked_up(backbone, data, places, inference, transform, kept, inference.cache.every)
-    return _together(own, data, inference.world, backbone.device)
+        return len(data)
+    kept = _kept(backbone, inference.cache, None)
+    places = range(0, len(data), max(1, len(data) // COUNTED))
+    return round(len(data) * sum(data.digest(place) not in kept for place in places) / len(places))
+
+
+def _kept(backbone: Backbone | Shown, cache: FeatureCache, transform: Transform | None) -> CachedFeatures:
+    name = backbone.fingerprint() + (f" {transform.name}" if transform is not None else "")
+    return cache.open(blake2b(name.encode(), digest_size=16).hexdigest())
 
 
 def _batches(
-    backbone: Backbone, data: Unlabelled, places: Sequence[int], inference: InferenceConfig, transform: Transform | None
+    backbone: Backbone | Shown,
+    data: Unlabelled,
+    places: Sequence[int],
+    inference: InferenceConfig,
+    transform: Transform | None,
 ) -> Iterator[FeatureSet]:
     """What is computed, batch by batch, in the order of reading."""
-    reader = Reader(data, backbone.prepare, transform.apply if transform is not None else None)
+    reader = Reader(data, backbone.prepare, transform.apply if transform is not None else None, backbone.image_size)
     draws = data.batches(inference.batch_size, places, seeded=transform is not None)
     for read in read_batches(reader, draws, inference.workers):
         if read.indices:
             tensors = {name: tensor.to(backbone.device) for name, tensor in read.tensors.items()}
-            yield FeatureSet(read.indices, backbone.encode_inputs(tensors).float().cpu())
+            encoded = FeatureSet(read.indices, backbone.encode_inputs(tensors).float().cpu())
+            yield _finite(encoded, data) if inference.skip_not_finite else encoded
         inference.tell(len(read.indices))
 
 
+def _finite(encoded: FeatureSet, data: Unlabelled) -> FeatureSet:
+    """Without what the model has no finite answer to: any class would be a guess."""
+    fine = encoded.features.isfinite().all(1)
+    if bool(fine.all()):
+        return encoded
+    for row in (~fine).nonzero().flatten().tolist():
+        data.skipped[encoded.indices[row]] = "the model gives numbers for it that are not finite"
+    return _rows(encoded, fine.nonzero().flatten().tolist())
+
+
 def _looked_up(
-    backbone: Backbone,
+    backbone: Backbone | Shown,
     data: Unlabelled,
     places: Sequence[int],
     inference: InferenceConfig,
@@ -95,57 +202,59 @@ def _looked_up(
 ) -> FeatureSet:
     """What is kept, and what is missing computed and kept from then on, a shard at least `every` so many seconds."""
     digests = {place: data.digest(place) for place in places}
+    kept.check(digests.values())
     known = [place for place in places if digests[place] in kept]
     missing = [place for place in places if digests[place] not in kept]
-    inference.tell(len(known))
+    if missing:
+        inference.begin(len(places))
+    if missing or inference.on_start is None:  # who is told of no start has counted them all
+        inference.tell(len(known))
     waiting: list[FeatureSet] = []
-    nameless: list[FeatureSet] = []  # without a digest there is nothing to find them by: held here
+    held: list[FeatureSet] = []  # what can't be kept
 
     def keep() -> None:
-        whole = _in_order(waiting)
+        whole = in_order(waiting)
         waiting.clear()
         # The same content twice is kept once.
         rows = {digests[place]: row for row, place in enumerate(whole.indices) if digests[place] not in kept}
-        if rows:
-            kept.put(list(rows), whole.features[list(rows.values())])
+        try:
+            if rows:
+                kept.put(list(rows), whole.features[list(rows.values())])
+        except OSError as error:
+            logger.warning("features can't be kept in the cache %s: %s", kept.folder, error)
+            held.append(whole)
 
     last = time.monotonic()
     for batch in _batches(backbone, data, missing, inference, transform) if missing else ():
-        named = [row for row, place in enumerate(batch.indices) if digests[place]]
+        # Without a digest there is nothing to find them by, and with another than before they are of other content.
+        named = [
+            row for row, place in enumerate(batch.indices) if digests[place] and data.digest(place) == digests[place]
+        ]
         if len(named) < len(batch.indices):
             rest = [row for row in range(len(batch.indices)) if row not in set(named)]
-            nameless.append(_rows(batch, rest))
+            held.append(_rows(batch, rest))
             batch = _rows(batch, named)
         waiting.append(batch)
         if time.monotonic() - last >= every:
             keep()
             last = time.monotonic()
     keep()
-    found = [place for place in places if digests[place] in kept]
+    at_hand = {place for part in held for place in part.indices}
+    found = [place for place in places if digests[place] in kept and place not in at_hand]
     looked_up = [FeatureSet(found, kept.get([digests[place] for place in found]))] if found else []
-    return _in_order([*looked_up, *nameless]) if nameless or not found else looked_up[0]
+    return in_order([*looked_up, *held]) if held or not found else looked_up[0]
 
 
 def _rows(encoded: FeatureSet, rows: Sequence[int]) -> FeatureSet:
     return FeatureSet([encoded.indices[row] for row in rows], encoded.features[list(rows)])
 
 
-def _in_order(parts: Sequence[FeatureSet]) -> FeatureSet:
+def in_order(parts: Sequence[FeatureSet]) -> FeatureSet:
     """All parts as one, by position."""
     indices = [index for part in parts for index in part.indices]
     if not indices:
         return FeatureSet([], torch.zeros(0, 0))
+    if len(parts) == 1 and indices == sorted(indices):
+        return parts[0]  # as it lies in memory, or in a file
     order = sorted(range(len(indices)), key=indices.__getitem__)
     return FeatureSet([indices[i] for i in order], torch.cat([part.features for part in parts])[order])
-
-
-def _together(own: FeatureSet, data: Unlabelled, world: World, device: torch.device) -> FeatureSet:
-    """The shares of all processes, and what each of them could not read."""
-    for skipped in world.gather_objects(dict(data.skipped)):
-        data.skipped.update(skipped)
-    if world.size > 1:
-        indices = [index for part in world.gather_objects(own.indices) for index in part]
-        own = FeatureSet(indices, world.gather(own.features.to(device)).cpu())
-    if not own.indices:
-        data.check_readable()
-    return own

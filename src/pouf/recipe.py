@@ -17,16 +17,51 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pouf.errors import InputError, nearest
+from pouf.errors import InputError, nearest, one_of
+from pouf.reading import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-# What a classifier reads and how it is asked; a cloze is the question with a gap for a masked language model.
-Kind = Literal["image", "text", "cloze", "vector"]
-DEFAULTS: dict[Kind, str] = {"image": "images", "text": "texts", "cloze": "masked", "vector": "features"}
+# What a classifier reads and how it is asked: a cloze is the question with a gap for a masked language model, causal
+# one with the gap at its end.
+Kind = Literal["image", "text", "cloze", "causal", "vector"]
+# From minutes on a laptop to the paper's own settings, which take a GPU; for each kind a recipe of the package.
+PRESETS: dict[str, dict[Kind, str]] = {
+    "fast": {
+        "image": "features",
+        "text": "texts-fast",
+        "cloze": "masked-fast",
+        "causal": "causal-fast",
+        "vector": "features-fast",
+    },
+    "balanced": {
+        "image": "images-prompt",
+        "text": "texts",
+        "cloze": "masked",
+        "causal": "causal-lora",
+        "vector": "features",
+    },
+    "paper": {
+        "image": "office31-full",
+        "text": "masked-paper",
+        "cloze": "masked-paper",
+        "causal": "masked-paper",
+        "vector": "features-paper",
+    },
+}
+DEFAULT_PRESETS: dict[Kind, str] = {
+    "image": "fast",
+    "text": "balanced",
+    "cloze": "balanced",
+    "causal": "balanced",
+    "vector": "balanced",
+}
+DEFAULTS: dict[Kind, str] = {kind: PRESETS[preset][kind] for kind, preset in DEFAULT_PRESETS.items()}
+
+SAVE_EVERY = "compute.save_every"  # the one setting that has no part in what comes of a run
 
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 Positive = Annotated[int, Field(gt=0, lt=2**62)]
@@ -103,10 +138,13 @@ class Objective(Settings):
 class TunerSettings(Settings):
     """What is trained."""
 
-    name: Literal["full", "prompt", "layernorm", "prototypes", "map"] = "full"  # the last two for bare vectors
+    name: Literal["full", "prompt", "layernorm", "lora", "prototypes", "map"] = "full"  # map: for bare vectors
     context: str = "a photo of a"  # prompt tuning: the words whose embeddings the context vectors start from
     position: Literal["end", "middle", "front"] = "end"  # prompt tuning: where the class name stands
     class_specific: bool = False  # prompt tuning: one context for each class instead of one for all
+    rank: Positive = 8  # LoRA: of each update
+    alpha: Annotated[float, Field(gt=0)] = 16.0  # LoRA: updates are scaled by alpha / rank
+    target_modules: list[str] = []  # LoRA: names of the layers; none takes queries and values of the attention
 
 
 class Optimisation(Settings):
@@ -129,10 +167,12 @@ class Compute(Settings):
     """How it is computed. Nothing here changes what is learned, but for rounding."""
 
     chunk: Count = 0  # samples encoded at once, in two passes; 0 encodes a batch whole
-    precision: Literal["fp32", "bf16"] = "fp32"  # of the encoders; losses are in fp32
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the encoders; losses are in fp32
+    shard: bool = False  # weights, gradients and states of the optimizer over all processes (FSDP2), not copies in each
     compile: bool = False  # the encoder of inputs, by torch.compile
     checkpointing: bool = False  # forget activations, compute them again: less memory, more time
-    workers: Count = 0  # processes that read and decode ahead
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0  # processes that read and decode ahead
+    save_every: Weight = 60.0  # seconds between two saves of the state that a run which was ended goes on from
 
 
 class Recipe(Settings):
@@ -140,6 +180,7 @@ class Recipe(Settings):
 
     steps: Count = 5000  # 0 trains nothing: for what only corrects predictions
     batch_size: Positive = 96
+    samples_per_class: Count = 0  # the batch holds at least this many times the number of classes, whatever its size
     seed: Count = 0
     augment: Literal["crop-flip", "none"] = "crop-flip"  # images only: texts are never augmented
     views: Count = 0  # images whose encoder is not trained: this many crops each, computed once; 0 crops at each step
@@ -147,9 +188,28 @@ class Recipe(Settings):
     temperature: Weight = 0.0  # 0 keeps the model's own
     few_classes: Annotated[float, Field(ge=0, le=1)] = 0.0  # where predictions use a smaller share of the classes, none
     # is trained, and they are corrected as `few-classes` does; 0 always trains
+    # With at most this many classes, each keeps the share of the predictions that zero-shot gives it, unless shares
+    # are known: with two classes, a bias of the model and a skew of the data look the same.
+    keep_shares: Count = 0
+    # Times the recipe's learning rate where they are kept: what is held there has less to learn, and fits single texts.
+    keep_shares_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # After each step, this share of the way back to the weights that training started from: what the model knew beside
+    # the task is lost less, and the task is learned less.
+    anchor: Annotated[float, Field(ge=0, le=1)] = 0.0
     pseudo_labels: Count = 0  # learn from this many of the surest predictions of each class as if they were labels
     postprocess: Literal[
-        "none", "prior-correction", "sinkhorn", "propagation", "refinement", "em", "stata", "few-classes"
+        "none",
+        "prior-correction",
+        "sinkhorn",
+        "shares",
+        "propagation",
+        "refinement",
+        "em",
+        "stata",
+        "few-classes",
+        "transclip",
+        "zlap",
+        "inmap",
     ] = "none"  # of predictions, at the end
     objective: Objective = Objective()
     tuner: TunerSettings = TunerSettings()
@@ -173,6 +233,10 @@ class Recipe(Settings):
             part[last] = value.model_dump() if isinstance(value, Settings) else value
         return Recipe(**table)
 
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its dotted name."""
+        return dict(_flat(self.model_dump()))
+
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump())
 
@@ -187,27 +251,33 @@ class Recipe(Settings):
             raise InputError(f"{source}: {error}") from None
 
     @classmethod
-    def load(cls, name_or_file: str | Path, base: Recipe | None = None) -> Recipe:
+    def load(cls, name_or_file: str | Path, base: Recipe | None = None, kind: Kind | None = None) -> Recipe:
         """A recipe that comes with the package, by name, or any TOML file, by path.
 
-        What a file does not name is as in `base`; a recipe of the package names all that matters.
+        Args:
+            base: what a file does not name is as here; a recipe of the package names all that matters.
+            kind: of the classifier: then the name may be a preset, "fast", "balanced" or "paper".
         """
+        if kind is not None and str(name_or_file) in PRESETS:
+            return cls.preset(str(name_or_file), kind)
         named = _named()
         if str(name_or_file) in named:
             return cls.from_toml(named[str(name_or_file)], f"recipe {name_or_file!r}")
         if not os.path.isfile(name_or_file):
-            near = nearest(str(name_or_file), named)
-            raise InputError(f"no recipe {str(name_or_file)!r}: give a TOML file, or one of {', '.join(named)}{near}")
-        try:
-            text = Path(name_or_file).read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{str(name_or_file)!r} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
-        return cls.from_toml(text, str(name_or_file), base)
+            known = [*(PRESETS if kind is not None else ()), *named]
+            near = nearest(str(name_or_file), known)
+            raise InputError(f"no recipe {str(name_or_file)!r}: give a TOML file, or one of {', '.join(known)}{near}")
+        return cls.from_toml(read_text(name_or_file), str(name_or_file), base)
+
+    @classmethod
+    def preset(cls, name: str, kind: Kind) -> Recipe:
+        """The recipe of a preset for a kind of classifier: "fast", "balanced" or "paper"."""
+        return cls.load(one_of("preset", name, PRESETS)[kind])
 
     @classmethod
     def default(cls, kind: Kind) -> Recipe:
         """What is taken for a kind of classifier when nothing else is said, wherever that is."""
-        return cls.load(DEFAULTS[kind])
+        return cls.preset(DEFAULT_PRESETS[kind], kind)
 
 
 def recipe_names() -> list[str]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
+from pouf.files import whole_files, write_json, write_tensors, write_text
+from pouf.model_card import README, model_card
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
-from pouf.models.cloze import make_cloze
+from pouf.models.adapter import ADAPTER, ADAPTER_CONFIG
+from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations
 from pouf.models.precomputed import Precomputed
 from pouf.postprocess import Postprocessor
+from pouf.reading import digest_of, read_json, read_tensors, read_text
 from pouf.recipe import TunerSettings
 from pouf.tuners import Tuner
 
@@ -27,138 +31,262 @@ if TYPE_CHECKING:
     C = TypeVar("C", bound=BaseClassifier)
 
 CARD = "pouf.json"  # what a saved classifier is made of
-FORMAT = 2  # of the card; a newer one is refused
+FORMAT: Literal[3] = 3  # of the card; a newer one is refused
 WEIGHTS = "weights.safetensors"  # the tuned parameters alone, where the base model is kept elsewhere
-POSTPROCESSOR = "postprocessor.safetensors"
+MODEL, POSTPROCESSOR = "model.safetensors", "postprocessor.safetensors"
 Use = Literal["advised", "chosen", "last", "zero-shot"]
 USES: tuple[Use, ...] = ("advised", "chosen", "last", "zero-shot")
 
 
-def save(classifier: BaseClassifier, folder: Path, stands_for: tuple[Use, ...] = ("chosen", "last")) -> None:
-    """The card is written last: a folder that has one is complete.
+class Card(BaseModel):
+    """What a saved classifier is made of. It is written last: a folder that has one is complete."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[3]
+    stands_for: tuple[Use, ...]  # of a run; its other folders hold the rest
+    model: str | None
+    revision: str | None
+    base: str | None  # fingerprint of the weights that it started from
+    classes: tuple[str, ...]
+    descriptions: tuple[tuple[str, ...], ...] | None = None
+    templates: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...] | None
+    max_length: int | None
+    fresh_head: int | None
+    regression: bool
+    vectors: bool
+    demonstrations: Demonstrations | None
+    temperature: float | None
+    prior: list[float] | None
+    postprocessed: bool
+    tuner: TunerSettings | None
+    files: dict[str, str]  # all that belongs to it, with fingerprints
+
+
+def save(
+    classifier: BaseClassifier, folder: Path, stands_for: tuple[Use, ...] = ("chosen", "last"), merge: bool = False
+) -> None:
+    """The card is written last: a folder that has one is complete. What stood there before is replaced.
 
     Args:
         stands_for: what of a run this is; the other folders of the run hold the rest.
+        merge: write the whole model with what was tuned, as full tuning does.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     backbone, settings = classifier.backbone, classifier.tuner_settings
-    card = {
-        "format": FORMAT,
-        "stands_for": stands_for,
-        "model": classifier.model,
-        "revision": classifier.revision,
-        "classes": classifier.classes,
-        "templates": classifier.templates,
-        "words": backbone.cloze.words if backbone.cloze is not None else None,
-        "max_length": getattr(backbone.cloze or backbone, "max_length", None),
-        "fresh_head": classifier.fresh_head,
-        "regression": getattr(backbone, "regression", False),
-        "vectors": isinstance(backbone, Precomputed),
-        "demonstrations": classifier.demonstrations.to_json() if classifier.demonstrations is not None else None,
-        "temperature": classifier.temperature,
-        "prior": classifier.prior.tolist() if classifier.prior is not None else None,
-        "postprocessed": classifier.postprocessor is not None,
-        "tuner": settings.model_dump() if settings is not None else None,
-    }
+    if merge:
+        _check_mergeable(classifier)
+        settings = TunerSettings()
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_files(folder) as partial:
+        _save_parts(classifier, partial, merge)
+        parts = [file for file in partial.rglob("*") if file.is_file()]
+        files = {file.relative_to(partial).as_posix(): digest_of(file) for file in parts}
+    write_text(folder / README, classifier.model_card or model_card(classifier))  # people may edit it: no fingerprint
+    card = Card(
+        format=FORMAT,
+        stands_for=stands_for,
+        model=classifier.model,
+        revision=classifier.revision,
+        base=classifier.base_fingerprint(),
+        classes=classifier.classes,
+        descriptions=classifier.descriptions,
+        templates=classifier.templates,
+        words=backbone.cloze.words if backbone.cloze is not None else None,
+        max_length=getattr(backbone.cloze or backbone, "max_length", None),
+        fresh_head=classifier.fresh_head,
+        regression=getattr(backbone, "regression", False),
+        vectors=isinstance(backbone, Precomputed),
+        demonstrations=classifier.demonstrations,
+        temperature=classifier.temperature,
+        prior=classifier.prior.tolist() if classifier.prior is not None else None,
+        postprocessed=classifier.postprocessor is not None,
+        tuner=settings,
+        files=files,
+    )
+    write_json(folder / CARD, card.model_dump())
+    for name in {WEIGHTS, MODEL, POSTPROCESSOR, ADAPTER, ADAPTER_CONFIG} - files.keys():  # of what stood there before
+        (folder / name).unlink(missing_ok=True)
+
+
+def _check_mergeable(classifier: BaseClassifier) -> None:
+    settings = classifier.tuner_settings
+    if isinstance(classifier.backbone, Precomputed) or (settings and settings.name in ("prompt", "prototypes")):
+        what = (
+            "vectors"
+            if settings is None
+            else {"prompt": "a soft prompt", "map": "a map"}.get(settings.name, "prototypes")
+        )
+        raise InputError(
+            f"{what} can't be merged into a model that transformers opens: tune 'full', 'layernorm' or 'lora' for that"
+        )
+
+
+def _save_parts(classifier: BaseClassifier, folder: Path, merge: bool) -> None:
+    """Everything but the card."""
+    backbone, settings = classifier.backbone, classifier.tuner_settings
     if isinstance(backbone, Precomputed):
         backbone.save_pretrained(folder)
+    elif merge:
+        with backbone.adapter.merged() if backbone.adapter is not None else nullcontext():
+            backbone.save_pretrained(folder)
     elif settings is not None:
         tuner = classifier.tuner(settings)
-        if tuner.keeps_base:
-            _save_tensors(tuner.parameters, folder / WEIGHTS)
+        if backbone.adapter is not None:
+            backbone.adapter.save(folder)
+        elif tuner.keeps_base:
+            write_tensors(folder / WEIGHTS, tuner.parameters)
         else:
             backbone.save_pretrained(folder)
     if classifier.postprocessor is not None:
-        _save_tensors(classifier.postprocessor.state_dict(), folder / POSTPROCESSOR)
-    write_json(folder / CARD, card)
-
-
-def _save_tensors(tensors: dict[str, Any], file: Path) -> None:
-    save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, file)
+        write_tensors(folder / POSTPROCESSOR, classifier.postprocessor.state_dict())
 
 
 def is_saved(folder: str | Path) -> bool:
     return (Path(folder) / CARD).is_file()
 
 
-def read_card(folder: Path) -> dict[str, Any]:
+def read_card(folder: Path) -> Card:
     """What a saved classifier is made of."""
     if not folder.is_dir():
         raise InputError(f"no run folder {str(folder)!r}: expected one that adapt or save_pretrained wrote")
-    if not (folder / CARD).is_file():
-        raise InputError(f"{str(folder)!r} is not a finished run: expected {CARD} in it; adapt again")
-    try:
-        card: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        version = int(card["format"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{str(folder / CARD)!r} is damaged ({error}): adapt again, or restore the file") from None
-    if version > FORMAT:
+    if not is_saved(folder):
+        raise InputError(f"{str(folder)!r} is not a finished run: expected {CARD} in it; resume it, or adapt again")
+    version = read_json(folder / CARD, dict[str, Any]).get("format")
+    if isinstance(version, int) and version > FORMAT:
         raise InputError(f"{str(folder)!r} has format {version}, this pouf reads up to {FORMAT}: update pouf")
-    if version < FORMAT:
+    if isinstance(version, int) and version < FORMAT:
         raise InputError(f"{str(folder)!r} has format {version} of an early pouf: adapt again")
-    return card
+    return read_json(folder / CARD, Card)
 
 
-def load(cls: type[C], folder: Path, use: Use = "advised", backbone: Backbone | None = None) -> C:
+def check_files(folder: Path, card: Card) -> None:
+    """An error where a part of a saved classifier is gone, cut or changed."""
+    for name, digest in card.files.items():
+        file = folder / name
+        if ".." in Path(name).parts or not file.is_file():
+            raise InputError(f"{name!r} is missing in {str(folder)!r}: restore it, or adapt again")
+        if digest_of(file) != digest:
+            raise InputError(f"{str(file)!r} is not as it was saved: restore it, or adapt again")
+
+
+def load(
+    cls: type[C], folder: Path, use: Use = "advised", backbone: Backbone | None = None, trust_model: bool = False
+) -> C:
     """What a run advises, or another state of it.
 
     Args:
         backbone: one of the user's own, which must be given again: only its weights were saved.
+        trust_model: allow pickled weights and code that comes with the model.
     """
     if use not in USES:
         raise InputError(f"unknown use {use!r}: choose one of {', '.join(USES)}")
-    card = read_card(folder)
-    if use in ("chosen", "last") and use not in card["stands_for"]:
-        others = [(folder / name, read_card(folder / name)) for name in ("chosen", "last") if is_saved(folder / name)]
-        found = [(inner, other) for inner, other in others if use in other["stands_for"]]
-        if not found:
-            raise InputError(f"{str(folder)!r} holds no {use} step any more: adapt again")
-        folder, card = found[0]
+    folder, card = _find(folder, use)
     adapted = use != "zero-shot"
-    settings = TunerSettings(**card["tuner"]) if card["tuner"] is not None and adapted else None
-    own_weights = settings is not None and not (folder / WEIGHTS).is_file()
-    if card["vectors"]:
+    if adapted or card.vectors:  # a damaged step leaves zero-shot as it is
+        check_files(folder, card)
+    settings = card.tuner if adapted else None
+    own_weights = settings is not None and not {WEIGHTS, ADAPTER} & card.files.keys()
+    if card.vectors:
         backbone = Precomputed.from_saved(folder, settings is not None)
     elif backbone is None:
-        if card["model"] is None:
+        if card.model is None:
             raise InputError(f"{str(folder)!r} was saved from a backbone of your own: give it as backbone=…")
-        source = (folder, None) if own_weights else (card["model"], card["revision"])
-        backbone = _load_carded(card, *source)
+        backbone = _load_carded(card, folder if own_weights else None, trust_model)
     elif own_weights:
         backbone.load_weights(folder)
-    classifier = cls(backbone, card["classes"], card["templates"], model=card["model"], revision=card["revision"])
-    classifier.fresh_head = card["fresh_head"]
-    if adapted and card["demonstrations"] is not None:  # they have labels: not part of zero-shot
-        classifier.demonstrations = Demonstrations.from_json(card["demonstrations"])
+    if card.base is not None and not own_weights and backbone.weights_digest() != card.base:
+        raise InputError(
+            f"model {str(card.model or 'given')!r} has other weights than when {str(folder)!r} was made from it: "
+            "bring back the model as it was, or adapt again"
+        )
+    classes = ClassSet(card.classes, card.descriptions).as_given()
+    classifier = cls(backbone, classes, card.templates, model=card.model, revision=card.revision)
+    classifier.fresh_head, classifier.base = card.fresh_head, card.base
+    if adapted and card.demonstrations is not None:  # they have labels: not part of zero-shot
+        classifier.demonstrations = card.demonstrations
     # A temperature that was set holds until training moves it; then it lies in the weights.
-    if card["temperature"] is not None and not (own_weights and isinstance(backbone.logit_scale, nn.Parameter)):
-        classifier.set_temperature(card["temperature"])
+    if card.temperature is not None and not (own_weights and isinstance(backbone.logit_scale, nn.Parameter)):
+        classifier.set_temperature(card.temperature)
     if settings is not None:
         tuner = classifier.tune(settings)
         if not own_weights:
-            _fill(tuner, _read_tensors(folder / WEIGHTS))
-    classifier.temperature = card["temperature"]
-    if card["prior"] is not None:
-        classifier.set_prior(card["prior"])
-    if adapted and card["postprocessed"]:
-        classifier.postprocessor = Postprocessor(**_read_tensors(folder / POSTPROCESSOR))
+            _fill(tuner, _tuned(backbone, folder))
+    classifier.temperature = card.temperature
+    if card.prior is not None:
+        classifier.set_prior(card.prior)
+    if (folder / README).is_file():
+        classifier.model_card = read_text(folder / README)
+    if adapted and card.postprocessed:
+        classifier.postprocessor = Postprocessor(**read_tensors(folder / POSTPROCESSOR))
     return classifier
 
 
-def _load_carded(card: dict[str, Any], name_or_path: str | Path, revision: str | None) -> Backbone:
-    if card["fresh_head"] is not None:
-        outputs = 1 if card.get("regression") else len(card["classes"])
-        return load_sequence_classifier(name_or_path, outputs, card["fresh_head"], card["max_length"], revision)
-    cloze = make_cloze(card["classes"], card["templates"], card["words"], card["max_length"])
-    return load_backbone(name_or_path, cloze, revision)
+def fetch(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a saved classifier, from the hub where it is no folder here but could be a name there."""
+    folder, parts = Path(name_or_path), str(name_or_path).split("/")
+    could_be = isinstance(name_or_path, str) and len(parts) == 2 and all(parts) and not parts[0].startswith((".", "~"))
+    if folder.exists() or not could_be:
+        return folder
+    from huggingface_hub import snapshot_download
 
-
-def _read_tensors(file: Path) -> dict[str, Tensor]:
     try:
-        tensors: dict[str, Tensor] = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{str(file)!r} can't be read ({error}): restore it, or adapt again") from None
-    return tensors
+        return Path(snapshot_download(str(name_or_path), revision=revision))
+    except Exception as error:  # of the network, the hub, or this library's own checks of the name
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"no run folder {name_or_path!r}, and it can't be fetched from the hub: {why} For a model that is not a "
+            "run, give the classes"
+        ) from None
+
+
+def check_shareable(classifier: BaseClassifier, merge: bool) -> None:
+    """An error where others could not load it: what it builds on is here alone."""
+    settings = classifier.tuner_settings
+    whole = merge or isinstance(classifier.backbone, Precomputed) or (settings and not _keeps_base(classifier))
+    if not whole and (classifier.model is None or os.path.isabs(classifier.model)):
+        named = f"a folder on this machine, {classifier.model!r}" if classifier.model else "a backbone of your own"
+        raise InputError(
+            f"the base model is {named}, which others can't load: push with merge=True, or start from a model that is "
+            "on the hub"
+        )
+
+
+def _keeps_base(classifier: BaseClassifier) -> bool:
+    settings = classifier.tuner_settings
+    return settings is not None and classifier.tuner(settings).keeps_base
+
+
+def _find(folder: Path, use: Use) -> tuple[Path, Card]:
+    """The folder that holds a state of a run, and its card."""
+    card = read_card(folder)
+    if use in ("advised", "zero-shot") or use in card.stands_for:
+        return folder, card
+    others = [(folder / name, read_card(folder / name)) for name in ("chosen", "last") if is_saved(folder / name)]
+    found = [(inner, other) for inner, other in others if use in other.stands_for]
+    if not found:
+        raise InputError(f"{str(folder)!r} holds no {use} step any more: adapt again")
+    return found[0]
+
+
+def _load_carded(card: Card, own: Path | None, trust_model: bool) -> Backbone:
+    """The base model, or the tuned one from the folder that holds it."""
+    source, revision = (own, None) if own is not None else (card.model or "", card.revision)
+    if card.fresh_head is not None:
+        outputs = 1 if card.regression else len(card.classes)
+        return load_sequence_classifier(
+            source, outputs, card.fresh_head, card.max_length or MAX_LENGTH, revision,
+            fresh=own is None, trust_model=trust_model,
+        )  # fmt: skip
+    cloze = make_cloze(ClassSet(card.classes), card.templates, card.words, card.max_length)
+    return load_backbone(source, cloze, revision, trust_model)
+
+
+def _tuned(backbone: Backbone, folder: Path) -> dict[str, Tensor]:
+    """The saved parameters of a tuner that keeps the base model, by their names in the classifier."""
+    if backbone.adapter is None:
+        return read_tensors(folder / WEIGHTS)
+    return {f"backbone.{name}": tensor for name, tensor in backbone.adapter.read(folder).items()}
 
 
 def _fill(tuner: Tuner, tensors: dict[str, Tensor]) -> None:
@@ -173,10 +301,3 @@ def _fill(tuner: Tuner, tensors: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in tuner.parameters.items():
             parameter.copy_(tensors[name])
-
-
-def write_json(file: Path, value: Any) -> None:
-    """Whole or not at all: a reader never meets half a file."""
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, file)

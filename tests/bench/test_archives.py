@@ -129,6 +129,12 @@ def test_a_score_out_of_range_is_refused(tmp_path: Path, score: str) -> None:
         read_task(TASKS["STS-B"], tmp_path, "test")
 
 
+def test_scores_stand_in_a_column_of_that_name(tmp_path: Path) -> None:
+    put(tmp_path, "stsb/test.jsonl", '{"text_a": "A.", "text_b": "B.", "score": 1.0}\n')
+    found = read_task(TASKS["STS-B"], tmp_path, "test")
+    assert found.inputs.items == [("A.", "B.")] and torch.allclose(found.targets, torch.tensor([[0.8, 0.2]]))
+
+
 def test_hidden_scores_of_the_hub_are_left_out() -> None:
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"sentence1": ["A.", "C."], "sentence2": ["B.", "D."], "label": [-1.0, 5.0]})

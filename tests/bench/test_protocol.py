@@ -78,12 +78,14 @@ def test_kshot_texts_are_those_of_the_seed_without_their_labels(
     expected = few_shot(train, 42, held_out={test.read(i) for i in range(len(test))}).train.inputs
     assert [seen.data.read(i) for i in range(len(seen.data))] == [expected.read(i) for i in range(32)]
     assert seen.shots is None
-    language(standins, "MR", "pouf", limit=0, unlabelled="train")
-    assert len(seen.data) == len(train.inputs) > 32
+    language(standins, "MR", "pouf", limit=12, unlabelled="train")
+    assert len(seen.data) == len(train.inputs) > 32, "the limit is of the texts that are judged"
 
 
 def test_the_step_is_chosen_on_dev_and_judged_on_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    test, dev = iter([0.1, 0.2, 0.3, 0.3]), iter([0.9, 0.5])  # zero-shot is judged on the test alone
+    # Zero-shot is judged on the test alone, and the last step once.
+    test, dev = iter([0.1, 0.2, 0.3]), iter([0.9, 0.5])
+    recipe = Recipe(steps=2, snapshots=2, postprocess="none")
 
     def adapt(classifier: Any, data: Any, recipe: Any, *, shots: Any, callbacks: Any) -> Any:
         for step in (0, 1, 2):
@@ -91,8 +93,14 @@ def test_the_step_is_chosen_on_dev_and_judged_on_the_test(monkeypatch: pytest.Mo
         return SimpleNamespace(verdict=SimpleNamespace(chosen=2), at=lambda use: nullcontext())
 
     monkeypatch.setattr(cells, "adapt", adapt)
-    scores, _ = cells._judged(None, None, None, None, lambda: {"MR": next(test)}, lambda: next(dev))
+    scores, _ = cells._judged(None, None, recipe, None, lambda: {"MR": next(test)}, lambda: next(dev))
     assert scores["MR"] == (0.3, 0.3, 0.3, 0.2), "last, chosen, oracle, and the first step, best on dev"
+
+
+def test_without_snapshots_the_last_step_stands_alone(standins: Path) -> None:
+    setting = Setting(str(standins), str(standins / LM), QUICK | {"snapshots": 0}, limit=12)
+    score = run_cell(Cell("language", "MR", "lm-bff", 42), setting).scores["MR"]
+    assert score.last is not None and score[1:] == (None, None, None)
 
 
 def test_dev_is_judged_in_a_real_cell(standins: Path) -> None:
@@ -210,7 +218,7 @@ def test_labels_of_dev_change_nothing_that_is_learned(standins: Path, monkeypatc
 
         monkeypatch.setattr(cells, "few_shot", drawn)
         score = language(standins, "MR", "pouf").scores["MR"]
-        return score.last + score.chosen, seen.classifier.backbone.prototypes((), ()).detach()
+        return score.last + score.chosen, seen.classifier.backbone.prototypes(()).detach()
 
     (plain, weights), (flipped, same) = learned(False), learned(True)
     assert plain == flipped and torch.equal(weights, same)

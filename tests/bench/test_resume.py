@@ -1,5 +1,6 @@
 """A run of a table that is killed, and the one that goes on in its folder."""
 
+import json
 import os
 import signal
 import subprocess
@@ -53,6 +54,29 @@ def test_a_killed_run_goes_on_without_computing_a_finished_cell_again(folder: Pa
     assert cells(folder) == after
 
 
+POOL = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from pouf.bench.grid import _end_with_parent
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        time.sleep(600)
+"""
+
+
+def test_processes_of_a_killed_run_do_not_stay_behind(tmp_path: Path) -> None:
+    (tmp_path / "pool.py").write_text(POOL)
+    parent = subprocess.Popen([sys.executable, tmp_path / "pool.py"], stdout=subprocess.PIPE, text=True)
+    child = Path("/proc") / parent.stdout.readline().strip()
+    assert child.name and child.exists()
+    parent.kill()
+    deadline = time.monotonic() + 30
+    while child.exists() and "Z" not in (child / "stat").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert time.monotonic() < deadline
+
+
 def test_results_of_other_settings_are_only_added_to_when_asked(folder: Path) -> None:
     quick = ("--methods", "zero-shot", "--quiet")
     pouf(*command(*quick), cwd=folder)
@@ -65,3 +89,16 @@ def test_results_of_other_settings_are_only_added_to_when_asked(folder: Path) ->
     assert len(cells(folder)) == 2
     wrong = one_line_error(pouf(*command(*quick, "--unlabelled", "all"), cwd=folder, code=2))
     assert "unknown unlabelled setting 'all': choose one of kshot, train" in wrong
+
+
+def test_a_part_of_a_table_keeps_what_was_there_and_takes_any_method(folder: Path) -> None:
+    usual = ["bench", "run", "images", "--data", "data", "--model", EMBEDDED, "--tasks", "office31:dslr", "--seeds", 0]
+    pouf(*usual, "--methods", "zero-shot", "--out", "out", "--quiet", cwd=folder)
+    told = pouf(*usual, "--methods", "sinkhorn,majority", "--out", "out", "--json", cwd=folder).stdout
+    facts = json.loads(told, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert facts["cells"] == 2 and facts["failed"] == 0
+    table = (folder / "out" / "images.md").read_text()
+    assert all(f"| {name}" in table for name in ("zero-shot", "sinkhorn", "majority")), table
+    assert EMBEDDED in table
+    error = one_line_error(pouf(*usual, "--set", "stps=4", "--out", "out", cwd=folder, code=2))
+    assert "stps: unknown setting" in error and "Did you mean 'steps'?" in error

@@ -105,6 +105,23 @@ def test_finished_cells_are_not_computed_again_and_failed_ones_are(
     assert ran[-1] == "zero-shot", "another setting is another cell"
 
 
+def test_what_no_seed_can_change_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, int]] = []
+
+    def counted(cell: Cell, setting: Setting) -> Result:
+        ran.append((cell.method, cell.seed))
+        return Result({cell.task: Score(len(ran), 0.5, 0.5)}, {})
+
+    for table in ("language", "unseen"):
+        monkeypatch.setitem(cells.CELLS, table, counted)
+    wanted = [Cell("language", "MR", method, seed) for method in ("zero-shot", "in-context") for seed in (42, 21)]
+    wanted += [Cell("unseen", "office31:webcam", "zero-shot", seed) for seed in (0, 1)]  # the seed halves the classes
+    outcomes = Grid(tmp_path, wanted, Setting("data", "model")).run()
+    assert [outcome.cell for outcome in outcomes] == wanted
+    assert ran == [("zero-shot", 42), ("in-context", 42), ("in-context", 21), ("zero-shot", 0), ("zero-shot", 1)]
+    assert Grid(tmp_path, wanted, Setting("data", "model")).run() == outcomes and len(ran) == 5
+
+
 def test_an_interrupted_run_goes_on_where_it_was(
     standins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +215,8 @@ def test_a_language_table_names_its_texts_and_shows_the_choice_on_dev() -> None:
     assert "| 50.0 (0.0) | 60.0 (0.0) | 70.0 (0.0) | 80.0 (0.0) | 89.4 (0.0) |" in text
     assert "figures for language were chosen" in text and "figures for images were chosen" in text
     assert DEV not in told("images", outcomes()), "images have no D_dev"
+    unwatched = [o._replace(result=Result({"SST-2": Score(0.5, None, None)}, {})) for o in language("pouf")]
+    assert "| 50.0 (0.0) | – | – |" in told("language", unwatched, ROBERTA), "no snapshots to choose from"
     everything = Setting("data", "roberta-large", unlabelled="train")
     other = told("language", language("pouf"), everything)
     assert "the whole training set" in other and "[89.4" not in other

@@ -208,7 +208,94 @@ def test_a_shard_without_its_digests_does_not_count(cache: FeatureCache) -> None
     assert b"0" * 16 not in cache.open("model")
 
 
-def test_a_folder_that_can_not_be_written_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_written_is_a_warning(
+    tiny: Classifier, pictures: list[Image.Image], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "features").write_text("a file in the way")
-    with pytest.raises(ValueError, match="can't write to the cache"):
-        FeatureCache(tmp_path).open("model").put([b"0" * 16], torch.ones(1, 4))
+    found = tiny.encode(Images(pictures), InferenceConfig(cache=FeatureCache(tmp_path)))
+    assert torch.equal(found.features, tiny.encode(Images(pictures)).features)
+    assert "features can't be kept in the cache" in caplog.text
+
+
+def flip(content: bytearray) -> bytearray:
+    content[-5] ^= 4
+    return content
+
+
+def a_nan(content: bytearray) -> bytearray:
+    content[-4:] = np.float32("nan").tobytes()
+    return content
+
+
+DAMAGE = {
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "any bytes": lambda content: bytes(range(256)) * 3,
+    "longer": lambda content: content + b"0000",
+    "flipped": flip,
+    "not a number": a_nan,
+    "a pickle": lambda content: b"\x80\x04}.",
+    "another shape": lambda content: content.replace(b"(12", b"(11", 1),
+    "gone": None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("part", [".features.npy", ".digests.npy"])
+def test_a_damaged_shard_is_dropped_said_and_computed_again(
+    cache: FeatureCache,
+    tiny: Classifier,
+    pictures: list[Image.Image],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+    part: str,
+) -> None:
+    data, inference = Images(pictures), InferenceConfig(cache=cache)
+    expected = tiny.encode(data, inference).features.clone()
+    (file,) = cache.folder.rglob(f"*{part}")
+    if DAMAGE[damage] is None:
+        file.unlink()
+    else:
+        file.write_bytes(DAMAGE[damage](bytearray(file.read_bytes())))
+    counts = encoded_samples(tiny, monkeypatch)
+    for _ in range(2):
+        assert torch.equal(tiny.encode(data, inference).features, expected)
+    changed = (damage, part) != ("longer", part)  # numpy reads as much as its header says
+    assert counts == ([12] if changed else []), "once, and kept"
+    without_digests = damage == "gone" and part == ".digests.npy"
+    assert ("was damaged" in caplog.text) == (changed and not without_digests)
+
+
+def test_a_file_that_changes_while_it_is_read_does_not_poison_the_cache(
+    cache: FeatureCache, tiny: Classifier, tmp_path: Path, pictures: list[Image.Image]
+) -> None:
+    pictures[0].save(tmp_path / "a.png")
+    before = (tmp_path / "a.png").read_bytes()
+    original = Images.read_for
+
+    class Changing(Images):
+        def read_for(self, index: int, side: int | None) -> Image.Image:
+            pictures[1].save(tmp_path / "a.png")
+            return original(self, index, side)
+
+    data = Changing([tmp_path / "a.png"])
+    seen = tiny.encode(data, InferenceConfig(cache=cache)).features
+    assert torch.allclose(seen, tiny.encode(Images(pictures[1:2])).features, atol=1e-5)
+    (tmp_path / "a.png").write_bytes(before)
+    again = tiny.encode(Images.from_folder(tmp_path), InferenceConfig(cache=cache)).features
+    assert torch.allclose(again, tiny.encode(Images(pictures[:1])).features, atol=1e-5)
+
+
+def test_what_a_model_has_no_finite_answer_to_is_skipped(tiny: Classifier, pictures: list[Image.Image]) -> None:
+    original = tiny.backbone.encode_inputs
+
+    def overflowing(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        features = original(batch).clone()
+        features[2] = float("inf")
+        return features
+
+    tiny.backbone.encode_inputs = overflowing
+    data = Images(pictures)
+    assert tiny.encode(data).indices == [0, 1, *range(3, 12)]
+    assert data.skipped == {2: "the model gives numbers for it that are not finite"}

@@ -1,6 +1,9 @@
 """Image folders of every shape, pictures of every kind, and files that are no pictures."""
 
+import os
 import shutil
+import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +15,12 @@ from PIL import Image
 from pouf import Classifier, Images, InputError, Recipe
 from pouf.data.augment import crop_flip
 from pouf.data.base import Unreadable
+from pouf.data.cache import FeatureCache
+from pouf.data.images import _open_heic
+from pouf.data.labelled import read_labelled
 from pouf.data.loader import Reader, read_batches
 from pouf.inference import InferenceConfig
+from pouf.runs.predictions import prediction_rows, write_rows
 
 
 def photo(size: tuple[int, int] = (40, 30)) -> Image.Image:
@@ -183,7 +190,7 @@ def test_empty_and_missing_folders_are_errors(tmp_path: Path) -> None:
 
 def test_reading_an_unreadable_image_says_why(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("no")
-    with pytest.raises(Unreadable, match="cannot identify"):
+    with pytest.raises(Unreadable, match="not an image, or not in a format"):
         Images.from_folder(tmp_path).read(0)
 
 
@@ -210,3 +217,135 @@ def test_crops_cover_areas_from_small_to_whole() -> None:
     generator = torch.Generator().manual_seed(0)
     widths = [np.ptp(np.asarray(crop_flip(ramp, 224, generator)).astype(int)) / 255 for _ in range(200)]
     assert min(widths) < 0.45 and max(widths) > 0.95
+
+
+def test_large_images_are_decoded_no_larger_than_the_model_needs(tmp_path: Path) -> None:
+    large = photo((1600, 1200))
+    for name in ("a.jpg", "b.png"):
+        large.save(tmp_path / name)
+    data = Images.from_folder(tmp_path)
+    for index in range(2):
+        assert data.read(index).size == (1600, 1200)
+        small = data.read_for(index, 100)
+        assert 200 <= min(small.size) < 400 and abs(small.width * 3 - small.height * 4) <= 3
+        whole, shown = (np.asarray(image.resize((50, 50)), float) for image in (data.read(index), small))
+        assert np.abs(whole - shown).mean() < 2
+    assert data.read_for(0, 301).size == (1600, 1200), "below four times the side nothing changes"
+
+
+def test_a_turned_photograph_is_reduced_and_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo((1600, 1200)).save(tmp_path / "a.jpg", exif=exif)
+    image = Images.from_folder(tmp_path).read_for(0, 100)
+    assert image.size == (300, 400)
+    assert near(colour_at(image, 0.5, 0.1), RED) and near(colour_at(image, 0.5, 0.9), BLUE)
+
+
+def test_an_image_of_too_many_pixels_is_skipped_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """13,300 x 13,300 pixels of one colour are 170 kB in a file and half a gigabyte in memory."""
+    Image.new("1", (13300, 13300)).save(tmp_path / "bomb.png")
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("it was decoded"))
+    with pytest.raises(Unreadable, match=r"13300 x 13300 pixels, more than the 89,478,485"):
+        Images.from_folder(tmp_path).read(0)
+
+
+@pytest.mark.parametrize("values", [[0, 70_000, 1_000_000], [-500, 0, 500], [0, 128, 255], [0, 1, 2_147_483_647]])
+def test_whole_numbers_of_32_bits_keep_their_contrast(tmp_path: Path, values: list[int]) -> None:
+    Image.fromarray(np.array([values], np.int32)).save(tmp_path / "a.tiff")
+    shown = np.asarray(Images.from_folder(tmp_path).read(0))[0, :, 0].astype(int)
+    assert shown[0] == 0 and shown[-1] == 255 and (np.diff(shown) >= 0).all()
+
+
+@pytest.mark.parametrize("values", [[0.0, 5000.0, 10000.0], [-1.0, 0.0, 1.0], [float("nan"), 0.5, 1.0]])
+def test_floats_beyond_one_are_scaled_and_no_number_is_black(tmp_path: Path, values: list[float]) -> None:
+    Image.fromarray(np.array([values], np.float32)).save(tmp_path / "a.tiff")
+    shown = np.asarray(Images.from_folder(tmp_path).read(0))[0, :, 0].astype(int)
+    assert shown[0] == 0 and 120 <= shown[1] <= 135 and shown[2] == 255
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("listed", [False, True])
+def test_pipes_devices_and_links_to_elsewhere_are_skipped_and_never_opened(
+    tmp_path: Path, tiny: Classifier, listed: bool
+) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    (inside / "sub").mkdir(parents=True)
+    outside.mkdir()
+    photo().save(inside / "sub" / "good.png")
+    photo().save(outside / "secret.png")
+    os.mkfifo(inside / "pipe.png")
+    (inside / "zero.png").symlink_to("/dev/zero")
+    (inside / "secret.png").symlink_to(outside / "secret.png")
+    (inside / "near.png").symlink_to("sub/good.png")
+    data = Images(sorted(inside.rglob("*.png"))) if listed else Images.from_folder(inside)
+    encoded = tiny.encode(data, InferenceConfig(cache=FeatureCache(tmp_path / "cache")))
+    read = {Path(data.ids[i]).name for i in encoded.indices}
+    # Whoever names a file means it; a folder is only searched.
+    assert read == ({"good.png", "near.png", "secret.png"} if listed else {"good.png", "near.png"})
+    reasons = {Path(data.ids[i]).name: why for i, why in data.skipped.items()}
+    assert reasons["pipe.png"] == "not a regular file"
+    assert listed or "leads out of the folder" in reasons["secret.png"]
+
+
+def test_names_that_are_not_utf8_are_shown_and_predictions_written(tmp_path: Path, tiny: Classifier) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    try:
+        photo().save(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.png"))
+    except OSError:
+        pytest.skip("this file system knows UTF-8 alone")
+    data = Images.from_folder(folder)
+    assert data.ids == ["caf\\xe9.png"]
+    blocks = tiny.score_blocks(tiny.encode(data))
+    write_rows(tmp_path / "out.csv", prediction_rows(tiny.classes, data, blocks))
+    assert "caf\\xe9.png" in (tmp_path / "out.csv").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("where", ["in a header", "after a member", "a spoiled header"])
+def test_a_cut_archive_says_what_is_lost(tmp_path: Path, tiny: Classifier, where: str) -> None:
+    """tarfile takes most of this for the end. Names that lead out of the folder are names: nothing is unpacked."""
+    for i in range(3):
+        photo((40, 30 + i)).save(tmp_path / f"{i}.png")
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for i in range(3):
+            archive.add(tmp_path / f"{i}.png", f"../../{i}.png")
+        end = archive.offset
+    content = bytearray((tmp_path / "a.tar").read_bytes())
+    last = content.rindex(b"../../2.png")
+    if where == "a spoiled header":
+        content[last + 150] ^= 1
+    else:
+        del content[last + 200 if where == "in a header" else end :]
+    (tmp_path / "a.tar").write_bytes(content)
+    data = Images.from_folder(tmp_path / "a.tar")
+    encoded = tiny.encode(data)
+    assert len(encoded.indices) == (3 if where == "after a member" else 2)
+    (reason,) = data.skipped.values()
+    assert reason == "the archive is cut or damaged here" and "a.tar/from byte" in data.ids[-1]
+
+
+def test_photographs_of_iphones_are_read_and_other_files_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.from_pillow(Image.new("RGB", (64, 64), "red")).save(tmp_path / "a.HEIC")
+    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "clip.mov").write_bytes(b"film")
+    images = Images.from_folder(tmp_path)
+    red, green, _ = images.read(0).getpixel((5, 5))
+    assert len(images) == 1 and red > 200 and green < 60
+    assert "as no images: 1 .mov, 1 .txt; the first is clip.mov" in caplog.text or "1 .txt, 1 .mov" in caplog.text
+    _open_heic.cache_clear()
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as where the extra is not installed
+    with pytest.raises(Unreadable, match=r"a HEIC image needs pillow_heif: pip install \"pouf\[heic\]\""):
+        images.read(0)
+
+
+def test_a_flat_folder_of_labelled_images_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "mug").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "mug" / "1.png")
+    assert read_labelled(tmp_path / "mug", ["back pack", "mug"], "image").labels == [1]
+    assert "has no sub-folders: all 1 images are taken for 'mug'" in caplog.text

@@ -3,14 +3,19 @@
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
+import safetensors.torch
 import torch
+from helpers import groups
+from PIL import Image
 from safetensors.numpy import save_file
 
-from pouf import InputError
+from pouf import Classifier, InputError
 from pouf.data.vectors import Vectors, read_arrays
+from pouf.validation.review import ask
 
 ARRAY = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
@@ -86,3 +91,74 @@ def test_bad_files_say_what_was_expected(tmp_path: Path, name: str, content: byt
 def test_other_shapes_and_kinds_are_refused(array) -> None:
     with pytest.raises(InputError, match=r"expected numbers of shape \(n, d\)"):
         Vectors(array)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", "<f2", np.longdouble])
+def test_other_precisions_and_byte_orders_are_the_same_numbers(tmp_path: Path, dtype: object) -> None:
+    np.save(tmp_path / "a.npy", ARRAY.astype(dtype))
+    data = Vectors.from_file(tmp_path / "a.npy")
+    assert np.allclose(data.tensor().float().numpy(), ARRAY, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_numbers_that_numpy_has_no_kind_for_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensor = torch.from_numpy(ARRAY).to(dtype)
+    safetensors.torch.save_file({"features": tensor}, tmp_path / "a.safetensors")
+    for data in (Vectors.from_file(tmp_path / "a.safetensors"), Vectors(tensor)):
+        assert np.array_equal(data.array, tensor.float().numpy())
+
+
+@pytest.mark.parametrize("rows", [[[1.0, 2.0], [1.0], [1.0, 2.0, 3.0]], [[1.0, 2.0], None], [[], []]])
+@pytest.mark.parametrize("kind", [pyarrow.list_, pyarrow.large_list])
+def test_parquet_lists_of_several_lengths_are_never_reshaped(tmp_path: Path, rows: list, kind: object) -> None:
+    table = pyarrow.table({"embedding": pyarrow.array(rows, kind(pyarrow.float32()))})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="not all of one length"):
+        Vectors.from_file(tmp_path / "a.parquet")
+
+
+def test_a_number_that_is_too_large_counts_as_not_finite() -> None:
+    array = ARRAY.astype(np.float64)
+    array[3, 1] = 1e300
+    assert set(Vectors(array).skipped) == {3}
+
+
+def test_prototypes_may_have_numbers_as_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "p.npz", prototypes=ARRAY, names=np.arange(6))
+    assert Classifier.from_vectors(tmp_path / "p.npz").classes == ("0", "1", "2", "3", "4", "5")
+    np.savez(tmp_path / "q.npz", prototypes=ARRAY, names=np.arange(6)[:, None])
+    with pytest.raises(InputError, match="a list of names"):
+        Classifier.from_vectors(tmp_path / "q.npz")
+    with pytest.raises(InputError, match="a class name must be a text, not 0"):
+        Classifier.from_vectors(torch.from_numpy(ARRAY), range(6))
+
+
+@pytest.mark.parametrize("ending", [".npz", ".parquet"])
+def test_vectors_bring_ids_and_what_they_were_made_of(tmp_path: Path, ending: str) -> None:
+    features, prototypes = (array.numpy() for array in groups(n=12))
+    told = {"ids": [f"r{i}" for i in range(12)], "texts": [f"text number {i}" for i in range(12)]}
+    file = tmp_path / f"f{ending}"
+    if ending == ".npz":
+        np.savez(file, features=features, **told)
+    else:
+        pandas.DataFrame({"features": list(features), **told}).to_parquet(file)
+    data = Vectors.from_file(file)
+    assert list(data.ids) == told["ids"] and data.show(3, 64) == "text number 3"
+    classifier = Classifier.from_vectors(torch.from_numpy(prototypes), list("abcdef"))
+    classifier.adapt(data, output_dir=tmp_path / "run", settings={"steps": 2})
+    assert (tmp_path / "run" / "predictions.csv").read_text().splitlines()[1].startswith("r0,")
+    assert "text number 3" in (tmp_path / "run" / "report.html").read_text()
+    review, samples = ask(classifier, classifier, data, 4)
+    assert all(
+        sample == f"text number {question.id[1:]}" for question, sample in zip(review.questions, samples, strict=True)
+    )
+
+
+def test_vectors_show_the_images_that_they_were_made_of(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
+    np.savez(tmp_path / "f.npz", features=np.eye(2, dtype=np.float32), paths=np.array(["a.png", "gone.png"]))
+    data = Vectors.from_file(tmp_path / "f.npz")
+    assert data.show(0, 64).getpixel((1, 1)) == (255, 0, 0)
+    assert data.show(1, 64).tolist() == [0.0, 1.0], "a picture that is gone leaves the vector"
+    named = Vectors.from_file(tmp_path / "f.npz", ["paths"])
+    assert named.shown() == {"paths": ["a.png", "gone.png"]}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pouf.losses import PaperPrior, PriorEstimate, conditional_transport, mutual_information
-from pouf.losses.objective import unlabelled_terms
+from pouf.losses.objective import Shares, unlabelled_terms
 from pouf.losses.prior import share_of_classes
 
 
@@ -86,7 +86,7 @@ def test_the_papers_estimate_is_the_papers_two_lines() -> None:
 def test_the_papers_information_knows_of_no_prior() -> None:
     sim = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)).tanh()
     prior, t = torch.tensor([0.7, 0.2, 0.1]), torch.tensor(0.1)
-    ours, papers = (unlabelled_terms(sim, sim / t, t, prior, pull=pull) for pull in (True, False))
+    ours, papers = (unlabelled_terms(sim, sim / t, t, shares) for shares in (Shares(prior, prior), Shares(prior)))
     assert ours["transport"] == papers["transport"] != unlabelled_terms(sim, sim / t, t)["transport"]
     assert papers["information"].item() == pytest.approx(-mutual_information(sim / t).item())
     assert ours["information"] != papers["information"]

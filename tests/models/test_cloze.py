@@ -4,6 +4,7 @@ import pytest
 
 from pouf import InputError
 from pouf.bench.language import TASKS
+from pouf.data.class_names import ClassSet
 from pouf.models.cloze import Cloze, Piece, make_cloze, read_words
 
 TWO = (("terrible",), ("great",))
@@ -76,16 +77,16 @@ def test_bad_templates_are_refused(template: str, message: str) -> None:
 )
 def test_bad_words_are_refused(words: list, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        make_cloze(["negative", "positive"], ["{text} [MASK]"], words, None)
+        make_cloze(ClassSet(("negative", "positive")), ["{text} [MASK]"], words, None)
 
 
 def test_words_without_a_template_are_refused() -> None:
     with pytest.raises(InputError, match=r"exactly one template with \[MASK\]"):
-        make_cloze(["negative", "positive"], None, ["bad", "good"], None)
+        make_cloze(ClassSet(("negative", "positive")), None, ["bad", "good"], None)
 
 
 def test_a_template_without_a_mask_is_no_cloze() -> None:
-    assert make_cloze(["cat", "dog"], ["a photo of a {}."], None, None) is None
+    assert make_cloze(ClassSet(("cat", "dog")), ["a photo of a {}."], None, None) is None
 
 
 def test_words_from_the_command_line() -> None:
@@ -117,7 +118,7 @@ PAPER = {
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_every_task_is_as_the_paper_and_lm_bff_have_it(task) -> None:
-    cloze = make_cloze(task.labels, [task.template], list(task.words.values()), task.max_length)
+    cloze = make_cloze(ClassSet(tuple(task.labels)), [task.template], list(task.words.values()), task.max_length)
     weights = (task.transport, task.information)
     words = " ".join(word for (word,) in cloze.words)
     assert (cloze.template, words, task.metrics[0], cloze.max_length, *weights) == PAPER[task.name]

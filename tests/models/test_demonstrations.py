@@ -81,17 +81,26 @@ def test_a_class_without_a_shot_is_refused() -> None:
         Demonstrations.from_shots(only_bad)
 
 
-def test_a_prediction_is_the_mean_of_the_logits_over_the_draws(base: Path) -> None:
+def test_a_prediction_is_the_mean_of_the_logits_over_the_draws(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All draws together, in parts of about one length and the same input once, as in a plain loop over the draws."""
+    monkeypatch.setattr("pouf.models.demonstrations.ROWS", 8)
     classifier = classifier_of(base)
-    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=3, seed=5)
-    views = [[classifier.demonstrations.show(t, random.Random(f"5 {i} {t}")) for t in OTHERS] for i in range(3)]
+    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=12, seed=5)
+    views = [[classifier.demonstrations.show(t, random.Random(f"5 {i} {t}")) for t in OTHERS] for i in range(12)]
     plain = classifier_of(base).backbone
-    logits = torch.zeros(4, 2)
+    logits, padded = torch.zeros(4, 2), 0
     for view in views:
         with torch.no_grad():
-            features = plain.encode_inputs(plain.prepare(view))
-            logits += plain.scores(features, plain.prototypes(CLASSES, ())).logits / 3
+            batch = plain.prepare(view)
+            padded += batch["input_ids"].numel()
+            logits += plain.scores(plain.encode_inputs(batch), plain.prototypes(())).logits / 12
+    different = {example for view in views for example in view}
+    encoded: list[torch.Tensor] = []
+    encode = classifier.backbone.encode_inputs
+    monkeypatch.setattr(classifier.backbone, "encode_inputs", lambda b: encoded.append(b["input_ids"]) or encode(b))
     assert torch.allclose(classifier.predict_proba(OTHERS), logits.softmax(1), atol=1e-5)
+    assert sum(map(len, encoded)) == len(different) < 4 * 12 and max(map(len, encoded)) == 8
+    assert sum(ids.numel() for ids in encoded) < 0.9 * padded
 
 
 def test_predictions_do_not_depend_on_the_neighbours(base: Path) -> None:
@@ -152,7 +161,7 @@ def test_with_data_of_their_own_both_terms_see_their_own_batch(base: Path) -> No
     settings = Recipe.load("lm-bff-pouf").with_settings(QUIET, steps=1, batch_size=4)
     first = train(classifier, Texts(OTHERS), settings, shots=Shots(Texts(BAD[:2] + GOOD[:2]), shots().targets[2:6]))
     plain = classifier_of(base)
-    unlabelled = train(plain, Texts(OTHERS), Recipe.load("masked").with_settings(steps=1, batch_size=4))
+    unlabelled = train(plain, Texts(OTHERS), Recipe.load("masked").with_settings(steps=1, batch_size=4, keep_shares=0))
     for term in ("transport", "information"):
         assert first.history[0].terms[term] == pytest.approx(unlabelled.history[0].terms[term], abs=1e-6)
     few = classifier_of(base)

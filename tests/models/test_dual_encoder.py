@@ -87,7 +87,7 @@ def test_scores_are_those_of_the_model_itself(tmp_path: Path, build: object, pic
     classes, template = ["cat", "dog", "sea"], "a photo of a {} ."
     classifier = Classifier.from_pretrained(folder, classes, [template])
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    length = 77 if build is clip else 16
+    length = {clip: 77, siglip: 16, siglip2: 32}[build]
     texts = tokenizer(
         [template.format(c) for c in classes], padding="max_length", max_length=length, return_tensors="pt"
     )

@@ -229,3 +229,15 @@ def test_half_precision_checkpoints_are_read_as_fp32(tmp_path: Path) -> None:
     folder = masked_lm(tmp_path, "bert")
     BertForMaskedLM.from_pretrained(folder).half().save_pretrained(folder)
     assert {p.dtype for p in classifier_of(folder).parameters()} == {torch.float32}
+
+
+def test_the_descriptions_of_a_class_are_its_words(tmp_path: Path) -> None:
+    folder = masked_lm(tmp_path / "lm", "bert")
+    described = Classifier.from_pretrained(folder, {"negative": ["terrible", "bad"], "positive": "great"}, TEMPLATE)
+    worded = Classifier.from_pretrained(folder, CLASSES, TEMPLATE, words=[["terrible", "bad"], ["great"]])
+    assert torch.equal(logits_of(described, TEXTS[:3]), logits_of(worded, TEXTS[:3]))
+    described.save_pretrained(tmp_path / "saved")
+    loaded = Classifier.from_pretrained(tmp_path / "saved")
+    assert loaded.classes == tuple(CLASSES) and torch.equal(logits_of(loaded, TEXTS[:3]), logits_of(worded, TEXTS[:3]))
+    with pytest.raises(InputError, match="label word 'a terrible film' is"):
+        Classifier.from_pretrained(folder, {"negative": "a terrible film", "positive": "great"}, TEMPLATE)

@@ -1,8 +1,11 @@
 """Filled templates as tokens: context, truncation, label words."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from small_models import BERT_MARKS, MASKED_LMS, masked_lm_tokenizer, word_piece_tokenizer
 
 from pouf import InputError
@@ -90,6 +93,36 @@ def test_solved_examples_stand_after_the_sample_each_behind_a_separator() -> Non
     assert tokens == expected.split()
 
 
+@pytest.mark.parametrize("kind", MASKED_LMS)
+def test_what_stands_between_separators_has_the_tokens_that_it_has_in_the_whole(kind: str) -> None:
+    reader = masked_text(kind, max_length=64)
+    tokenizer = reader.tokenizer
+    solved = (("bad food", 0), ("we loved it", 1))
+    own, shown = f"the film it was {tokenizer.mask_token}.", ["bad food it was terrible.", "we loved it it was great."]
+    batch = reader([Example("the film", after=solved), Example("the film", before=solved)])
+    rows = [row[mask.bool()].tolist() for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+    assert rows == tokenizer([tokenizer.sep_token.join(parts) for parts in ([own, *shown], [*shown, own])])["input_ids"]
+
+
+def test_a_template_that_is_shown_often_is_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, seen = masked_text("bert"), []
+    tokenizer = reader.tokenizer
+    monkeypatch.setattr(tokenizer, "_encode_plus", _listening(tokenizer._encode_plus, seen))
+    shown = [("bad food", 0), ("good food", 1), ("so good", 1)]
+    first = reader([Example("it", after=(shown[0], other)) for other in shown[1:]])
+    again = reader([Example("it", after=(shown[0], other)) for other in shown[1:]])
+    assert torch.equal(first["input_ids"], again["input_ids"])
+    assert len(seen) == len(set(seen)) == 4, "the sample and three shots"
+
+
+def _listening(encode: Callable[..., Any], seen: list[str]) -> Callable[..., Any]:
+    def listen(text: list[str], *given: Any, **more: Any) -> Any:
+        seen.extend(text)
+        return encode(text, *given, **more)
+
+    return listen
+
+
 def test_solved_examples_before_a_sample_are_left_out_where_they_do_not_fit() -> None:
     reader = masked_text("bert", max_length=24)
     shots = tuple((f"{word} food", 0) for word in ("okay", "bad", "terrible", "good"))
@@ -134,3 +167,18 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path: Path) -> None:
     tokenizer.mask_token = None
     with pytest.raises(InputError, match="no mask token"):
         MaskedText(tokenizer, Cloze("{text} [MASK]", WORDS), longest=64)
+
+
+@pytest.mark.parametrize("word", ["[MASK]", "[SEP]", "[PAD]"])
+def test_a_special_token_is_no_label_word(word: str) -> None:
+    tokenizer = masked_lm_tokenizer(*MASKED_LMS["bert"][1:3])
+    with pytest.raises(InputError, match="is a special token of this model"):
+        MaskedText(tokenizer, Cloze("{text} It was [MASK].", ((word,), ("good",))), 64).label_ids()
+
+
+def test_a_text_of_100_000_characters_full_of_masks_leaves_one_mask() -> None:
+    tokenizer = masked_lm_tokenizer(*MASKED_LMS["roberta"][1:3])
+    texts = MaskedText(tokenizer, Cloze("{text} It was [MASK].", (("terrible",), ("great",))), 64)
+    batch = texts(["the <mask> film " * 6000, "<mask>", "</s><s>"])
+    assert batch["input_ids"].shape[1] <= 64
+    assert (batch["input_ids"] == tokenizer.mask_token_id).sum(1).tolist() == [1, 1, 1]

@@ -1,5 +1,6 @@
 """A user's own dual encoder, by the documented protocol and nothing else."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,3 +82,21 @@ def test_what_it_lacks_for_other_options_is_said() -> None:
     classifier = Classifier(ColourModel(), ColourModel.words)
     with pytest.raises(InputError, match="image_size"):
         train(classifier, colours(), SETTINGS.with_settings(augment="crop-flip"))
+
+
+def test_the_documented_backbone_works_as_it_stands() -> None:
+    example = textwrap.dedent(Backbone.__doc__.split("one per word:\n")[1].split("Vectors need no")[0])
+    names = {"Backbone": Backbone, "Classifier": Classifier, "np": np, "torch": torch, "nn": nn}
+    exec(example, names)
+    classifier = names["classifier"]
+    assert classifier.predict(colours())[:3] == ["red", "green", "blue"]
+    train(classifier, colours(), SETTINGS)
+
+
+def test_tensors_without_names_are_an_error_that_says_so() -> None:
+    class Bare(ColourModel):
+        def prepare(self, samples: Sequence[Image.Image]) -> Tensor:
+            return super().prepare(samples)["colour"]
+
+    with pytest.raises(InputError, match=r"prepare\(\) must return tensors by name"):
+        Classifier(Bare(), ColourModel.words).predict(colours())

@@ -1,16 +1,21 @@
 """Class names and templates: what is accepted, and what the error says."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from small_models import clip, sentence_encoder
 
-from pouf import InputError
-from pouf.data.class_names import check_classes, read_classes
-from pouf.models.prompts import check_templates, fill, read_templates
+from pouf import EMBEDDED, Classifier, InputError, Recipe
+from pouf.data.class_names import ClassSet, check_classes, class_set, read_classes
+from pouf.models.prompts import check_templates, class_texts, fill, read_templates
 
 
 def test_underscores_are_read_as_spaces() -> None:
-    assert fill(["a photo of a {}.", "{}"], "back_pack") == ["a photo of a back pack.", "back pack"]
+    (text,), _ = class_texts(class_set(["back_pack", "mug"]))
+    assert fill(["a photo of a {}.", "{}"], text) == ["a photo of a back pack.", "back pack"]
 
 
 def test_braces_in_a_class_name_stay_as_they_are() -> None:
@@ -19,18 +24,65 @@ def test_braces_in_a_class_name_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("given", ["cat,dog,sea lion", " cat , dog,,sea lion,"])
 def test_classes_from_a_list(given: str) -> None:
-    assert read_classes(given) == ("cat", "dog", "sea lion")
+    assert read_classes(given) == (("cat", "dog", "sea lion"), None)
 
 
 def test_classes_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "classes.txt"
     file.write_text("cat\n\n  dog \nsea, lion\n", encoding="utf-8-sig")
-    assert read_classes(str(file)) == ("cat", "dog", "sea, lion")
+    assert read_classes(str(file)) == (("cat", "dog", "sea, lion"), None)
+
+
+DESCRIBED = ClassSet(("entity", "number"), (("a thing", "an animal or a product"), ("a date or an amount",)))
+FILES = {
+    ".json": '{"entity": ["a thing", "an animal or a product"], "number": "a date or an amount"}',
+    ".toml": 'entity = ["a thing", "an animal or a product"]\nnumber = "a date or an amount"\n',
+}
+
+
+@pytest.mark.parametrize("ending", FILES)
+def test_descriptions_are_read_from_files(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"classes{ending}"
+    file.write_text(FILES[ending], encoding="utf-8-sig")
+    assert read_classes(str(file)) == class_set(file) == DESCRIBED
+    assert class_set(DESCRIBED.as_given()) == DESCRIBED
+
+
+def test_json_can_hold_names_alone_and_toml_a_table_of_classes(tmp_path: Path) -> None:
+    (tmp_path / "names.json").write_text('["cat", "dog"]')
+    assert class_set(tmp_path / "names.json") == (("cat", "dog"), None)
+    (tmp_path / "c.toml").write_text('[classes]\ncat = "a cat"\ndog = "a dog"\n')
+    assert class_set(tmp_path / "c.toml") == (("cat", "dog"), (("a cat",), ("a dog",)))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"cat": "", "dog": "a dog"}', "class 'cat' has an empty description"),
+        ('{"cat": [], "dog": "a dog"}', "class 'cat' has an empty description"),
+        ('{"cat": 3, "dog": "a dog"}', "class 'cat' has 3 where a description"),
+        ('{"cat": "a cat"', "is not valid JSON"),
+        ('"cat"', "expected a list of names, or a description for each name"),
+    ],
+)
+def test_descriptions_that_cannot_work_are_refused(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "classes.json").write_text(content)
+    with pytest.raises(InputError, match=words):
+        class_set(tmp_path / "classes.json")
+
+
+def test_prompts_are_all_descriptions_in_all_templates(tiny: Classifier) -> None:
+    described = Classifier(tiny.backbone, {"round": ["zero", "a six"], "straight": "one"})
+    assert described.prompts() == [["zero", "a six"], ["one"]], "a description is a whole prompt, unless told otherwise"
+    described = Classifier(tiny.backbone, {"round": ["zero", "six"], "straight": "one"}, ["a {}", "the {}"])
+    assert described.prompts() == [["a zero", "the zero", "a six", "the six"], ["a one", "the one"]]
+    encoded = F.normalize(tiny.backbone.encode_prompts(["a zero", "the zero", "a six", "the six"]), dim=1)
+    assert torch.allclose(described.prototypes()[0], F.normalize(encoded.mean(0), dim=0), atol=1e-6)
 
 
 def test_a_list_longer_than_a_file_name_may_be_is_still_a_list() -> None:
     names = [f"class number {i}" for i in range(1000)]
-    assert len(read_classes(",".join(names))) == 1000
+    assert len(read_classes(",".join(names)).names) == 1000
 
 
 @pytest.mark.parametrize(
@@ -40,7 +92,7 @@ def test_a_list_longer_than_a_file_name_may_be_is_still_a_list() -> None:
         (["back_pack", "back pack"], "duplicate class names: back pack"),
         (["cat"], "at least 2"),
         (["cat", "_"], "a class name is empty"),
-        ("cat", "list of names"),
+        ("cat, dog", r"list of names, not the text 'cat, dog': give \['cat', 'dog'\]"),
     ],
 )
 def test_classes_that_cannot_work_are_refused(classes: list[str], words: str) -> None:
@@ -49,8 +101,10 @@ def test_classes_that_cannot_work_are_refused(classes: list[str], words: str) ->
 
 
 def test_a_missing_class_file_is_said() -> None:
-    with pytest.raises(InputError, match=r"no class file 'classes.txt': expected a file with one name a line, or"):
+    with pytest.raises(InputError, match=r"no class file 'classes.txt': expected a file with one name per line, or"):
         read_classes("classes.txt")
+    with pytest.raises(InputError, match="one class given, 'zero'; name at least two"):
+        read_classes("zero")
 
 
 @pytest.mark.parametrize("template", ["a photo", "{} and {}", "{name}"])
@@ -68,3 +122,67 @@ def test_templates_from_options_and_files(tmp_path: Path) -> None:
     file = tmp_path / "templates.txt"
     file.write_text("a {}.\nthe {}.\n")
     assert read_templates(["{}", str(file)]) == ("{}", "a {}.", "the {}.")
+
+
+LONG = "a photo of the sea where the film is good and the book is bad and the text is about a dog and about {}"
+
+
+@pytest.mark.parametrize("build", [clip, sentence_encoder])
+def test_classes_that_are_the_same_after_cutting_are_an_error(build: Callable[[Path], Path], tmp_path: Path) -> None:
+    """A prompt that ends in the class name loses it first."""
+    model, templates = build(tmp_path / "model"), [LONG.replace("good", "good " * 60)]
+    with pytest.raises(InputError, match=r"is cut to the \d+ tokens .* the same for 'cat' and 'dog': shorten"):
+        Classifier.from_pretrained(model, ["cat", "dog"], templates)
+    with pytest.raises(InputError, match="is cut to"):  # one bad template among good ones counts as well
+        Classifier.from_pretrained(model, ["cat", "dog"], ["a photo of a {}.", *templates])
+
+
+def test_names_that_a_tokenizer_does_not_know_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="reads classes '犬' and '猫' alike"):
+        Classifier.from_pretrained(sentence_encoder(tmp_path / "model"), ["犬", "猫"])
+
+
+def test_a_special_token_in_a_name_or_a_text_is_text(tmp_path: Path) -> None:
+    """CLIP's vector is that of the first end token: a name that holds one would be cut there."""
+    classifier = Classifier.from_pretrained(EMBEDDED, ["x <|endoftext|> y", "x <|endoftext|> z"])
+    one, other = classifier.prototypes()
+    assert not torch.allclose(one, other, atol=1e-3)
+    sentences = Classifier.from_pretrained(sentence_encoder(tmp_path / "model"), ["cat", "dog"])
+    tokens = sentences.backbone.prepare(["good [SEP] film [PAD] sea"])["input_ids"][0].tolist()
+    tokenizer = sentences.backbone.tokenizer
+    assert tokens.count(tokenizer.sep_token_id) == 1 and tokenizer.pad_token_id not in tokens
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "a\x1b[31mred", "a\u2028b", "half \ud800", "\x00"])
+def test_names_of_more_than_one_line_and_controls_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match="line break or a control character"):
+        check_classes([name, "dog"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("café", "cafe\u0301"), ("ﬁre", "fire"), ("Straße", "STRASSE"), ("ｃａｔ", "cat")]
+)
+def test_spellings_that_differ_in_unicode_form_alone_are_one_name(one: str, other: str) -> None:
+    with pytest.raises(InputError, match="duplicate class names"):
+        check_classes([one, other])
+
+
+def test_ten_thousand_names_right_to_left_and_emoji_are_names() -> None:
+    names = [f"class {i}" for i in range(10_000)] + ["كلب", "חתול", "👩‍🔬", "e\u0301tude"]
+    assert check_classes(names) == tuple(names)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_files_of_names_may_say_their_encoding(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "names.txt").write_text("café\n\nStraße\n", encoding=encoding)
+    assert read_classes(str(tmp_path / "names.txt")).names == ("café", "Straße")
+    assert read_templates([str(tmp_path / "names.txt")]) == ("café", "Straße")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16-le", "utf-16-be", "cp1252"])
+def test_files_in_an_encoding_that_must_be_guessed_are_refused(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "names.txt").write_text("café\nStraße\n", encoding=encoding)
+    with pytest.raises(InputError, match=r"is not UTF-8 text .*: save it as UTF-8"):
+        read_classes(str(tmp_path / "names.txt"))
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        Recipe.load(tmp_path / "names.txt")

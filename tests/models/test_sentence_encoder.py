@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import train
-from small_models import clip, sentence_encoder
+from small_models import clip, masked_lm, sentence_encoder
 from transformers import AutoModel, AutoTokenizer, T5Config, T5Model, ViTConfig, ViTModel
 
 from pouf import Classifier, InputError, Recipe, Texts
@@ -100,3 +100,17 @@ def test_texts_for_an_image_model_are_refused(tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(clip(tmp_path), ["cat", "dog"])
     with pytest.raises(InputError, match="reads images, but the data are texts"):
         classifier.adapt(Texts(TEXTS))
+
+
+def test_a_masked_language_model_without_a_mask_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    masked_lm(tmp_path / "lm", "bert")
+    Classifier.from_pretrained(tmp_path / "lm", ["good", "bad"])
+    assert "is a masked language model, and without a template with [MASK] it is used as a sentence" in caplog.text
+    caplog.clear()
+    Classifier.from_pretrained(sentence_encoder(tmp_path / "encoder"), ["good", "bad"])
+    assert not caplog.text
+
+
+def test_loading_shows_no_bars_of_other_libraries(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Classifier.from_pretrained(sentence_encoder(tmp_path), ["good", "bad"])
+    assert "Loading weights" not in capfd.readouterr().err

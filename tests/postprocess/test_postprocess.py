@@ -9,11 +9,14 @@ from pouf import InputError
 from pouf.models.base import Scores
 from pouf.postprocess import POSTPROCESSORS
 from pouf.postprocess.em import em
+from pouf.postprocess.inmap import inmap
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.postprocess.propagation import propagation
 from pouf.postprocess.refinement import refinement
 from pouf.postprocess.sinkhorn import sinkhorn
 from pouf.postprocess.stata import stata
+from pouf.postprocess.transclip import transclip
+from pouf.postprocess.zlap import zlap
 
 K, D, T = 12, 16, 0.05
 
@@ -130,17 +133,23 @@ def test_em_finds_the_shares_of_the_classes_that_are_there() -> None:
     assert accuracy(scores.logits + bias, labels) >= accuracy(scores.logits, labels)
 
 
+def graph_of(features: torch.Tensor, count: int) -> torch.Tensor:
+    """(n, n): the cosines of each input's nearest others, in its row."""
+    cosines, n = features @ features.T, len(features)
+    cosines.fill_diagonal_(-2)
+    graph = torch.zeros(n, n)
+    for i in range(n):
+        for j in cosines[i].topk(count).indices:
+            graph[i, j] = cosines[i, j]
+    return graph
+
+
 def test_statas_first_round_is_that_of_a_plain_loop() -> None:
     features, prototypes, scores, _ = world(each=3)
     n = len(features)
     y = scores.logits.softmax(1)
     start = sum(y[i, k] * (features[i] - prototypes[k]) ** 2 for i in range(n) for k in range(K)) / n
-    cosines = features @ features.T
-    cosines.fill_diagonal_(-2)
-    graph = torch.zeros(n, n)
-    for i in range(n):
-        for j in cosines[i].topk(3).indices:
-            graph[i, j] = cosines[i, j]
+    graph = graph_of(features, 3)
     density = torch.stack(
         [-0.5 * (((features - prototypes[k]) ** 2) / start + start.log()).sum(1) for k in range(K)], dim=1
     )
@@ -156,3 +165,82 @@ def test_anchors_are_safe_where_few_classes_are_there(present: int, name: str) -
     features, prototypes, scores, labels = world(present)
     fitted = POSTPROCESSORS[name](features, prototypes, scores, None)(features, scores.logits)
     assert accuracy(fitted, labels) >= accuracy(scores.logits, labels)
+
+
+def test_transclip_is_that_of_a_plain_loop() -> None:
+    """Two rounds: means and the one variance of all are updated once."""
+    features, prototypes, scores, _ = world(each=6)
+    n, y, graph = len(features), scores.logits.softmax(1), graph_of(features, 3)
+    means = torch.stack([F.normalize(features[y[:, k].topk(8).indices].mean(0), dim=0) for k in range(K)])
+    variance, z = torch.full((D,), 1 / D), y
+    for _ in range(2):
+        density = torch.stack([-0.5 * ((features - means[k]) ** 2 / variance).sum(1) for k in range(K)], dim=1)
+        for _ in range(5):
+            z = (y.log() + (density + 50 / 6 * (graph.T @ z + graph @ z)) / 50).softmax(1)
+        means = torch.stack([F.normalize((z[:, [k]] * features).sum(0), dim=0) for k in range(K)])
+        variance = sum(z[i, k] * (features[i] - means[k]) ** 2 for i in range(n) for k in range(K)) / n
+    assert torch.allclose(transclip(features, prototypes, scores, rounds=2).pull, z, atol=1e-4)
+
+
+def test_zlap_solves_its_equation() -> None:
+    features, prototypes, scores, _ = world(each=3)
+    n = len(features)
+    graph = torch.zeros(K + n, K + n)
+    graph[K:, K:] = graph_of(features, 5)
+    for i in range(n):
+        for k in scores.sim[i].topk(5).indices:
+            graph[K + i, k] = max(0, scores.sim[i, k]) ** 5
+    graph = graph + graph.T
+    degree = graph.sum(1)
+    graph = torch.stack([graph[i] / (degree[i] * degree).sqrt() for i in range(K + n)])
+    solved = torch.linalg.solve(torch.eye(K + n) - 0.3 * graph, torch.eye(K + n, K))[K:]
+    expected = (solved / solved.sum(1, keepdim=True)).clamp_min(1e-12).log()
+    found = zlap(features, prototypes, scores)(features, scores.logits)
+    scale = found.min() / expected.min()
+    assert torch.allclose(found, scale * expected, atol=1e-2)
+    sure = [each.softmax(1).max(1).values.mean().item() for each in (found, scores.logits)]
+    assert sure[0] == pytest.approx(sure[1], abs=0.01)
+
+
+def test_inmaps_prototypes_are_those_of_a_plain_loop() -> None:
+    features, prototypes, scores, _ = world(each=6)
+    n, wanted, learned = len(features), scores.logits.softmax(1), prototypes.clone()
+    for _ in range(20):
+        wanted = wanted / wanted.sum(0) / K
+        wanted = wanted / wanted.sum(1, keepdim=True)
+    for i in range(n):
+        if wanted[i].max() > 0.6:
+            wanted[i] = torch.eye(K)[wanted[i].argmax()]
+    rate, before = 10.0, float("inf")
+    for _ in range(30):
+        gradient = torch.zeros(K, D)
+        for i in range(n):
+            p = (learned @ features[i] / (4 * T)).softmax(0)
+            gradient += (p - wanted[i])[:, None] * features[i]
+        rate, before = rate / 2 if gradient.norm() > before else rate, gradient.norm()
+        learned = F.normalize(learned - rate / (n * 4 * T) * gradient, dim=1)
+    found = inmap(features, prototypes, scores, steps=30)(features, scores.logits)
+    assert torch.allclose(found, features @ learned.T / T, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["zlap", "inmap"])
+def test_known_shares_are_those_of_the_predictions(name: str) -> None:
+    features, prototypes, scores, labels = world(skew=5)
+    shares = torch.bincount(labels, minlength=K) / len(labels)
+    told = POSTPROCESSORS[name](features, prototypes, scores, shares)(features, scores.logits)
+    untold = POSTPROCESSORS[name](features, prototypes, scores, None)(features, scores.logits)
+    off = [(each.softmax(1).mean(0) - shares).abs().sum() for each in (told, untold)]
+    assert off[0] < 0.5 * off[1]
+
+
+@pytest.mark.parametrize("prior", [None, [0.7, 0.2] + [0.01] * 10])
+def test_shares_are_those_of_the_predictions(prior: list[float] | None) -> None:
+    """Sinkhorn's are those of the probabilities, which says little about the predictions where many are unsure."""
+    features, prototypes, scores, _ = world(skew=10.0)
+    wanted = torch.tensor(prior) if prior is not None else torch.full((K,), 1 / K)
+
+    def missed(name: str) -> float:
+        adjusted = POSTPROCESSORS[name](features, prototypes, scores, wanted)(features, scores.logits)
+        return float((torch.bincount(adjusted.argmax(1), minlength=K) / len(features) - wanted).abs().max())
+
+    assert missed("shares") < 1.5 / len(features) < missed("sinkhorn")

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,8 @@ from pouf.data.base import Unlabelled
 from pouf.data.vectors import Vectors
 from pouf.demo import DIGITS
 from pouf.reporting.html import wilson, write_report
-from pouf.reporting.review_page import read_review, write_review
+from pouf.reporting.review_page import read_review, record, write_review
+from pouf.runs.folder import Run
 from pouf.validation.review import ask
 
 NASTY = '</script><script>document.title="broken"</script><img src=x onerror=alert(1)>'
@@ -59,7 +60,7 @@ def test_the_demo_gains_and_says_so_in_json(image_run: Path) -> None:
     assert facts["n"] == 1797 and facts["run"] == "here" and facts["report"] == "here/report.html"
     assert facts["zero_shot"] <= 0.78
     assert facts["last"] >= 0.90 and facts["advised"] >= 0.90
-    assert "No alarm" in facts["verdict"] and (image_run / "metrics.jsonl").is_file()
+    assert "No warning signs" in facts["verdict"] and (image_run / "metrics.jsonl").is_file()
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +77,19 @@ def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> None:
     page = (image_run / "report.html").read_text()
-    for part in ("Alarms", "With labels", "Confusion", "Over time", "Predicted shares", "Where inputs", "Nearest",
-                 "Similarity", "Most changed", "Settings", "Versions"):  # fmt: skip
+    for part in ("Warning signs", "With labels", "Confusion", "Over time", "Predicted shares", "Where inputs",
+                 "Nearest", "Similarity", "Most changed", "Settings", "Versions"):  # fmt: skip
         assert part in page, part
     assert not re.search(r"""(src|href)=["']?https?:""", page)
     shown = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
     assert page.count('class="p" data-i=') == 2 * len(shown) == 1000
-    neighbours = re.search(r'<figure id="neighbours">(.*?)</figure>', page, re.S).group(1)
-    assert neighbours.count("<image ") == neighbours.count("data-i=") == 100 and "✗" in neighbours
+    neighbours = re.search(r'<div id="neighbours">(.*?)<h2>', page, re.S).group(1)
+    assert neighbours.count("<img ") == neighbours.count("data-i=") == 100 and "✗" in neighbours
+    about = re.search(r'id="about">(.*?)</p>', page, re.S).group(1)
+    assert about == (
+        "pouf/tiny-clip, 1,797 images of here-images, 10 classes in “a photo of a {}.”; pouf changed all weights "
+        "(623,873 of 623,873 numbers) in 150 steps of 96 samples."
+    )
     assert page.count('class="star"') == 20 and "Colour and shape are the true class" in page
     assert page.count("share of inputs on which both agree") == 1, "the signs that alarms go by"
     assert page.count("second opinion:") == 2
@@ -113,7 +119,7 @@ def test_an_alarm_stands_on_top_and_the_adapted_model_is_still_shown(
     page = write_report(run, Images.from_folder(few_digits)).read_text()
     assert "Colour and shape are the predicted class" in page and "✗" not in page
     assert 'class="verdict alarm" id="verdict">Do not trust it: 1.0 of 10.' in page
-    assert "<b>collapse</b>: predictions use 1.0 of 10 classes. Slow." in page
+    assert '<b class="tag alarm">alarm</b> <b>collapse</b>: predictions use 1.0 of 10 classes. Slow.' in page
     items = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
     assert any(item["before"] != item["after"] for item in items), "what training did is shown, though not used"
 
@@ -132,7 +138,7 @@ def test_many_classes_have_pairs_instead_of_a_matrix(tmp_path: Path) -> None:
     vectors = Vectors(prototypes[torch.arange(200) % 50])
     page = write_report(tmp_path / "saved", vectors, labels.tolist()).read_text()
     assert "Confusion matrix" not in page and "class 7 for class 3 (1)" in page
-    assert "10 more classes are not shown" in page and "Nothing was trained" in page
+    assert "26 more classes are not shown" in page and "Nothing was trained" in page
 
 
 def test_wilsons_interval() -> None:
@@ -141,36 +147,28 @@ def test_wilsons_interval() -> None:
     assert wilson(0, 10)[0] == 0 and wilson(10, 10)[1] == 1 and wilson(0, 0) == (0.0, 1.0)
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    selenium = pytest.importorskip("selenium.webdriver")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium with its driver: install Debian's packages chromium and chromium-driver")
-    options = selenium.ChromeOptions()
-    options.binary_location = chromium
-    downloads = tmp_path_factory.mktemp("downloads")
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                 "--window-size=1100,900", f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):  # fmt: skip
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
-    window = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
-    window.downloads = downloads
-    yield window
-    window.quit()
-
-
 def errors(browser) -> list[str]:
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
 
+def point_at(browser, element, tip) -> None:
+    """Until the tip shows: scrolling hides it, and is told to the page a little later."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    for _ in range(20):
+        ActionChains(browser).move_to_element(element).perform()
+        if tip.is_displayed():
+            return
+        time.sleep(0.2)
+        ActionChains(browser).move_by_offset(9, 9).perform()
+    raise AssertionError("no tip was shown")
+
+
 @pytest.mark.parametrize("kind", ["image_run", "text_run"])
 def test_the_report_in_a_browser(browser, kind: str, request: pytest.FixtureRequest) -> None:
-    from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import Select
 
     run = request.getfixturevalue(kind)
     browser.get((run / "report.html").as_uri())
@@ -178,15 +176,18 @@ def test_the_report_in_a_browser(browser, kind: str, request: pytest.FixtureRequ
     tip = browser.find_element(By.ID, "tip")
     assert not tip.is_displayed()
     point = browser.find_element(By.CSS_SELECTOR, "circle.p")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", point)
-    ActionChains(browser).move_to_element(point).perform()
-    assert tip.is_displayed() and "→" in tip.text
+    point_at(browser, point, tip)
+    assert "→" in tip.text
     assert len(tip.find_elements(By.TAG_NAME, "img")) == (1 if kind == "image_run" else 0)
-    near = browser.find_element(By.CSS_SELECTOR, "#neighbours [data-i] " + ("image" if kind == "image_run" else "text"))
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", near)
-    ActionChains(browser).move_by_offset(1, 1).perform()
-    ActionChains(browser).move_to_element(near).perform()
-    assert tip.is_displayed() and "→" in tip.text
+    near = browser.find_element(By.CSS_SELECTOR, "#neighbours [data-i]")
+    point_at(browser, near, tip)
+    assert "→" in tip.text
+    by = Select(browser.find_element(By.ID, "by"))
+    by.select_by_visible_text("changed / unchanged")
+    colours = {each.get_attribute("fill") for each in browser.find_elements(By.CSS_SELECTOR, ".maps .p")[:40]}
+    assert colours <= {"var(--after)", "var(--before)"} and "unchanged" in browser.find_element(By.ID, "key").text
+    by.select_by_index(len(by.options) - 1)
+    assert by.options[-1].text in browser.find_element(By.ID, "key").text
     browser.set_window_size(400, 800)
     wide = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
     assert wide <= 0, "a phone needs no scrolling sideways"
@@ -195,6 +196,27 @@ def test_the_report_in_a_browser(browser, kind: str, request: pytest.FixtureRequ
     browser.execute_script("dispatchEvent(new Event('beforeprint'))")
     assert not browser.find_elements(By.CSS_SELECTOR, "details:not([open])"), "paper shows everything"
     assert errors(browser) == []
+
+
+def test_the_review_page_keeps_answers_over_a_reload(browser, text_run: Path) -> None:
+    from selenium.webdriver.common.by import By
+
+    page = (text_run / "review.html").as_uri()
+    browser.get(page)
+    for pause in (0, 1, 3, 8):  # a browser writes to its disk when it finds the time
+        browser.execute_script("localStorage.clear(); localStorage.setItem('control', '1')")
+        browser.get(page)
+        for _ in range(2):
+            browser.find_elements(By.CSS_SELECTOR, "button.answer")[1].click()
+        time.sleep(pause)
+        browser.get(page)
+        if "Question 3 of 6, 2 answered" in browser.find_element(By.ID, "place").text:
+            break
+    else:
+        if browser.execute_script("return localStorage.getItem('control')") is None:
+            pytest.skip("this browser keeps nothing of a file over a reload, whoever stores it")
+        raise AssertionError("the answers are gone after a reload")
+    browser.execute_script("localStorage.clear()")
 
 
 @pytest.mark.parametrize("kind", ["image_run", "text_run"])
@@ -211,20 +233,28 @@ def test_the_review_page_saves_answers(browser, kind: str, request: pytest.Fixtu
         browser.find_elements(By.CSS_SELECTOR, "button.answer")[1].click()
     browser.find_element(By.TAG_NAME, "body").send_keys("2")
     assert "3 answered" in browser.find_element(By.ID, "place").text
+    assert browser.find_element(By.ID, "progress").get_attribute("aria-valuenow") == "3"
+    keys = [key.text for key in browser.find_elements(By.CSS_SELECTOR, "button.answer kbd")]
+    assert keys == [*"123456789a"[: len(keys) - 1], "0"], "every class has its key, and so has none of them"
+    browser.find_element(By.TAG_NAME, "body").send_keys("0")
+    assert str(run.resolve()) in browser.find_element(By.TAG_NAME, "body").text, "the command names the real run"
 
-    def kept(_) -> bool:
-        browser.get(page)
-        return "Question 4 of 6, 3 answered" in browser.find_element(By.ID, "place").text
-
-    # The browser writes down what it keeps when it finds the time.
-    WebDriverWait(browser, 20).until(kept, "the browser has kept nothing")
+    assert "Question 5 of 6, 4 answered" in browser.find_element(By.ID, "place").text
     target = browser.downloads / "answers.csv"
     target.unlink(missing_ok=True)
     browser.find_element(By.ID, "save").click()
     WebDriverWait(browser, 10).until(lambda _: target.is_file() and target.stat().st_size > 10)
-    from pouf.validation.review import conclude, read_answers
+    from pouf.validation.review import NONE, conclude, read_answers
 
     answers = read_answers(target, Classifier.from_pretrained(run).classes)
-    assert list(answers.values()) == [Classifier.from_pretrained(run).classes[1]] * 3
-    assert conclude(read_review(run), answers).answered == 3
+    assert list(answers.values()) == [Classifier.from_pretrained(run).classes[1]] * 3 + [NONE]
+    result = conclude(read_review(run), answers)
+    assert result.answered == 4 and result.none_of_these == 1
     assert errors(browser) == []
+    record(run, result)
+    assert Run(run).verdict.review == result
+    browser.get((run / "report.html").as_uri())
+    review = browser.find_element(By.ID, "review").text
+    assert "What 4 answers said" in review and result.advice in review and "none of these" in review
+    record(run, result._replace(answered=5))
+    assert (run / "report.html").read_text().count("answers said") == 1, "the new answers replace the old"

@@ -10,7 +10,10 @@ from PIL import Image
 from small_models import masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Backbone, Classifier, Images, InputError, Recipe, Texts
+from pouf.data.loader import Read
 from pouf.demo import DIGITS
+from pouf.distributed import ALONE
+from pouf.training.feature_batches import Spare, _Parts
 
 
 def images() -> Classifier:
@@ -79,22 +82,14 @@ def test_only_a_chunk_is_in_the_graph_at_a_time(pictures: list[Image.Image], mon
     assert prepared == [4] * 6, "nor are more pictures than that in memory"
 
 
-def test_a_file_that_vanishes_within_a_step_is_an_error_and_not_a_shift_of_gradients(
-    few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path in sorted(few_digits.rglob("*.png"))[:12]:
-        shutil.copy(path, tmp_path)
-    classifier = images()
-    prototypes = classifier.prototypes
-
-    def vanishing() -> torch.Tensor:
-        for path in list(tmp_path.iterdir())[:1]:
-            path.unlink()
-        return prototypes()
-
-    monkeypatch.setattr(classifier, "prototypes", vanishing)
-    with pytest.raises(InputError, match="changed while it was being read"):
-        train(classifier, Images.from_folder(tmp_path), recipe(steps=1, **{"compute.chunk": 4}))
+def test_a_sample_that_goes_within_a_step_is_left_out_of_its_gradient_and_shifts_no_other() -> None:
+    x, gradient = torch.randn(7, 3), torch.randn(7, 2)
+    own = _Parts(torch.zeros(7, 2), [[0, 1, 2], [7, 4], [5, 6]], [0, 1, 2], {})
+    gone = [Read([0, 2], {"x": x[[0, 2]]}, {1: "gone"}), Read([7, 4], {"x": x[3:5]}, {}), Read([], {}, {5: "", 6: ""})]
+    again = list(own.again(iter(gone), Spare(ALONE), gradient))
+    assert torch.equal(torch.cat([piece.tensors["x"] for piece, _ in again]), x[[0, 2, 3, 4]])
+    assert torch.equal(torch.cat([rows for _, rows in again]), gradient[[0, 2, 3, 4]])
+    assert [(piece.seed, piece.kept) for piece, _ in again] == [(0, 2), (1, 2)]
 
 
 @pytest.mark.parametrize("tune", ["full", "prompt", "layernorm"])

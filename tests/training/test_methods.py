@@ -1,13 +1,14 @@
 """Methods by name: each is a recipe over the one loop, and does what the paper says of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import TEXTS, groups, train
+from helpers import REVIEWS, TEXTS, groups, train
 from PIL import Image
-from small_models import masked_lm
+from small_models import masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, Vectors
 from pouf.base import Predictions
@@ -27,7 +28,8 @@ def run(name: str, classifier: Classifier, data, kind, given: Shots | None = Non
     method = METHODS[name]
     method.check(name, kind, given)
     recipe = method.recipe(kind)
-    recipe = recipe.with_settings({"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), **settings})
+    short = {"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), "few_classes": 0.0}
+    recipe = recipe.with_settings({**short, **settings})
     method.equip(classifier, given, seed=0)
     learns = given if recipe.objective.labels > 0 else None
     return train(classifier, data, recipe, shots=learns)
@@ -103,7 +105,11 @@ def test_another_tuner_brings_its_own_rate_unless_one_is_given(tmp_path: Path) -
 
     (tmp_path / "slow.toml").write_text("steps = 7\n")
     (tmp_path / "own.toml").write_text("optimisation.lr = 0.5\n")
-    assert METHODS["pouf"].recipe("image").optimisation.lr == 5e-7
+    (tmp_path / "full.toml").write_text('tuner.name = "full"\n')
+    assert METHODS["pouf"].recipe("image", None, {"tuner.name": "full"}) == Recipe.load("office31-full")
+    assert METHODS["pouf"].recipe("image", tmp_path / "full.toml") == Recipe.load("office31-full"), "not features'"
+    assert METHODS["pouf"].recipe("text", None, {"tuner.name": "prototypes"}) == Recipe.preset("fast", "text")
+    assert rate("paper") == rate("fast") == 1e-3
     assert rate() == rate("office31-full") == rate(tmp_path / "slow.toml") == 1e-3
     assert METHODS["pouf"].recipe("image", tmp_path / "slow.toml", {"tuner.name": "prompt"}).steps == 7
     assert rate(**{"optimisation.lr": 5e-7}) == 5e-7
@@ -112,7 +118,7 @@ def test_another_tuner_brings_its_own_rate_unless_one_is_given(tmp_path: Path) -
 
 
 def test_a_changed_tuner_reaches_adapt_with_its_rate(pictures: list[Image.Image]) -> None:
-    for settings, rate in (({"tuner.name": "prompt"}, 1e-3), ({}, 5e-7)):
+    for settings, rate in (({"tuner.name": "prompt"}, 1e-3), ({"tuner.name": "full"}, 5e-7)):
         classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
         result = classifier.adapt(Images(pictures), settings={**settings, "steps": 1, "snapshots": 0}, prior="paper")
         assert (result.history[0].lr, result.recipe.objective.prior) == (rate, "paper")
@@ -133,7 +139,7 @@ def test_methods_say_what_they_need() -> None:
 
 
 def test_an_adjusted_classifier_is_saved_with_its_adjustment(pictures: list[Image.Image], tmp_path: Path) -> None:
-    for name in ("prior-correction", "propagation"):
+    for name in ("prior-correction", "propagation", "zlap", "inmap"):
         classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
         classifier.set_prior(torch.arange(1, 11) / 55)
         run(name, classifier, Images(pictures), "image")
@@ -204,9 +210,7 @@ def test_known_shares_are_those_of_the_predictions_and_never_hurt(digits_folder:
         said = classifier.predict(paths)
         rates["known" if prior else "uniform"] = sum(a == b for a, b in zip(said, truth, strict=True))
         if prior:
-            assert abs(said.count("nine") - small) <= 5
-            share = classifier.predict_proba(paths)[:, 1].mean().item()
-            assert share == pytest.approx(small / 100, abs=1e-3), "as a whole, just what is known"
+            assert abs(said.count("nine") - small) <= 1, "as a whole, just what is known"
     assert rates["known"] >= max(rates["zero-shot"], rates["uniform"]) - 1
     assert rates["known"] > rates["zero-shot"]
 
@@ -228,3 +232,91 @@ def test_where_few_of_the_classes_are_there_nothing_is_trained(
     assert result.verdict.trusted and right[1] > right[0]
     told = Classifier.from_vectors(prototypes, [f"c{i}" for i in range(30)], temperature=0.05)
     assert told.adapt(Vectors(features), settings={"few_classes": 0.0, "steps": 2}).history, "it can be had otherwise"
+
+
+def one_sided_world(n: int = 200) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two classes, of which the first holds three quarters; zero-shot is right about that."""
+    draw = torch.Generator().manual_seed(0)
+    prototypes = torch.eye(2, 8)
+    labels = (torch.arange(n) >= 3 * n // 4).long()
+    return prototypes[labels] + 0.35 * torch.randn(n, 8, generator=draw), prototypes, labels
+
+
+def test_two_classes_keep_zero_shots_shares_unless_something_is_known_of_them() -> None:
+    """A bias of the model and a skew of the data look the same: a pull to equal shares would be a guess."""
+    features, prototypes, labels = one_sided_world()
+    settings = {"optimisation.lr": 0.1, "steps": 30, "few_classes": 0.0}
+
+    def after(**options: Any) -> tuple[int, float]:
+        classifier = Classifier.from_vectors(prototypes, ["a", "b"], temperature=0.3)
+        classifier.adapt(Vectors(features), settings=settings, **options).restore("last")
+        said = classifier.predict_proba(Vectors(features)).argmax(1)
+        return int((said == 1).sum()), (said == labels).double().mean().item()
+
+    before = Classifier.from_vectors(prototypes, ["a", "b"], temperature=0.3).predict_proba(Vectors(features)).argmax(1)
+    zero_shot, right = int((before == 1).sum()), (before == labels).double().mean().item()
+    kept, rate = after()
+    assert abs(kept - zero_shot) <= 1 and rate >= right
+    assert after(prior="uniform")[0] > zero_shot + 10, "unless the user says that shares are equal"
+    assert after(prior=[0.9, 0.1])[0] == pytest.approx(20, abs=1), "or which they are"
+
+
+def test_a_batch_follows_the_number_of_classes() -> None:
+    features, prototypes = groups(present=6, k=6, n=120)
+
+    def samples(**settings: Any) -> tuple[int, int]:
+        classifier = Classifier(Precomputed(prototypes, temperature=0.1), [f"class {k}" for k in range(6)])
+        recipe = Recipe.load("features").with_settings(settings, steps=1, few_classes=0.0)
+        used = train(classifier, Vectors(features), recipe).recipe
+        return used.batch_size, used.compute.chunk
+
+    assert samples(batch_size=10, samples_per_class=4) == (24, 10)
+    assert samples(batch_size=30, samples_per_class=4) == (30, 0)
+
+
+def test_a_batch_that_holds_hardly_all_classes_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    features, prototypes = groups(present=6, k=6, n=120)
+    classifier = Classifier(Precomputed(prototypes, temperature=0.1), [f"class {k}" for k in range(6)])
+    for size, warned in ((11, True), (12, False)):
+        caplog.clear()
+        train(classifier, Vectors(features), Recipe.load("features").with_settings(batch_size=size, steps=1))
+        assert ("too few for the mutual information" in caplog.text) is warned
+
+
+def test_a_tuner_that_does_not_fit_is_refused_with_those_that_do() -> None:
+    for kind, tuner, words in (
+        ("vector", "full", "vectors: choose one of prototypes, map"),
+        ("text", "map", "full, pr"),
+    ):
+        with pytest.raises(InputError, match=words):
+            METHODS["pouf"].recipe(kind, None, {"tuner.name": tuner})
+
+
+def test_a_new_baseline_takes_five_lines() -> None:
+    """As docs/methods.md says: entropy and no transport, on the prototypes."""
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    block = text.split("## A method of your own")[1].split("```python\n")[1].split("```")[0]
+    features, prototypes = groups()
+    names = {"prototypes": prototypes, "features": features, "classes": list("abcdef")}
+    try:
+        exec(block, names)
+        assert names["result"].method == "entropy" and names["result"].recipe.objective.transport == 0
+        assert set(names["clf"].predict(features)) <= set("abcdef")
+    finally:
+        METHODS.pop("entropy", None)
+
+
+def test_two_classes_of_texts_that_keep_their_shares_learn_at_a_third_of_the_rate(tmp_path: Path) -> None:
+    """Unless a rate was asked for; and with more classes at the whole of it."""
+
+    model = sentence_encoder(tmp_path / "m")
+
+    def rate(classes: list[str], settings: dict[str, Any]) -> float:
+        clf = Classifier.from_pretrained(model, classes)
+        result = clf.adapt(REVIEWS, settings={"steps": 1, "snapshots": 0, "samples_per_class": 0} | settings)
+        return result.history[0].lr
+
+    whole = Recipe.load("texts").optimisation.lr
+    assert rate(["good", "bad"], {}) == pytest.approx(whole / 3, rel=1e-2)
+    assert rate(["good", "bad"], {"optimisation.lr": 1e-3}) == pytest.approx(1e-3)
+    assert rate(["good", "bad", "film"], {}) == pytest.approx(whole)

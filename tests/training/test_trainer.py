@@ -14,7 +14,7 @@ from small_models import masked_lm
 from pouf import EMBEDDED, Callback, Classifier, Diverged, Images, Recipe, Step, Texts
 from pouf.demo import DIGITS
 from pouf.recipe import Optimisation
-from pouf.training.feature_batches import Encoder
+from pouf.training.engine import Piece, StepModule
 from pouf.training.optim import OPTIMIZERS, SCHEDULES, learning_rate, make_optimizer
 from pouf.tuners import describe
 
@@ -238,14 +238,14 @@ def test_dropout_is_on_in_training_alone_and_repeats_itself(tmp_path: Path) -> N
 
 def test_chunks_that_are_computed_again_drop_the_same_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[torch.Tensor] = []
-    original = Encoder.__call__
+    original = StepModule.inputs
 
-    def remembered(self: Encoder, tensors: dict, seed: int) -> torch.Tensor:
-        features = original(self, tensors, seed)
+    def remembered(self: StepModule, piece: Piece) -> torch.Tensor:
+        features = original(self, piece)
         computed.append(features.detach().clone())
         return features
 
-    monkeypatch.setattr(Encoder, "__call__", remembered)
+    monkeypatch.setattr(StepModule, "inputs", remembered)
     classifier, recipe = noisy(masked_lm(tmp_path, "roberta"), **{"compute.chunk": 3, "steps": 1, "snapshots": 0})
     train(classifier, Texts(TEXTS), recipe)
     one, two, one_again, two_again = computed

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import train
-from small_models import clip, siglip
+from helpers import REVIEWS, train
+from small_models import clip, masked_lm, sentence_encoder, siglip
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel
 
-from pouf import Classifier, Images, InputError, Recipe
+from pouf import Classifier, Images, InputError, Recipe, Vectors
 from pouf.models.dual_encoder import DualEncoder
 from pouf.models.load import embedded_folder
 from pouf.recipe import TunerSettings
+from pouf.training.estimate import TIMED
 from pouf.tuners import TUNERS, describe
 
 CLASSES = ["cat", "dog", "back_pack"]
@@ -88,7 +89,7 @@ def test_each_class_has_its_own_gradient_where_contexts_are_class_specific(clip_
     assert gradient.abs().sum((1, 2)).gt(0).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("tune", sorted(TUNERS.keys() - {"prototypes", "map"}))
+@pytest.mark.parametrize("tune", sorted(TUNERS.keys() - {"map"}))
 def test_a_tuner_changes_its_own_parameters_and_no_other(clip_folder: Path, tune: str, pictures: list) -> None:
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
     recipe = Recipe(steps=3, batch_size=6, augment="none").with_settings(
@@ -104,7 +105,7 @@ def test_a_tuner_changes_its_own_parameters_and_no_other(clip_folder: Path, tune
     assert unmoved == set()
 
 
-@pytest.mark.parametrize("tune", sorted(TUNERS.keys() - {"prototypes", "map"}))
+@pytest.mark.parametrize("tune", sorted(TUNERS.keys() - {"map"}))
 def test_a_tuner_says_truly_which_sides_it_touches(clip_folder: Path, tune: str, pictures: list) -> None:
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
     tuner = classifier.tune(TunerSettings(name=tune))
@@ -114,6 +115,63 @@ def test_a_tuner_says_truly_which_sides_it_touches(clip_folder: Path, tune: str,
             parameter.mul_(1.1).add_(0.01)
     assert torch.equal(classifier.features(pictures), features) is not tuner.touches_inputs
     assert torch.equal(classifier.prototypes().detach(), prototypes) is not tuner.touches_prompts
+
+
+def prototypes_recipe(steps: int = 4) -> Recipe:
+    return Recipe.load("features").with_settings({"steps": steps, "few_classes": 0.0, "optimisation.lr": 0.05})
+
+
+def test_prototypes_of_a_model_learn_what_those_of_its_vectors_learn(clip_folder: Path, pictures: list) -> None:
+    model = Classifier.from_pretrained(clip_folder, CLASSES)
+    temperature = 1 / model.backbone.logit_scale.exp().item()
+    vectors = Classifier.from_vectors(model.prototypes().detach(), CLASSES, temperature)
+    features, before = model.features(pictures), model.predict_proba(pictures)
+    train(model, Images(pictures), prototypes_recipe())
+    train(vectors, Vectors(features), prototypes_recipe())
+    assert torch.allclose(model.prototypes(), vectors.prototypes(), atol=1e-4)
+    assert torch.allclose(model.predict_proba(pictures), vectors.predict_proba(features), atol=1e-3)
+    assert not torch.allclose(model.predict_proba(pictures), before, atol=1e-2), "they moved"
+
+
+@pytest.mark.parametrize("kind", ["image", "text", "cloze"])
+def test_tuned_prototypes_are_saved_in_kilobytes_and_predict_the_same(
+    kind: str, clip_folder: Path, tmp_path: Path, pictures: list
+) -> None:
+    data: list = pictures if kind == "image" else REVIEWS
+    if kind == "image":
+        classifier = Classifier.from_pretrained(clip_folder, CLASSES)
+    elif kind == "text":
+        classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "model"), ["bad", "good"])
+    else:
+        classifier = Classifier.from_pretrained(masked_lm(tmp_path / "lm", "bert"), ["bad", "good"], ["{text} [MASK]."])
+    zero_shot = classifier.predict_proba(data)
+    result = classifier.adapt(data, recipe=prototypes_recipe(), output_dir=tmp_path / "run", report=False)
+    result.restore("last")
+    tuned = classifier.predict_proba(data)
+    assert not torch.allclose(tuned, zero_shot, atol=1e-3)
+    loaded = Classifier.from_pretrained(tmp_path / "run", use="last")
+    assert torch.equal(loaded.predict_proba(data), tuned)
+    assert torch.equal(Classifier.from_pretrained(tmp_path / "run", use="zero-shot").predict_proba(data), zero_shot)
+    size = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*.safetensors"))
+    assert size < 20_000 and not list((tmp_path / "run").rglob("model.safetensors")), "the base model is not copied"
+    result.restore("zero-shot")
+    assert torch.equal(classifier.predict_proba(data), zero_shot)
+
+
+def test_every_input_is_encoded_once_where_prototypes_are_tuned(
+    clip_folder: Path, tmp_path: Path, pictures: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training, alarms, refinement, predictions and report share it; alarms look at changed inputs as well."""
+    classifier = Classifier.from_pretrained(clip_folder, CLASSES)
+    encode, rows = classifier.backbone.encode_inputs, []
+
+    def counted(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        rows.append(len(batch["pixel_values"]))
+        return encode(batch)
+
+    monkeypatch.setattr(classifier.backbone, "encode_inputs", counted)
+    classifier.adapt(Images(pictures), recipe=prototypes_recipe(), output_dir=tmp_path / "run")
+    assert [n for n in rows if n != TIMED] == [len(pictures)] * 2, "beside the few that are timed before the run"
 
 
 def test_a_classifier_is_tuned_one_way_only(clip_folder: Path) -> None:
@@ -139,3 +197,12 @@ def test_the_tensors_of_a_prompt_move_with_the_classifier(clip_folder: Path) -> 
     moved = classifier.to("meta")
     assert {buffer.device.type for buffer in moved.prompt.buffers()} == {"meta"}
     assert {name for name, _ in moved.prompt.named_buffers()} >= {"positions", "token_input_ids"}
+
+
+@pytest.mark.parametrize("class_specific", [False, True])
+def test_a_described_class_has_a_soft_prompt_for_each_description(clip_folder: Path, class_specific: bool) -> None:
+    described = {"animal": ["cat", "dog"], "water": "sea"}
+    words = Classifier.from_pretrained(clip_folder, described, ["a photo of a {}."]).prototypes()
+    soft = Classifier.from_pretrained(clip_folder, described)
+    soft.tune(TunerSettings(name="prompt", class_specific=class_specific))
+    assert torch.allclose(soft.prototypes(), words, atol=1e-6)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import seen
 
-from pouf.validation.diagnostics import RULES, SnapshotPredictions, alarms, diagnose, kappa
+from pouf.validation.diagnostics import RULES, SnapshotPredictions, alarms, cautions, diagnose, kappa
 
 K, N = 4, 60
 
@@ -26,6 +26,51 @@ def test_a_good_run_raises_no_alarm_and_bad_ones_do() -> None:
     assert "unused classes" in names_of(seen(start), seen(start % 2))
     assert "unstable" in names_of(seen(start, (start + torch.arange(N) % 2) % K), seen(truth))
     assert "overconfident" in names_of(seen(start), seen(truth, (truth + torch.arange(N) % 2) % K))
+
+
+def test_a_move_of_shares_is_told_from_a_change_of_mind() -> None:
+    """Where a quarter of the inputs go one way, or as many go each way; and where the shares are known to be right."""
+    start = torch.arange(N) % 2
+    to_the_first = torch.where(torch.arange(N) % 4 == 1, 0, start)
+    both_ways = torch.where(torch.arange(N) % 8 < 2, 1 - start, start)
+
+    def said(after: torch.Tensor, steps: int = 50, known: bool = False) -> list[str]:
+        return [each.name for each in cautions(diagnose(seen(start), seen(after), steps, known_shares=known))]
+
+    assert said(to_the_first) == ["shares moved"]
+    assert said(both_ways) == said(to_the_first, known=True) == said(to_the_first, steps=0) == []
+
+
+def test_what_can_not_be_judged_is_a_caution() -> None:
+    truth = torch.arange(N) % K
+    start = torch.where(torch.arange(N) % 5 == 1, (truth + 1) % K, truth)
+
+    def said(n: int, steps: int, after: torch.Tensor) -> list[str]:
+        diagnostics = diagnose(seen(start[:n]), seen(after[:n]), steps)
+        assert alarms(diagnostics) == []
+        return [caution.name for caution in cautions(diagnostics)]
+
+    assert said(N, 50, truth) == said(N, 0, truth) == []
+    assert said(N, 2, truth) == ["few steps"]
+    assert said(20, 50, truth) == ["few inputs"]
+    assert said(N, 50, start) == ["nothing changed"]
+    assert said(1, 2, start) == ["few inputs", "few steps", "nothing changed"]
+
+
+def test_a_model_that_says_the_same_of_every_input_is_told_of() -> None:
+    blind = SnapshotPredictions(torch.tensor([[0.3, 0.3, 0.2, 0.2]]).repeat(N, 1), torch.zeros(0, K), torch.ones(N))
+    diagnostics = diagnose(blind, seen(torch.arange(N) % K))
+    assert diagnostics.information_before == pytest.approx(0, abs=1e-6)
+    assert "uninformative" in {caution.name for caution in cautions(diagnostics)}
+    knows = diagnose(seen(torch.arange(N) % K), seen(torch.arange(N) % K))
+    assert knows.information_before > 0.7 and "uninformative" not in {caution.name for caution in cautions(knows)}
+
+
+def test_few_inputs_do_not_make_zero_shot_unstable() -> None:
+    truth = torch.arange(N) % K
+    shaky = (truth + torch.arange(N) % 2) % K  # half of them survive
+    assert "unstable" in names_of(seen(truth, shaky), seen(truth))
+    assert "unstable" not in names_of(seen(truth[:10], shaky[:10]), seen(truth[:10]))
 
 
 def test_agreement_counts_beyond_chance_only() -> None:

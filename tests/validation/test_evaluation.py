@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sklearn.metrics import classification_report
 
 from pouf import Classifier, compare, read_labelled
 from pouf.demo import DIGITS
@@ -37,9 +38,26 @@ def test_evaluation_agrees_with_a_plain_count(tiny: Classifier, few_digits: Path
         )
 
 
+def test_precision_f1_intervals_and_confusion_are_scikit_learns(tiny: Classifier, few_digits: Path) -> None:
+    labelled = read_labelled(few_digits, DIGITS, "image")
+    result = compare(tiny, tiny, tiny, labelled)
+    guesses = [DIGITS.index(name) for name in tiny.predict(few_digits)]
+    report = classification_report(labelled.labels, guesses, target_names=DIGITS, output_dict=True, zero_division=0)
+    for name, own in result.per_class.items():
+        assert own.precision == pytest.approx(report[name]["precision"]) and own.advised == report[name]["recall"]
+        assert own.f1 == pytest.approx(report[name]["f1-score"])
+    assert result.macro_f1["advised"] == pytest.approx(report["macro avg"]["f1-score"])
+    assert [sum(row) for row in result.confusion] == [own.n for own in result.per_class.values()]
+    assert sum(result.confusion[k][k] for k in range(10)) == round(result.advised * result.n)
+    z, p, n = 1.959964, result.advised, result.n
+    centre, half = p + z**2 / (2 * n), z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5
+    low, high = ((centre + side * half) / (1 + z**2 / n) for side in (-1, 1))
+    assert result.intervals["advised"] == pytest.approx((low, high), abs=1e-5)
+
+
 def test_a_class_without_samples_has_no_recall(tiny: Classifier, few_digits: Path) -> None:
     result = compare(tiny, tiny, tiny, read_labelled(few_digits / "seven", DIGITS, "image"))
-    assert result.per_class["two"] == (0, None, None, None, None)
+    assert result.per_class["two"][:5] == (0, None, None, None, None) and result.per_class["two"].f1 is None
     assert result.per_class["seven"].n == result.n
 
 

@@ -10,7 +10,7 @@ import pytest
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe
 from pouf.demo import DIGITS
 from pouf.reporting.review_page import PLAN, read_review, write_review
-from pouf.validation.review import AGREE, DISAGREE, Question, Review, ask, conclude, read_answers
+from pouf.validation.review import AGREE, DISAGREE, NONE, Question, Review, ask, conclude, read_answers
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +22,10 @@ def run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(run: Path, data: Images, n: int) -> tuple[Path, Path]:
+def asked(run: Path, data: Images, n: int, seed: int = 0) -> tuple[Path, Path]:
     """As `pouf review` does."""
     zero_shot, adapted = (Classifier.from_pretrained(run, use=use) for use in ("zero-shot", "last"))
-    return write_review(run, *ask(zero_shot, adapted, data, n), adapted.classes)
+    return write_review(run, *ask(zero_shot, adapted, data, n, seed=seed), adapted.classes)
 
 
 def test_questions_are_mostly_where_the_models_differ(run: Path, few_digits: Path) -> None:
@@ -54,7 +54,12 @@ def test_more_questions_are_the_same_and_more_and_no_label_is_lost(run: Path, fe
         rows = {row["id"]: row["label"] for row in csv.DictReader(stream)}
     assert set(first) < set(rows) and [rows[name] for name in first[:5]] == ["two"] * 5
     assert sum(label != "" for label in rows.values()) == 5
+    asked(run, data, 4, seed=7)
+    questions = {question.id for question in read_review(run).questions}
+    assert read_answers(table, DIGITS) == dict.fromkeys(first[:5], "two"), "fewer, and others: no answer is dropped"
+    assert conclude(read_review(run), read_answers(table, DIGITS)).answered == 5 and len(questions) <= 9
     table.unlink()
+    (run / PLAN).unlink()
 
 
 def test_all_answers_give_the_accuracy_itself(run: Path, few_digits: Path) -> None:
@@ -104,12 +109,24 @@ def test_advice_is_given_where_the_answers_tell() -> None:
     assert "may be chance" in advice(6, 4) and "even" in advice(5, 5)
 
 
+def test_none_of_these_is_wrong_for_both() -> None:
+    questions = [Question(str(i), AGREE, "a", "a") for i in range(10)]
+    answers = {str(i): "a" if i < 7 else NONE for i in range(10)}
+    result = conclude(Review({DISAGREE: 0, AGREE: 10}, questions), answers)
+    assert result.none_of_these == 3 and result.adapted.value == result.zero_shot.value == pytest.approx(0.7)
+    assert "3 of the answers are 'none of these'" in str(result)
+
+
 def test_answers_are_checked(tmp_path: Path) -> None:
     file = tmp_path / "answers.csv"
     file.write_text("id,label\n1,Seven\n2,\n")
     assert read_answers(file, DIGITS) == {"1": "seven"}
+    file.write_text("id,label\n1,None of these\n2,none\n")
+    assert read_answers(file, DIGITS) == {"1": NONE, "2": NONE}
+    file.write_text("id,label\n1,none\n")
+    assert read_answers(file, ["some", "none"]) == {"1": "none"}, "unless it is the name of a class"
     file.write_text("id,label\n1,elephant\n")
-    with pytest.raises(InputError, match="label 'elephant' of 1 is no class"):
+    with pytest.raises(InputError, match=r"label 'elephant' of 1 is no class: expected zero, .*, or 'none of these'"):
         read_answers(file, DIGITS)
     with pytest.raises(InputError, match="none of the answers is about a question"):
         conclude(Review({DISAGREE: 1, AGREE: 1}, []), {"x": "seven"})

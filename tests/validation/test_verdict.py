@@ -1,11 +1,13 @@
 """Verdicts: a run that ended badly is not trusted, and one that was not judged says so."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import seen
+from pydantic import TypeAdapter
 
 from pouf import EMBEDDED, Classifier, Diverged, Images, Recipe, Verdict
 from pouf.data.base import Subset
@@ -15,7 +17,8 @@ from pouf.training.adaptation import adapt
 from pouf.training.search import choose_trial, judge_trial
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
 from pouf.validation.diagnostics import kappa
-from pouf.validation.verdict import assess, broken_off, not_judged
+from pouf.validation.review import Estimate, ReviewResult
+from pouf.validation.verdict import assess, broken_off, not_judged, nothing_to_judge
 
 K, N = 4, 60
 TRUTH = torch.arange(N) % K
@@ -29,13 +32,18 @@ class Past(Checkpoints):
     def __init__(self, *labels: torch.Tensor) -> None:
         self.predictions = {Checkpoint(10 * i): seen(each) for i, each in enumerate(labels)}
         self.states = dict.fromkeys(self.predictions)
-        self.tuner = object()
-        self.sample = type("Sample", (), {"features": torch.randn(N, 3)})()
+        self.tuner, self.names = object(), None
+        self.classifier = Classifier.from_vectors(torch.eye(K), [f"class {k}" for k in range(K)])
+        self.sample = type("Sample", (), {"features": torch.eye(K)[TRUTH]})()
 
 
 def test_a_run_that_ended_badly_is_not_trusted_however_good_it_was_before() -> None:
     good = assess(Past(START, TRUTH, TRUTH, TRUTH))
-    assert good.advised == "last" and good.alarms == [] and good.trusted
+    assert good.advised == "last" and good.alarms == [] and good.trusted and good.level == "none"
+    assert str(good) == (
+        "No warning signs. Using step 30 of 30, picked without labels. This does not show that it beats zero-shot: "
+        "`pouf review`."
+    )
     bad = assess(Past(START, TRUTH, TRUTH, TRUTH, ZEROS))
     assert bad.chosen == 30 and bad.advised == "zero-shot" and "collapse" in {alarm.name for alarm in bad.alarms}
     assert "the run has collapsed (also: " in str(bad)
@@ -63,6 +71,49 @@ def test_a_run_that_does_not_converge_is_not_trusted() -> None:
     assert assess(Past(start, late, early, early, early, early)).alarms == [], "in its first third a run may jump"
 
 
+def test_a_caution_is_said_and_does_not_fall_back() -> None:
+    verdict = assess(Past(START, START, START))
+    assert verdict.advised == "last" and not verdict.trusted and verdict.level == "caution" and verdict.alarms == []
+    assert [caution.name for caution in verdict.cautions] == ["nothing changed"]
+    assert str(verdict).startswith(
+        "Caution: adaptation changed no prediction of the 60 inputs that were looked at. Using"
+    )
+    assert "No warning signs" not in str(verdict) and "only labels can show" in str(verdict)
+
+
+def test_a_second_opinion_that_fell_all_along_is_said() -> None:
+    def ending(*clustering: float) -> Verdict:
+        run = Past(START, *[TRUTH] * (len(clustering) - 1))
+        choice = run.choose()
+        pairs = zip(choice.snapshots, clustering, strict=True)
+        return assess(run, choice._replace(snapshots=[snapshot._replace(clustering=c) for snapshot, c in pairs]))
+
+    falling, rising, back = ending(0.8, 0.75, 0.7), ending(0.7, 0.75, 0.8), ending(0.8, 0.5, 0.7)
+    assert [caution.name for caution in falling.cautions] == ["second opinion fell"] and falling.advised == "last"
+    assert "fell all along the run, by 0.10" in str(falling)
+    assert rising.trusted and back.trusted and ending(0.8, 0.799, 0.798).trusted, "nor is noise"
+
+
+def test_what_labels_said_counts_for_more_than_what_was_guessed() -> None:
+    def reviewed(verdict: Verdict, better: str | None) -> Verdict:
+        found = ReviewResult(9, Estimate(0.5, 0.4, 0.6), Estimate(0.8, 0.7, 0.9), 8, 1, 0, better, "So it is.")
+        return TypeAdapter(Verdict).validate_python(json.loads(json.dumps(replace(verdict, review=found).to_json())))
+
+    good, bad, open_ = assess(Past(START, TRUTH, TRUTH)), assess(Past(START, ZEROS)), assess(Past(START, START))
+    assert (
+        reviewed(good, "adapted").level
+        == reviewed(open_, "adapted").level
+        == reviewed(bad, "zero-shot").level
+        == "none"
+    )
+    assert reviewed(good, "zero-shot").level == reviewed(bad, "adapted").level == "alarm", "it is not what is used"
+    assert reviewed(open_, None).level == "caution" and reviewed(good, None).level == "none"
+    assert str(reviewed(good, "adapted")) == (
+        f"{good} By 9 answers, zero-shot is right in 50.0 % (95 % confidence interval 40.0 to 60.0) and adapted is "
+        "right in 80.0 % (95 % confidence interval 70.0 to 90.0). So it is."
+    )
+
+
 def test_a_trusted_run_tells_how_far_it_converged() -> None:
     nearly = TRUTH.clone()
     nearly[:4] = (nearly[:4] + 1) % K
@@ -72,8 +123,13 @@ def test_a_trusted_run_tells_how_far_it_converged() -> None:
 
 
 def test_a_verdict_survives_json() -> None:
-    for verdict in (assess(Past(START, TRUTH, TRUTH)), assess(Past(START, ZEROS)), not_judged(True)):
-        assert Verdict.from_json(json.loads(json.dumps(verdict.to_json(), allow_nan=False))) == verdict
+    for verdict in (
+        assess(Past(START, TRUTH, TRUTH)),
+        assess(Past(START, ZEROS)),
+        assess(Past(START, START)),
+        not_judged("so"),
+    ):
+        assert TypeAdapter(Verdict).validate_json(json.dumps(verdict.to_json(), allow_nan=False)) == verdict
 
 
 @pytest.mark.parametrize(
@@ -82,8 +138,8 @@ def test_a_verdict_survives_json() -> None:
         (broken_off(Diverged(3, "the loss", 1.0)), "Zero-shot is used instead", False, "zero-shot"),
         (broken_off(KeyboardInterrupt()), "not come to its end (interrupted)", False, "last"),
         (broken_off(OSError("disk full")), "not come to its end (failed)", False, "last"),
-        (not_judged(True), "Not judged", False, "last"),
-        (not_judged(False), "Nothing was trained", True, "last"),
+        (not_judged("it was a stream"), "Not judged: it was a stream. Using the last step", False, "last"),
+        (nothing_to_judge(), "Nothing was trained", True, "last"),
     ],
 )
 def test_a_run_without_a_choice_says_so(verdict: Verdict, words: str, trusted: bool, advised: str) -> None:
@@ -105,6 +161,20 @@ def test_a_good_run_on_the_digits_is_trusted(digits: Images, tmp_path: Path) -> 
     assert result.verdict.alarms == [] and result.verdict.advised in ("chosen", "last") and result.verdict.chosen > 0
     stored = Run(tmp_path / "run").verdict
     assert stored == result.verdict and len(stored.snapshots) == 4
+
+
+def test_no_verdict_is_green_without_evidence(few_digits: Path) -> None:
+    image = next(few_digits.rglob("*.png"))
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    verdict = classifier.adapt([image], recipe=short(steps=2, snapshots=2)).verdict
+    assert {"few inputs", "few steps"} <= {caution.name for caution in verdict.cautions} and verdict.level != "none"
+    untrained = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    torch.manual_seed(0)
+    untrained.backbone.model.load_state_dict(
+        type(untrained.backbone.model)(untrained.backbone.model.config).state_dict()
+    )
+    verdict = untrained.adapt(few_digits, recipe=short(steps=2, snapshots=1)).verdict
+    assert "uninformative" in {caution.name for caution in verdict.cautions} and verdict.level != "none"
 
 
 def test_classes_that_are_not_in_the_data_raise_an_alarm(digits: Images) -> None:

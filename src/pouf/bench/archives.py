@@ -12,7 +12,8 @@ import torch
 from pouf.bench.language import Task
 from pouf.data.class_names import same_name
 from pouf.data.labelled import Shots
-from pouf.data.texts import READERS, Texts, read_rows
+from pouf.data.tables import READERS, BadRow, read_table
+from pouf.data.texts import Texts
 from pouf.errors import InputError
 
 Split = Literal["train", "test"]
@@ -24,8 +25,8 @@ def read_task(task: Task, folder: str | Path, split: Split) -> Shots:
 
     Args:
         folder: holds `<layout.folder>/train.tsv` and so on as GLUE does, `<layout.folder>/train.csv` as LM-BFF does,
-            `<task>/train.jsonl` (CSV, TSV, Parquet) with columns text, or text_a and text_b, and label, or `<task>/`
-            as `datasets` saves it to disk. Case does not matter in folder names, nor do hyphens.
+            `<task>/train.jsonl` (CSV, TSV, Parquet) with columns text, or text_a and text_b, and label, or score for
+            STS-B, or `<task>/` as `datasets` saves it to disk. Case does not matter in folder names, nor do hyphens.
         split: "test" is GLUE's dev, whose labels are known.
     """
     folder = Path(folder)
@@ -80,11 +81,15 @@ def _has_own_header(task: Task, file: Path) -> bool:
         return True
     with file.open(encoding="utf-8-sig") as lines:
         header = lines.readline().strip().split("\t" if file.suffix == ".tsv" else ",")
-    return {*_own_columns(task), "label"} <= set(header)
+    return {*_own_columns(task), _own_label(task)} <= set(header)
 
 
 def _own_columns(task: Task) -> tuple[str, ...]:
     return ("text_a", "text_b") if task.pair else ("text",)
+
+
+def _own_label(task: Task) -> str:
+    return "label" if task.scale is None else "score"
 
 
 def _usual_columns(task: Task) -> list[tuple[str, ...]]:
@@ -97,8 +102,9 @@ def _usual_columns(task: Task) -> list[tuple[str, ...]]:
 
 def _own_table(task: Task, file: Path) -> Iterator[OwnRow]:
     columns = _own_columns(task)
-    for row in read_rows(file, *columns, "label"):
-        yield tuple(row.get(name, "") for name in columns), row.get("label")
+    table = read_table(file, *columns, _own_label(task))
+    for *texts, label in zip(*table.values(), strict=True):
+        yield tuple("" if isinstance(text, BadRow) else text for text in texts), label
 
 
 def _archive_table(task: Task, file: Path) -> Iterator[OwnRow]:

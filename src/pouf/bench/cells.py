@@ -50,7 +50,7 @@ class Setting:
     model: str
     changes: Mapping[str, Any] = field(default_factory=dict)  # to the recipes, by dotted name
     batch_size: int = 256  # of evaluation
-    limit: int = 0  # take at most this many training and test texts; 0 takes all
+    limit: int = 0  # judge on at most this many test texts, the same for all cells; 0 takes all
     unlabelled: Literal["kshot", "train"] = "kshot"  # texts to adapt to: the seed's 16 a class, as the paper's, or all
 
 
@@ -58,12 +58,12 @@ class Score(NamedTuple):
     """A metric at the last step, at the step chosen without labels, and at the best step by the labels of the test.
 
     Language tasks also have D_dev, as many labelled texts as the shots: `dev` is the metric at the step that is best
-    there.
+    there. None where no snapshots were taken to choose from.
     """
 
     last: float
-    chosen: float
-    oracle: float
+    chosen: float | None
+    oracle: float | None
     dev: float | None = None
 
 
@@ -94,19 +94,26 @@ def _judged(
     class Judging(Callback):
         def on_checkpoint(self, step: int) -> None:
             at_step[step] = judge()
-            if on_dev is not None and step > 0:
+            if on_dev is not None and step > 0 and recipe.snapshots > 1:
                 dev[step] = on_dev()
 
     result = adapt(classifier, data, recipe, shots=shots, callbacks=[Judging()])
-    with result.at("last"):
-        last = judge()
-    steps = list(at_step.values()) or [last]
+    if recipe.steps in at_step and recipe.postprocess == "none":
+        last = at_step[recipe.steps]  # judged when it was reached
+    else:
+        with result.at("last"):
+            last = judge()
+    if recipe.steps and not recipe.snapshots:
+        return {c: Score(last[c], None, None) for c in last}, result
     chosen = at_step.get(-1 if result.verdict.chosen is None else result.verdict.chosen, last)
     best = at_step[max(dev, key=lambda step: dev[step])] if dev else last
     return {
-        c: Score(last[c], chosen[c], max(step[c] for step in [*steps, last]), best[c] if on_dev is not None else None)
+        c: Score(
+            last[c], chosen[c], max(step[c] for step in [*at_step.values(), last]),
+            best[c] if on_dev is not None else None,
+        )
         for c in last
-    }, result
+    }, result  # fmt: skip
 
 
 def _facts(result: Adaptation) -> dict[str, float]:
@@ -158,7 +165,7 @@ def image_cell(cell: Cell, setting: Setting) -> Result:
     DomainNet has images of its own to be judged on. CoOp learns from 16 labelled images of each class (half of them
     where there are fewer), and is judged on the others.
     """
-    tune = "full" if cell.method in ("pouf-full", "zero-shot") else "prompt"
+    tune = "full" if cell.method in ("pouf", "pouf-full", "zero-shot") else "prompt"
     method = "pouf" if cell.method.startswith("pouf-") else cell.method
     recipe = METHODS[method].recipe("image", _image_recipe(setting, cell.task, tune))
     return _image_run(cell, setting, _settled(recipe, setting, cell.seed))
@@ -168,10 +175,13 @@ def _image_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     classes, adapted_to, judged_on = _images(setting, cell.task)
     classifier = Classifier.from_pretrained(setting.model, classes)
     shots = None
-    if cell.method == "coop":
+    method = METHODS.get(cell.method, METHODS["pouf"])
+    if method.needs_shots:
         shots, rest = _labelled_shots(adapted_to, len(classes), cell.seed)
         if judged_on is adapted_to:
             judged_on = Labelled(Subset(judged_on.inputs, rest), [judged_on.labels[i] for i in rest])
+
+    method.equip(classifier, shots, cell.seed)
 
     def judge() -> dict[str, float]:
         return {cell.task: _accuracy(classifier, *judged_on, setting.batch_size)}
@@ -214,7 +224,6 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     method = METHODS.get(cell.method, METHODS["pouf"])
     train, test = (read_task(task, setting.data, split) for split in ("train", "test"))
     test = _some(test, setting.limit)
-    everything = _some(train, setting.limit).inputs
     split = None
     if recipe.steps or method.demonstrations:
         held_out = {test.inputs.read(i) for i in range(len(test.inputs))}
@@ -235,7 +244,7 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
         return METRICS[task.metrics[0]](probabilities, given.targets)
 
     learns = shots if recipe.steps and recipe.objective.labels > 0 else None
-    data = split.train.inputs if split is not None and setting.unlabelled == "kshot" else everything
+    data = split.train.inputs if split is not None and setting.unlabelled == "kshot" else train.inputs
     on_dev = partial(measure, split.dev) if split is not None and recipe.steps else None
     scores, result = _judged(
         classifier, None if learns is not None else data, recipe, learns, lambda: {cell.task: measure(test)}, on_dev
@@ -244,6 +253,7 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
 
 
 def _some(data: Shots, limit: int) -> Shots:
+    """A random part, the same whoever asks."""
     if not limit or len(data.inputs) <= limit:
         return data
     places = random.Random(0).sample(range(len(data.inputs)), limit)

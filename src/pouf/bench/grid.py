@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pouf.bench.cells import Cell, Result, Score, Setting, run_cell
+from pouf.files import write_json
 from pouf.models.load import calm_libraries
-from pouf.runs.folder import versions, write_json
+from pouf.runs.folder import versions
+from pouf.training.methods import METHODS
 
 
 class Outcome(NamedTuple):
@@ -31,7 +34,8 @@ class Grid:
     """Cells in a folder, one file each.
 
     Args:
-        folder: `folder/cells/<task>-<method>-<seed>-<setting>.json`; another setting makes other files.
+        folder: `folder/cells/<task>-<method>-<seed>-<setting>.json`; another setting makes other files. What no seed
+            can change is computed once, for all of them.
     """
 
     def __init__(self, folder: Path, cells: Sequence[Cell], setting: Setting) -> None:
@@ -41,7 +45,8 @@ class Grid:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def file(self, cell: Cell) -> Path:
-        name = re.sub(r"[^\w.+-]+", "_", f"{cell.table}-{cell.task}-{cell.method}-{cell.seed}")
+        seed = cell.seed if seeded(cell) else "any"
+        name = re.sub(r"[^\w.+-]+", "_", f"{cell.table}-{cell.task}-{cell.method}-{seed}")
         return self.folder / f"{name}-{self.mark}.json"
 
     def others(self) -> list[Path]:
@@ -63,15 +68,19 @@ class Grid:
     def run(self, jobs: int = 1, on_cell: Callable[[Outcome], None] | None = None) -> list[Outcome]:
         """All outcomes, in the order of the cells; those not yet there are computed, `jobs` side by side."""
         outcomes = {cell: found for cell in self.cells if (found := self.finished(cell)) is not None}
-        missing = [cell for cell in self.cells if cell not in outcomes]
+        missing: dict[Path, list[Cell]] = {}
+        for cell in self.cells:
+            if cell not in outcomes:
+                missing.setdefault(self.file(cell), []).append(cell)
         for outcome in outcomes.values():
             if on_cell is not None:
                 on_cell(outcome)
-        for outcome in self._compute(missing, jobs):
+        for outcome in self._compute([same[0] for same in missing.values()], jobs):
             self._keep(outcome)
-            outcomes[outcome.cell] = outcome
-            if on_cell is not None:
-                on_cell(outcome)
+            for cell in missing[self.file(outcome.cell)]:
+                outcomes[cell] = outcome._replace(cell=cell)
+                if on_cell is not None:
+                    on_cell(outcomes[cell])
         return [outcomes[cell] for cell in self.cells]
 
     def _compute(self, cells: Sequence[Cell], jobs: int) -> Iterator[Outcome]:
@@ -81,7 +90,7 @@ class Grid:
         # Processes of their own: a cell that takes the memory of all does not take the others with it. Each has its
         # share of the cores.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
             waiting = {pool.submit(attempt, cell, self.setting): cell for cell in cells}
             for done in as_completed(waiting):
                 try:
@@ -94,6 +103,25 @@ class Grid:
         scores = {} if outcome.result is None else outcome.result.scores
         facts |= {"scores": scores, "facts": {} if outcome.result is None else outcome.result.facts}
         write_json(self.file(outcome.cell), facts | {"error": outcome.error, "seconds": outcome.seconds})
+
+
+def _end_with_parent() -> None:
+    """In a process of the pool: it would wait for ever for the next cell of a parent that was killed."""
+
+    def watch() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def seeded(cell: Cell) -> bool:
+    """Whether a cell depends on its seed: it is trained, or something is drawn for it."""
+    method = METHODS.get(cell.method)
+    if cell.table not in ("images", "language") or method is None:
+        return True
+    return method.settings.get("steps") != 0 or bool(method.demonstrations)
 
 
 def attempt(cell: Cell, setting: Setting) -> Outcome:

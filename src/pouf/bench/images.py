@@ -40,7 +40,7 @@ class ImageSet:
         classes: the names, in order; None reads them from the lists of files or the folders that are there.
         recipe: the paper's settings, without "-full" and "-prompt".
         lists: the domain's images stand in `<domain>_train.txt`, to adapt to, and `<domain>_test.txt`, to be judged on,
-            path and number a line.
+            path and number per line.
     """
 
     folder: str

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pouf.bench.cells import Setting
 from pouf.bench.grid import Grid, Outcome
-from pouf.bench.tables import TABLES, UNLABELLED, Entry, entries, write_tables
+from pouf.bench.tables import TABLES, UNLABELLED, Entry, Table, entries, write_tables
 from pouf.errors import InputError, one_of
 from pouf.recipe import Recipe
 from pouf.reporting.figures import lambda_sweep
@@ -49,7 +49,7 @@ def run_table(
         data: the folder that holds the data sets.
         settings: changes to the recipes, by dotted name.
         unlabelled: texts to adapt to: kshot, the paper's 16 per class of each seed, or train, the training set.
-        limit: most training and test texts of a language task; 0 takes all.
+        limit: most test texts of a language task, drawn once and the same for all cells; 0 takes all.
         resume: go on in a folder that holds results of this table with other settings.
         on_cell, on_start: are told of each cell that is there, and how many there will be.
     """
@@ -58,7 +58,7 @@ def run_table(
         raise InputError(f"no folder {str(data)!r}: give the one that holds the data sets, or make-data a small one")
     known = (*chosen.tasks, *chosen.extra)
     names = [one_of("task", task, dict.fromkeys(known, task)) for task in tasks or chosen.tasks]
-    ways = [one_of("method", method, dict.fromkeys(chosen.methods, method)) for method in methods or chosen.methods]
+    ways = [one_of("method", method, dict.fromkeys(chosen.all_methods, method)) for method in methods or chosen.methods]
     Recipe().with_settings(settings)  # a wrong name or value is said once, and not by each cell
     texts = one_of("unlabelled setting", unlabelled, {name: name for name in UNLABELLED})
     setting = Setting(str(data), model, dict(settings or {}), limit=limit, unlabelled=texts)
@@ -72,9 +72,19 @@ def run_table(
         )
     on_start(len(cells))
     outcomes = grid.run(jobs, on_cell)
-    rows = entries(chosen, outcomes, setting)
+    rows = entries(chosen, _with_earlier(grid, chosen, table, outcomes), setting)
     files = write_tables(folder, table, rows, setting)
     return TableRun(outcomes, rows, [*files, *([_sweep(rows, folder)] if table == "lambda" else [])])
+
+
+def _with_earlier(grid: Grid, chosen: Table, table: str, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Also what was computed with the same settings before: a part never replaces a larger table."""
+    seeds = sorted({outcome.cell.seed for outcome in outcomes})
+    now = {outcome.cell: outcome for outcome in outcomes}
+    cells = chosen.cells(table, (*chosen.tasks, *chosen.extra), chosen.all_methods)
+    cells += chosen.cells(table, (*chosen.tasks, *chosen.extra), chosen.all_methods, seeds)
+    found = (now.pop(cell, None) or grid.finished(cell) for cell in dict.fromkeys(cells))
+    return [outcome for outcome in found if outcome is not None] + list(now.values())
 
 
 def _sweep(rows: Sequence[Entry], folder: Path) -> Path:

@@ -16,6 +16,8 @@ from pouf.bench.grid import Outcome
 from pouf.bench.images import IMAGE_SETS, image_tasks
 from pouf.bench.language import SEEDS, TASKS
 from pouf.bench.paper import Figure
+from pouf.files import write_text
+from pouf.recipe import Kind
 from pouf.training.methods import METHODS
 
 IMAGE_SEEDS = (0, 1, 2)
@@ -41,7 +43,16 @@ class Table:
     seeds: tuple[int, ...] = IMAGE_SEEDS
     figures: Mapping[tuple[str, str], Figure] = field(default_factory=dict)  # the paper's own, by column and method
     extra: tuple[str, ...] = ()  # tasks beyond the paper's
+    kind: Kind | None = None  # of model: its methods can be asked for beyond the paper's
     percent: bool = True
+
+    @property
+    def all_methods(self) -> tuple[str, ...]:
+        """The paper's, and all others that suit the kind of model."""
+        return (
+            *self.methods,
+            *(name for name, m in METHODS.items() if self.kind in m.kinds and name not in self.methods),
+        )
 
     def seeds_of(self, task: str) -> tuple[int, ...]:
         """A language task has its own seeds, in whatever table it is."""
@@ -62,11 +73,12 @@ TABLES: dict[str, Table] = {
     "images": Table(
         "Table 1: images, CLIP", tuple(image_tasks("office31", "office-home", "domainnet")),
         ("zero-shot", "tent", "upl", "pouf-prompt", "pouf-full", "coop"), figures=paper.IMAGES,
-        extra=tuple(image_tasks("office-caltech", "pacs")),
+        extra=tuple(image_tasks("office-caltech", "pacs")), kind="image",
     ),
     "language": Table(
         "Table 2: language, masked language models", tuple(TASKS),
         ("majority", "zero-shot", "pouf", "fine-tuning", "in-context", "lm-bff", "lm-bff-pouf"), SEEDS, paper.LANGUAGE,
+        kind="cloze",
     ),
     "ablation": Table(
         "Table 3: parts of the objective", (*image_tasks("office31"), "RTE"), tuple(ABLATIONS), figures=paper.ABLATION,
@@ -155,12 +167,19 @@ def _averages(
         seeds = [seed for seed in scores[members[0]] if all(seed in scores[member] for member in members)]
         if len(members) > 1 and seeds:
             partial = "" if len(members) == len(IMAGE_SETS[name].domains) else f" of {len(members)}"
-            of_seeds = {
-                seed: Score(*(statistics.mean(scores[member][seed][i] or 0.0 for member in members) for i in range(3)))
-                for seed in seeds
-            }
+            of_seeds = {seed: _mean_score([scores[member][seed] for member in members]) for seed in seeds}
             averages[f"{name} average{partial}", method] = of_seeds, max(steps.get(member, 0) for member in members)
     return averages
+
+
+def _mean_score(scores: Sequence[Score]) -> Score:
+    def mean(values: Sequence[float | None]) -> float | None:
+        there = [value for value in values if value is not None]
+        return statistics.mean(there) if len(there) == len(values) else None
+
+    return Score(
+        statistics.mean(s.last for s in scores), mean([s.chosen for s in scores]), mean([s.oracle for s in scores])
+    )
 
 
 def _spread(values: Sequence[float | None], percent: bool) -> Spread:
@@ -238,8 +257,9 @@ def _long(table: Table, rows: Sequence[Entry]) -> tuple[list[str], list[list[str
     body = [
         [
             row.column, _name(row.method), str(row.n), f"{row.steps:,}", _shown(row.last, table.percent),
-            _shown(row.chosen, table.percent), *[_shown(row.dev, table.percent, "–")] * dev,
-            _shown(row.oracle, table.percent), _papers(row.paper, table.percent), "; ".join(row.failed),
+            _shown(row.chosen, table.percent, none := "–" if row.n else "failed"),
+            *[_shown(row.dev, table.percent, "–")] * dev, _shown(row.oracle, table.percent, none),
+            _papers(row.paper, table.percent), "; ".join(row.failed),
         ]
         for row in rows
     ]  # fmt: skip
@@ -262,7 +282,7 @@ def described(rows: Sequence[Entry], setting: Setting) -> str:
     if any(row.column in TASKS for row in rows):
         told.append(f"unlabelled texts: {UNLABELLED[setting.unlabelled]}")
     if setting.limit:
-        told.append(f"at most {setting.limit:,} texts")
+        told.append(f"judged on {setting.limit:,} test texts at most, drawn once and the same for all rows")
     if setting.changes:
         told.append("changed: " + ", ".join(f"{name}={value}" for name, value in setting.changes.items()))
     return "; ".join(told) + "."
@@ -345,6 +365,6 @@ def write_tables(folder: Path, name: str, rows: Sequence[Entry], setting: Settin
     made = []
     for suffix, render in ((".md", markdown), (".csv", as_csv), (".tex", latex)):
         file = folder / f"{name}{suffix}"
-        file.write_text(render(table, rows, setting), encoding="utf-8")
+        write_text(file, render(table, rows, setting))
         made.append(file)
     return made

@@ -5,22 +5,30 @@ Results go to standard output, everything else to standard error. Heavy imports 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import traceback
 from typing import Annotated, NoReturn
 
 import typer
 
-from pouf.cli._console import fail
+from pouf.cli._console import fail, messages
 from pouf.cli.adapt import adapt
 from pouf.cli.bench import bench
 from pouf.cli.demo import demo
 from pouf.cli.evaluate import evaluate
+from pouf.cli.export import export
 from pouf.cli.figures import figures
 from pouf.cli.predict import predict
 from pouf.cli.report import report
 from pouf.cli.review import review
 from pouf.cli.search import search
+from pouf.cli.serve import serve
 from pouf.errors import Diverged, InputError
+from pouf.interruption import catching
+
+DEBUG = "--debug"
 
 app = typer.Typer(
     name="pouf",
@@ -44,31 +52,57 @@ def options_of_all(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
     ] = False,
+    debug: Annotated[bool, typer.Option(DEBUG, help="Show where an error came from, for a report of a bug.")] = False,
 ) -> None:
     """Turn a zero-shot model into a better classifier for your data, without a single label."""
 
 
-for command in (demo, adapt, search, predict, evaluate, report, review, figures):
+for command in (demo, adapt, search, predict, evaluate, report, review, export, serve, figures):
     app.command()(command)
 app.add_typer(bench, name="bench")
 
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
+RESUMABLE = ("adapt", "search")
 
 
 def main() -> NoReturn:
-    """Entry point: an error that the user can mend is one line and exit code 2, never a traceback."""
+    """Entry point: whatever goes wrong is one line, never a traceback, unless --debug asks for it.
+
+    The exit code is 2 for an error that the user can mend, and 1 for all others.
+    """
+    debug = DEBUG in sys.argv
     try:
-        code = app(standalone_mode=False) or 0
-    except InputError as error:
-        fail(str(error), 2)
-    except Diverged as error:
-        fail(str(error), 1)
+        with catching(), messages():
+            code = app([argument for argument in sys.argv[1:] if argument != DEBUG], standalone_mode=False) or 0
+    except BrokenPipeError:  # as `pouf bench list | head` does; nothing is left to be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except SystemExit as ended:  # by a signal
+        code = ended.code
     except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        if error.format_message():  # a usage error of the command line itself; without words where help was shown
-            fail(error.format_message(), 2)
-        code = 2
-    if code == INTERRUPTED:
-        fail("interrupted; what a run learned so far is in its folder", code)
+        words, code = _told(error)
+        if debug:
+            traceback.print_exc()
+        if words:
+            fail(words, code)
+    if isinstance(code, int) and code > 128:
+        resumable = sys.argv[1:2] and sys.argv[1] in RESUMABLE
+        more = "; --resume goes on from the last step that was saved" if resumable else ""
+        fail(f"interrupted by {signal.Signals(code - 128).name}{more}", code)
     sys.exit(code)
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    if isinstance(error, InputError):
+        return str(error), 2
+    if isinstance(error, Diverged):
+        return str(error), 1
+    if hasattr(error, "format_message"):  # of the command line itself; without words where help was shown
+        return error.format_message(), 2
+    if isinstance(error, (OSError, MemoryError)):
+        return f"the system refused: {error or 'out of memory'}", 1
+    kind = type(error).__name__
+    return (
+        f"unexpected {kind}: {error}. This is a bug in pouf: please report what the same command says with {DEBUG}",
+        1,
+    )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import shlex
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,23 +17,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from rich.console import Console
 
-from pouf.training.callbacks import Callback
-
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from pouf.bench.grid import Outcome
     from pouf.cli._inputs import Task
     from pouf.cli._options import OutputOptions
     from pouf.data.base import Unlabelled
     from pouf.training.adaptation import Adaptation
-    from pouf.training.callbacks import Step
     from pouf.training.search import Search
     from pouf.validation.evaluation import Evaluation
     from pouf.validation.verdict import Verdict
 
 console = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
+SHOWN = 10  # names of a long list
 
 
 def speaks() -> bool:
@@ -38,8 +36,30 @@ def speaks() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def plain(message: str) -> str:
+    """A message that can't command the terminal: of control characters only line ends and tabs stay what they are.
+
+    File names and class names come from anywhere. What turns the direction of writing can make one file look like
+    another.
+    """
+    return "".join(
+        character.encode("unicode_escape").decode() if _commands(character) else character for character in message
+    )
+
+
+def _commands(character: str) -> bool:
+    turns = "\u202a" <= character <= "\u202e" or "\u2066" <= character <= "\u2069"
+    return character not in "\n\t" and (turns or unicodedata.category(character) in ("Cc", "Cs"))
+
+
 def say(message: str) -> None:
-    out.print(message, markup=False, soft_wrap=True)
+    """On standard output."""
+    out.print(plain(message), markup=False, soft_wrap=True)
+
+
+def note(message: str, style: str | None = None) -> None:
+    """On standard error."""
+    console.print(plain(message), markup=False, soft_wrap=True, style=style)
 
 
 def calm_libraries() -> None:
@@ -48,99 +68,26 @@ def calm_libraries() -> None:
     calm_libraries()
 
 
-class Training(Callback):
-    """A bar with loss, effective classes and the time left."""
-
-    def __init__(self, progress: Progress, hidden: bool, about: str) -> None:
-        self.progress, self.hidden, self.about = progress, hidden, about
-        self.task: Any = None
-
-    def on_start(self, recipe: Any, trainable: int, total: int) -> None:
-        from pouf.tuners import describe
-
-        if self.task is None:
-            self.say(self.about)
-            self.progress.start()
-            self.task = self.progress.add_task("adapting", total=recipe.steps, facts="")
-        self.progress.update(self.task, total=recipe.steps, completed=0)
-        self.say(describe(trainable, total))
-
-    def on_step(self, step: Step) -> None:
-        facts = f"loss {step.loss:.3f}  {step.effective_classes:.1f} classes in use"
-        self.progress.update(self.task, completed=step.step, facts=facts)
-
-    def say(self, message: str) -> None:
-        if message and not self.hidden:
-            self.progress.console.print(message, markup=False)
-
-
 @contextmanager
-def training(hidden: bool, task: Task | None = None) -> Iterator[Any]:
-    """While open, progress is shown, and what the library logs."""
-    hidden, about = hidden or not speaks(), ""
-    if task is not None:
-        modality = task.classifier.backbone.modality
-        given = [f"{len(task.data):,} unlabelled {modality}s"] if task.data is not None else []
-        given += [f"{len(task.shots.inputs):,} labelled shots"] if task.shots is not None else []
-        about = f"{', '.join(given)}, {len(task.classifier.classes)} classes"
-    progress = _progress("{task.fields[facts]}", hidden)
-    shown = Training(progress, hidden, about)
-    handler = _Handler(shown.say)
+def messages(show: Callable[[str], None] = note, level: int = logging.WARNING) -> Iterator[None]:
+    """While open, this is where the library's messages go."""
     library = logging.getLogger("pouf")
-    level = library.level
-    library.addHandler(handler)
-    library.setLevel(logging.INFO)
+    before = library.level, library.handlers
+    handler = _Handler(level)
+    handler.show = show
+    library.setLevel(level)
+    library.handlers = [handler]
     try:
-        yield shown
+        yield
     finally:
-        progress.stop()
-        library.removeHandler(handler)
-        library.setLevel(level)
+        library.level, library.handlers = before
 
 
 class _Handler(logging.Handler):
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(logging.INFO)
-        self.say = say
+    show: Callable[[str], None]
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.say(record.getMessage())
-
-
-@contextmanager
-def bar(title: str, total: int, hidden: bool) -> Iterator[Callable[[int], None]]:
-    with _progress("", hidden) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda n: progress.advance(task, n)
-
-
-@contextmanager
-def grid_progress(hidden: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Outcome], None]]]:
-    """A bar over the cells of a table, with the time left; yields what to tell how many there are, and of each."""
-    progress = _progress("{task.fields[facts]}", hidden)
-    task = progress.add_task("cells", total=None, facts="")
-
-    def start(cells: int) -> None:
-        progress.update(task, total=cells)
-        progress.start()
-
-    def advance(outcome: Outcome) -> None:
-        name = f"{outcome.cell.task} {outcome.cell.method} seed {outcome.cell.seed}"
-        progress.update(task, advance=1, facts=name)
-        if outcome.error and not hidden:
-            progress.console.print(f"failed: {name}: {outcome.error}", markup=False, soft_wrap=True)
-
-    try:
-        yield start, advance
-    finally:
-        progress.stop()
-
-
-def _progress(facts: str, hidden: bool) -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(facts))
-    return Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden)
+        self.show(record.getMessage())
 
 
 def show_methods() -> None:
@@ -174,9 +121,24 @@ def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> No
                 f"{last.effective_classes:.1f} of {classes} classes in use"
             )
         say(f"{told}.")
+        show_drift(result)
+        show_absent(result.absent, len(task.classifier.classes))
         show_files(result)
-        run = result.files["run"]
-        say(f"Next:\n  pouf predict {run} {inputs[0].source}\n  pouf review {run}")
+        run = shlex.quote(str(result.files["run"]))
+        say(f"Next:\n  pouf predict {run} {_other(inputs[0])}\n  pouf review {run}")
+
+
+def _other(data: Unlabelled) -> str:
+    """A name for data like these, but not the same: those are predicted already."""
+    source = Path(data.source.split("::")[0])
+    return shlex.quote(f"more-{source.name}" + ("/" if data.modality == "image" and not source.suffix else ""))
+
+
+def show_absent(names: list[str], classes: int) -> None:
+    """Names that no input seems to bear: a fact about the data, or a wrong name."""
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        say(f"{len(names)} of {classes} class names seem not to occur in the inputs: {', '.join(names[:SHOWN])}{more}")
 
 
 def show_search(found: Search, task: Task, output: OutputOptions) -> None:
@@ -190,6 +152,7 @@ def show_search(found: Search, task: Task, output: OutputOptions) -> None:
                 say(f"not believed: {told(trial.settings)}: {trial.why_not}")
         if found.settings is not None:
             say(f"Chosen without labels: {told(found.settings)}.")
+        show_drift(found.result)
         show_skipped([task.data] if task.data is not None else [], found.result.files["run"])
         show_files(found.result)
 
@@ -199,7 +162,14 @@ def _facts(result: Adaptation) -> dict[str, Any]:
     return {name: str(file) for name, file in result.files.items()} | {
         "verdict": verdict.message, "advised": verdict.advised, "chosen": verdict.chosen,
         "alarms": [alarm.name for alarm in verdict.alarms],
+        "cautions": [caution.name for caution in verdict.cautions],
+        "drift": result.drift._asdict() if result.drift is not None else None,
     }  # fmt: skip
+
+
+def show_drift(result: Adaptation) -> None:
+    if result.drift is not None:
+        say(f"Beside the task: {result.drift}")
 
 
 def show_files(result: Adaptation) -> None:
@@ -214,30 +184,61 @@ def told(settings: dict[str, Any]) -> str:
 
 
 def show_evaluation(result: Evaluation, title: str) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f}"
 
-    table = Table(title=title, title_justify="left")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     columns = {
-        "zero_shot": "zero-shot", "prior_corrected": "prior-corrected", "last": "last step", "advised": "advised"
+        "zero_shot": "zero-shot", "prior_corrected": "corrected", "last": "last step", "advised": "advised"
     }  # fmt: skip
-    for heading in ("class", "n", *columns.values()):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
-    for name, recall in result.per_class.items():
-        table.add_row(name, str(recall.n), *(percent(getattr(recall, column)) for column in columns))
+    for heading in ("recall", "n", *columns.values(), "precision", "F1"):
+        table.add_column(heading, justify="left" if heading == "recall" else "right", no_wrap=heading != "recall")
+    for name, own in result.per_class.items():
+        recalls = (percent(getattr(own, column)) for column in columns)
+        table.add_row(Text(plain(name)), str(own.n), *recalls, percent(own.precision), percent(own.f1))
     table.add_section()
     total = (percent(getattr(result, column)) for column in columns)
     table.add_row("accuracy", str(result.n), *total, style="bold")
+    for side, end in enumerate(("from", "to")):
+        table.add_row(f"95 % {end}", "", *(percent(result.intervals[column][side]) for column in columns))
+    table.add_row("macro-F1", "", *(percent(result.macro_f1[column]) for column in columns))
+    say(title)  # not the table's own, which would break a path that is longer than a line
+    out.print(table)
+
+
+MATRIX = 20  # most classes whose confusion matrix fits a terminal
+
+
+def show_confusion(result: Evaluation) -> None:
+    """The matrix, or where it would be too large its largest entries."""
+    from rich.table import Table
+    from rich.text import Text
+
+    names = list(result.per_class)
+    if len(names) > MATRIX:
+        mistakes = [(n, i, k) for i, row in enumerate(result.confusion) for k, n in enumerate(row) if n and i != k]
+        for n, i, k in sorted(mistakes, reverse=True)[:MATRIX]:
+            say(f"{n:6,} {names[i]} taken for {names[k]}")
+        say(f"The largest {min(MATRIX, len(mistakes))} of {len(mistakes)} confusions; --json holds all of them")
+        return
+    table = Table(title="labels (rows) and what is advised (columns)", title_justify="left")
+    for heading in ("", *names):
+        table.add_column(Text(heading), justify="right" if heading else "left")
+    for name, row in zip(names, result.confusion, strict=True):
+        table.add_row(Text(name), *(str(n) if n else "·" for n in row))
     out.print(table)
 
 
 def show_verdict(verdict: Verdict, quiet: bool) -> None:
-    """Whether a run can be trusted. A warning is told in any case, on standard error."""
-    if not verdict.trusted:
+    """Whether a run can be trusted. Alarms and cautions are told in any case, on standard error."""
+    if verdict.level != "none":
         hint = f" (--use {'chosen' if verdict.chosen else 'last'} overrides.)" if verdict.advised == "zero-shot" else ""
-        console.print(f"{verdict}{hint}", style="bold red", markup=False, soft_wrap=True)
+        style = {"alarm": "bold red", "caution": "yellow"}[verdict.level]
+        note(f"{verdict}{hint}", style)
     elif not quiet:
         say(str(verdict))
 
@@ -249,14 +250,23 @@ def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
             where = f"; all are listed in {run / 'skipped.jsonl'}" if run else ""
             example = f"{data.ids[first]}: {data.skipped[first]}"
             message = f"skipped {len(data.skipped)} of {len(data)} that can't be read, as {example}{where}"
-            console.print(message, markup=False, soft_wrap=True)
+            note(message)
 
 
 def tell_json(facts: dict[str, Any]) -> None:
-    typer.echo(json.dumps(facts))
+    typer.echo(json.dumps(_finite(facts), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN: a number that is none is null."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def fail(message: str, code: int) -> NoReturn:
     console.print("[bold red]error:[/] ", end="")
-    console.print(" ".join(message.split()), markup=False, soft_wrap=True)
+    note(" ".join(message.split()))
     sys.exit(code)

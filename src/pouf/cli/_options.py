@@ -27,9 +27,22 @@ OutputOption = partial(typer.Option, rich_help_panel="Output")
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run.")]
 TextColumn = Annotated[
     str | None,
-    DataOption(help="Column of the texts in CSV, JSONL and Parquet files; a,b for pairs.", show_default="text"),
+    DataOption(help="Column of the texts in a table; a,b for pairs.", show_default="text"),
+]
+IdColumn = Annotated[
+    str | None,
+    DataOption(
+        help="Columns that name the inputs in predictions, as id or id,text, in the place of row numbers.",
+        show_default="row numbers",
+    ),
 ]
 LabelColumn = Annotated[str, DataOption(help="Column of the labels in text files.")]
+TrackerOption = Annotated[
+    list[str] | None,
+    OutputOption(
+        help="Log steps and verdict to tensorboard (in its folder of the run), wandb, mlflow or trackio; repeatable."
+    ),
+]
 UseOption = Annotated[
     str, typer.Option("--use", help="What the run advises, or its last or chosen step, or zero-shot.", metavar="WHICH")
 ]
@@ -39,9 +52,18 @@ UseOption = Annotated[
 class DataOptions:
     """What to adapt to."""
 
-    classes: Annotated[str | None, DataOption(help="Names as a,b,c, or a file with one name per line.")] = None
-    images: Annotated[Path | None, DataOption(help="Folder of unlabelled images.")] = None
-    texts: Annotated[Path | None, DataOption(help="CSV, JSONL, Parquet or text file of unlabelled texts.")] = None
+    data: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DATA]", help="Folder of images, or a file of texts or vectors, without labels."),
+    ] = None
+    classes: Annotated[
+        str | None,
+        DataOption(help="Names as a,b,c, or a file: one name per line, or descriptions of each in CSV, JSON or TOML."),
+    ] = None
+    images: Annotated[Path | None, DataOption(help="The same as DATA, said to be a folder of images.")] = None
+    texts: Annotated[
+        Path | None, DataOption(help="The same as DATA, said to be texts: CSV, JSONL, JSON, Parquet, Excel, text.")
+    ] = None
     features: Annotated[
         str | None, DataOption(help="Vectors instead of a model and data: npy, npz, safetensors, Parquet.")
     ] = None
@@ -51,13 +73,19 @@ class DataOptions:
     ] = None
     text_column: TextColumn = None
     label_column: LabelColumn = "label"
+    id_column: IdColumn = None
 
 
 @dataclass
 class ModelOptions:
     """What to adapt, and how it is asked."""
 
-    model: Annotated[str | None, ModelOption(help="Hub name or local folder, as openai/clip-vit-base-patch16.")] = None
+    model: Annotated[
+        str | None,
+        ModelOption(
+            help="Hub name or local folder.", show_default="a CLIP for images, a MiniLM for texts, RoBERTa for [MASK]"
+        ),
+    ] = None
     revision: Annotated[str | None, ModelOption(help="Revision of the model on the hub.")] = None
     template: Annotated[
         list[str] | None,
@@ -67,7 +95,10 @@ class ModelOptions:
         ),
     ] = None
     words: Annotated[
-        str | None, ModelOption(help="Word for [MASK] of each class, as terrible,great; several as bad|awful,good.")
+        str | None,
+        ModelOption(
+            help="Word for [MASK] of each class, e.g. terrible,great, or several per class, e.g. bad|awful,good."
+        ),
     ] = None
     max_length: Annotated[int | None, ModelOption(help="Maximum tokens, text plus template.")] = None
     temperature: Annotated[
@@ -77,14 +108,17 @@ class ModelOptions:
         str, ModelOption(help="pouf, or what it is compared with: run --method list to see them all.")
     ] = "pouf"
     demonstrations: Annotated[
-        bool, ModelOption("--demonstrations", help="Show a shot of each class beside every text, as LM-BFF does.")
+        bool, ModelOption("--demonstrations", help="Show one shot per class beside every text, as LM-BFF does.")
     ] = False
     prior: Annotated[
         str | None,
-        ModelOption(help="Shares of the classes: estimated, paper, or known ones as 0.7,0.3.", show_default="uniform"),
+        ModelOption(
+            help="Class proportions: uniform, estimated, paper, or known ones, e.g. 0.7,0.3.",
+            show_default="of the recipe",
+        ),
     ] = None
     refine: Annotated[
-        bool | None, ModelOption("--refine/--no-refine", help="A last pass over all predictions together.")
+        bool | None, ModelOption("--refine/--no-refine", help="Refine all predictions jointly after training.")
     ] = None
 
 
@@ -92,8 +126,20 @@ class ModelOptions:
 class TrainingOptions:
     """Settings of the recipe; `SETTINGS` says which."""
 
+    preset: Annotated[
+        str | None,
+        TrainingOption(
+            help="fast (every input is encoded once), balanced, or paper (needs a GPU).",
+            show_default="fast for images, balanced for all else",
+        ),
+    ] = None
+    max_minutes: Annotated[
+        float | None, TrainingOption(help="Take the largest preset that is expected to need no longer.")
+    ] = None
     recipe: Annotated[str | None, TrainingOption(help="Name of a recipe, or a TOML file.")] = None
-    tune: Annotated[str | None, TrainingOption(help="What to train: full, prompt or layernorm.")] = None
+    tune: Annotated[str | None, TrainingOption(help="What to train: full, prompt, layernorm, lora or prototypes.")] = (
+        None
+    )
     steps: Annotated[int | None, TrainingOption(help="Number of updates.")] = None
     batch_size: Annotated[int | None, TrainingOption(help="Samples per step; several times the number of classes.")] = (
         None
@@ -115,10 +161,16 @@ class SpeedOptions:
     chunk: Annotated[
         int | None, SpeedOption(help="Samples encoded at once: any batch size in the memory of a chunk.")
     ] = None
-    precision: Annotated[str | None, SpeedOption(help="fp32 or bf16.")] = None
+    precision: Annotated[str | None, SpeedOption(help="fp32, bf16 or fp16.")] = None
+    shard: Annotated[
+        bool | None, SpeedOption("--shard", help="With several processes: weights in shards (FSDP2), not copies.")
+    ] = None
     compile_: Annotated[bool | None, SpeedOption("--compile", help="Compile the encoder with torch.compile.")] = None
     checkpointing: Annotated[
         bool | None, SpeedOption("--checkpointing", help="Less memory, more time: recompute activations.")
+    ] = None
+    save_every: Annotated[
+        float | None, SpeedOption(help="Seconds between two saves for --resume.", show_default="60")
     ] = None
 
 
@@ -126,15 +178,24 @@ class SpeedOptions:
 class InferenceOptions:
     """Where and how inputs are encoded."""
 
-    workers: Annotated[int | None, SpeedOption(help="Processes that read and decode ahead.", show_default="0")] = None
+    workers: Annotated[
+        int | None, SpeedOption(help="Processes that read and decode ahead.", show_default="0", min=0, max=1024)
+    ] = None
     cache: Annotated[
         Path | None,
         SpeedOption(
             help="Folder where features are kept and found again.", show_default="$POUF_CACHE or ~/.cache/pouf"
         ),
     ] = None
-    no_cache: Annotated[bool, SpeedOption("--no-cache", help="Keep no features and look for none.")] = False
+    no_cache: Annotated[bool, SpeedOption("--no-cache", help="Neither read nor write the feature cache.")] = False
     device: Annotated[str, SpeedOption(help="cpu, cuda or mps; auto takes the fastest there is.")] = "auto"
+    trust_model: Annotated[
+        bool,
+        ModelOption(
+            "--trust-model",
+            help="Load pickled weights and run code that comes with the model. Either can do anything on this machine.",
+        ),
+    ] = False
 
     def features(self) -> FeatureCache | None:
         from pouf.data.cache import FeatureCache
@@ -152,16 +213,28 @@ class InferenceOptions:
         try:
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
-            why = str(error).splitlines()[0]
-            raise InputError(f"can't use device {self.device!r}: {why}. Give cpu, cuda or mps") from None
+            # Of a name that it does not know, torch lists twenty that hardly anybody has.
+            why = "" if "device string" in str(error) else f" ({str(error).splitlines()[0]})"
+            raise InputError(f"can't use device {self.device!r}{why}: give cpu, cuda or mps") from None
         return self.device
 
 
 @dataclass
+class FolderOptions:
+    """What to do with a run that is there."""
+
+    resume: Annotated[
+        bool,
+        OutputOption("--resume", help="Go on with the run in --out where it was ended; begin it if there is none."),
+    ] = False
+    overwrite: Annotated[
+        bool, OutputOption("--overwrite", help="Delete the run in --out first, but for labels of a review.")
+    ] = False
+
+
+@dataclass
 class OutputOptions:
-    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="No progress, no tables; errors and alarms only.")] = (
-        False
-    )
+    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="Errors, alarms and cautions only.")] = False
     as_json: Annotated[
         bool, OutputOption("--json", help="One JSON object on standard output, and nothing else there.")
     ] = False
@@ -177,6 +250,7 @@ SETTINGS = {
     "optimizer": "optimisation.name", "lambda_": "objective.information", "augment": "augment", "views": "views",
     "chunk": "compute.chunk", "precision": "compute.precision", "compile_": "compute.compile",
     "checkpointing": "compute.checkpointing", "workers": "compute.workers", "temperature": "temperature",
+    "save_every": "compute.save_every", "shard": "compute.shard",
 }  # fmt: skip
 
 

@@ -7,22 +7,31 @@ from pathlib import Path
 from typing import Annotated
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import adapt_arguments, read_task
+from pouf.cli._inputs import adapt_arguments, check_options, read_task, trackers
 from pouf.cli._options import (
+    DataOption,
     DataOptions,
+    FolderOptions,
     InferenceOptions,
     ModelOptions,
     OutputOption,
     OutputOptions,
     SpeedOptions,
+    TrackerOption,
     TrainingOptions,
     grouped,
 )
-from pouf.errors import InputError
+from pouf.cli._progress import progress
 
 ReportOption = Annotated[
-    bool, OutputOption("--report/--no-report", help="Predictions and a report in the run as well.")
+    bool, OutputOption("--report/--no-report", help="Write predictions and a report into the run as well.")
 ]
+
+KeepClasses = Annotated[
+    str | None,
+    DataOption(help="Names outside of the task: how much of zero-shot with them is left? a,b,c, a file, or words."),
+]
+KeepData = Annotated[Path | None, DataOption(help="Labelled inputs of these names.", show_default="inputs of the task")]
 
 
 @grouped
@@ -33,8 +42,12 @@ def adapt(
     speed: SpeedOptions,
     place: InferenceOptions,
     output: OutputOptions,
+    existing: FolderOptions,
     out_dir: Annotated[Path, OutputOption("--out", help="Folder of the run.")] = Path("pouf-run"),
     report: ReportOption = True,
+    tracker: TrackerOption = None,
+    keep_classes: KeepClasses = None,
+    keep_data: KeepData = None,
 ) -> None:
     """Adapt a model to unlabelled images or texts, given the names of the classes."""
     from pouf.runs.folder import check_new
@@ -43,19 +56,24 @@ def adapt(
     if model.method == "list":
         console.show_methods()
         return
-    if training.steps == 0:
-        raise InputError("steps must be above 0; to train nothing, use --method zero-shot")
+    check_options(source, model, training)
     if console.speaks():
-        check_new(out_dir)
-    task = read_task(source, model, place)
-    with console.training(output.hidden, task) as progress:
+        check_new(out_dir, existing.resume, existing.overwrite)
+    told = trackers(tracker, out_dir)
+    with progress(output.hidden) as shown:
+        task = read_task(source, model, place, shown)
         result = task.classifier.adapt(
             task.data,
             **adapt_arguments(task, model, training, speed, place),
+            max_minutes=training.max_minutes,
             output_dir=out_dir,
+            resume=existing.resume,
+            overwrite=existing.overwrite,
             report=report,
-            callbacks=[progress],
+            callbacks=[shown, *told],
             command=sys.argv,
+            keep_classes=keep_classes,
+            keep_data=keep_data,
         )
     if console.speaks():
         console.show_adaptation(result, task, output)

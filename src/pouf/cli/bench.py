@@ -10,6 +10,7 @@ import typer
 
 from pouf.cli import _console as console
 from pouf.cli._options import OutputOptions, grouped
+from pouf.cli._progress import grid_progress
 from pouf.errors import InputError
 
 bench = typer.Typer(no_args_is_help=True, help="The paper's tables, on your data or on small stand-ins.")
@@ -46,17 +47,20 @@ def run(
     data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")],
     model: Annotated[str, typer.Option(help="Hub name or local folder.")],
     output: OutputOptions,
-    tasks: Annotated[str | None, typer.Option(help="Some tasks, as office31:webcam,RTE.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Some methods, as zero-shot,pouf-full.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, as 0,1,2.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Only these tasks, e.g. office31:webcam,RTE.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these methods, e.g. zero-shot,pouf-full.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, e.g. 0,1,2.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change the recipes, as steps=50 or optimisation.lr=1e-3.")
+        list[str] | None, typer.Option("--set", help="Change the recipes, e.g. steps=50 or optimisation.lr=1e-3.")
     ] = None,
     unlabelled: Annotated[
         str,
         typer.Option(help="Texts to adapt to: kshot, the paper's 16 a class of each seed, or train, the training set."),
     ] = "kshot",
-    limit: Annotated[int, typer.Option(help="Most training and test texts of a language task; 0 takes all.")] = 0,
+    limit: Annotated[
+        int,
+        typer.Option(help="Most test texts of a language task, drawn once and the same for all rows; 0 takes all."),
+    ] = 0,
     jobs: Annotated[int, typer.Option(help="Cells to run in parallel.")] = 1,
     resume: Annotated[
         bool,
@@ -74,7 +78,7 @@ def run(
     from pouf.bench.run import run_table
 
     console.calm_libraries()
-    with console.grid_progress(output.hidden) as (start, advance):
+    with grid_progress(output.hidden) as (start, advance):
         result = run_table(
             table, data, model, out_dir, tasks=_names(tasks), methods=_names(methods), seeds=_numbers(seeds),
             settings=_changes(settings or []), unlabelled=unlabelled, limit=limit, jobs=jobs, resume=resume,

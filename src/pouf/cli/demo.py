@@ -10,6 +10,7 @@ import typer
 
 from pouf.cli import _console as console
 from pouf.cli._options import OutputOptions, grouped
+from pouf.cli._progress import progress
 from pouf.errors import one_of
 
 
@@ -28,8 +29,8 @@ def demo(
     console.calm_libraries()
     check_new(out_dir)
     recipe = Recipe.load(one_of("--tune", tune, {"full": "demo", "prompt": "demo-prompt"})).with_settings(seed=seed)
-    with console.training(output.hidden) as progress:
-        result = run_demo(out_dir, recipe, command=sys.argv, callbacks=[progress])
+    with progress(output.hidden) as shown:
+        result = run_demo(out_dir, recipe, command=sys.argv, callbacks=[shown])
     verdict, report = result.adaptation.verdict, result.adaptation.files["report"]
     console.show_verdict(verdict, output.hidden)
     if output.as_json:

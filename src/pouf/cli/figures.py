@@ -9,16 +9,24 @@ from typing import Annotated
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import read_inputs, read_labels
+from pouf.cli._inputs import load_run, read_inputs, read_labels
 from pouf.cli._options import InferenceOptions, LabelColumn, OutputOptions, RunFolder, TextColumn, grouped
+from pouf.errors import InputError
 
 
 @grouped
 def figures(
     run: RunFolder,
-    inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Images or texts; with labels, if --labelled.")],
     place: InferenceOptions,
     output: OutputOptions,
+    inputs: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[INPUT]",
+            help="Images, texts or vectors; with labels, if --labelled.",
+            show_default="the run's own",
+        ),
+    ] = None,
     labelled: Annotated[bool, typer.Option("--labelled", help="INPUT has labels, as for pouf evaluate.")] = False,
     centred: Annotated[
         bool, typer.Option("--centred", help="t-SNE of inputs and prototypes each centred by their own mean.")
@@ -28,19 +36,20 @@ def figures(
     label_column: LabelColumn = "label",
 ) -> None:
     """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; SVG."""
-    from pouf.classifier import Classifier
+    from pouf.files import room_for
     from pouf.inference import InferenceConfig
     from pouf.reporting.figures import look, paper_figures
     from pouf.reporting.svg import write
     from pouf.runs.folder import Run
 
     console.calm_libraries()
+    room_for(out_dir / "figure.svg")
     there, labels = Run(run), None
-    zero_shot, adapted = (
-        Classifier.from_pretrained(run, use=use, device=place.place()) for use in ("zero-shot", there.adapted)
-    )
+    zero_shot, adapted = load_run(run, place, "zero-shot", there.adapted)
     if labelled:
-        data, labels = read_labels(adapted, inputs, text_column, label_column)
+        if inputs is None:
+            raise InputError("--labelled is about INPUT: name the folder or the file with labels")
+        data, labels = read_labels(adapted, inputs, text_column, label_column, there)
     else:
         data = read_inputs(adapted, inputs, text_column, there)
     inference = InferenceConfig(workers=place.workers or 0, cache=place.features())

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import read_inputs
-from pouf.cli._options import InferenceOptions, OutputOptions, RunFolder, TextColumn, UseOption, grouped
+from pouf.cli._inputs import load_run, read_inputs
+from pouf.cli._options import IdColumn, InferenceOptions, OutputOptions, RunFolder, TextColumn, UseOption, grouped
+from pouf.cli._progress import progress
 
 
 @grouped
@@ -18,55 +19,78 @@ def predict(
     inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of images, one image, or file of texts.")],
     place: InferenceOptions,
     output: OutputOptions,
-    out_file: Annotated[Path, typer.Option("--out", help="File to write, .csv or .jsonl.")] = Path("predictions.csv"),
+    out_file: Annotated[Path, typer.Option("--out", help="File to write: .csv, .jsonl or .parquet.")] = Path(
+        "predictions.csv"
+    ),
     use: UseOption = "advised",
     abstain: Annotated[
-        float | None, typer.Option(help="Leave out what is likely wrong: the rate of errors to stay below, as 0.05.")
+        float | None,
+        typer.Option(help="Mark what is likely wrong, to keep the error rate of the rest below this, e.g. 0.05."),
     ] = None,
     unknown: Annotated[
         bool, typer.Option("--unknown", help="Say `unknown` of inputs that are far from all prototypes.")
     ] = False,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="The probability of every class, one column p_NAME each.")
+    ] = False,
+    safe_csv: Annotated[
+        bool, typer.Option("--safe-csv", help="Put ' before names that a spreadsheet would take for formulas.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(help="Samples encoded at once.", min=1)] = 64,
     text_column: TextColumn = None,
+    id_column: IdColumn = None,
 ) -> None:
     """Classify images or texts with an adapted model."""
-    from pouf.classifier import Classifier
+    from dataclasses import replace
+
+    from pouf.data.cache import RunMemory
     from pouf.distributed import join
-    from pouf.inference import InferenceConfig
+    from pouf.inference import FeatureSet, InferenceConfig
     from pouf.runs.folder import Run
-    from pouf.runs.predictions import write_predictions, writer_for
+    from pouf.runs.predictions import Extras, check_place, predict_share
+    from pouf.training.callbacks import Callbacks
+    from pouf.validation.names import absent_names
     from pouf.validation.selective import UNKNOWN, check_rate, doubtful, strangers
 
     console.calm_libraries()
-    writer_for(out_file)
+    check_place(out_file)
     if abstain is not None:
         check_rate(abstain)
     there = Run(run)
-    classifier = Classifier.from_pretrained(run, use=use, device=place.place())  # type: ignore[arg-type]
-    data = read_inputs(classifier, inputs, text_column, there)
+    (classifier,) = load_run(run, place, use)
     world = join(classifier.device)
-    hidden = output.hidden or not world.is_first
-    with console.bar("predicting", len(world.share(range(len(data)))), hidden) as advance:
-        inference = InferenceConfig(batch_size, place.workers or 0, place.features(), advance, world)
-        encoded = classifier.encode(data, inference)
+    data = read_inputs(classifier, inputs, text_column, there, id_column)
+    world.agree(data.fingerprint(), "inputs")
+    said: dict[int, str] = {}
+    flags: dict[str, set[int]] = {}
+    more: dict[str, dict[int, float]] = {}
+
+    def mark_strangers(encoded: FeatureSet) -> None:
+        used = there.verdict.advised if use == "advised" else use
+        said.update(dict.fromkeys(strangers(classifier, encoded, there.verdict.near.get(used)), UNKNOWN))
+
+    with progress(output.hidden or not world.is_first) as shown:
+        cache = place.features()
+        if abstain is not None and cache is None:
+            cache = RunMemory()  # what is looked at again need not be encoded again
+        inference = InferenceConfig(batch_size, place.workers or 0, cache, world=world)
+        inference = Callbacks([shown]).watching(inference, "encoding")
+        if abstain is not None:
+            (zero_shot,) = load_run(run, place, "zero-shot")
+            own, quiet = classifier.encode_share(data, inference), replace(inference, on_batch=None, on_start=None)
+            left_out, more["reliability"] = doubtful(classifier, zero_shot, data, own, abstain, quiet)
+            flags["abstained"] = set(left_out)
+        extras = Extras(said, flags, more, probabilities, safe_csv)
+        seen = mark_strangers if unknown else lambda encoded: None
+        share = predict_share(out_file, classifier, data, inference, extras, seen)
+    counts = {name: len(where) for name, where in flags.items()} | ({"unknown": len(said)} if unknown else {})
+    counts = {name: sum(world.gather_objects(count)) for name, count in counts.items()}
     if not world.is_first:
         return
-    said: dict[int, str] = {}
-    more: dict[str, dict[int, float]] = {}
-    if abstain is not None:
-        zero_shot = Classifier.from_pretrained(run, use="zero-shot", device=place.place())
-        left_out, more["reliability"] = doubtful(classifier, zero_shot, data, encoded, abstain, inference.alone())
-        said |= dict.fromkeys(left_out, "")
-    if unknown:
-        used = there.verdict.advised if use == "advised" else use
-        said |= dict.fromkeys(strangers(classifier, encoded, there.verdict.near.get(used)), UNKNOWN)
-    write_predictions(out_file, classifier.classes, data, classifier.score_blocks(encoded), said, more)
     facts: dict[str, Any] = {
-        "n": len(encoded.indices), "skipped": len(data.skipped), "used": use, "predictions": str(out_file),
+        "n": share.n, "skipped": len(data.skipped), "used": use, "predictions": str(out_file),
+        "absent": absent_names(classifier, share.sample), **counts,
     }  # fmt: skip
-    replaced = list(said.values())
-    facts |= {"abstained": replaced.count("")} if abstain is not None else {}
-    facts |= {"unknown": replaced.count(UNKNOWN)} if unknown else {}
     if use == "advised":
         facts |= {"used": there.verdict.advised, "verdict": there.verdict.message}
         console.show_verdict(there.verdict, quiet=True)
@@ -74,14 +98,15 @@ def predict(
         console.tell_json(facts | {"unreadable": [data.ids[i] for i in sorted(data.skipped)]})
     elif not output.quiet:
         console.show_skipped([data], None)
+        console.show_absent(facts["absent"], len(classifier.classes))
         if unknown:
             console.say(f"{facts['unknown']:,} inputs marked unknown (threshold: 99th percentile of the distances "
                         "seen in training)")  # fmt: skip
         if abstain is not None:
             console.say(
-                f"{facts['abstained']:,} are left out, so that {100 * abstain:g} % of the rest should be wrong. That "
-                "rests on how surely and steadily classes are predicted, by the model and by zero-shot, and on no "
-                "label: check it with pouf review"
+                f"{facts['abstained']:,} are marked abstained, so that {100 * abstain:g} % of the rest should be "
+                "wrong. That rests on how surely and steadily classes are predicted, by the model and by zero-shot, "
+                "and on no label: check it with pouf review"
             )
         by = "zero-shot" if facts["used"] == "zero-shot" else f"the {facts['used']} step"
         console.say(f"{facts['n']:,} predictions in {out_file}, by {by}")

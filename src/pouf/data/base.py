@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 import torch
 
+from pouf.data.random_batches import Draw, Permutations, RandomBatches
 from pouf.errors import InputError
 
 Modality = Literal["image", "text", "vector"]
@@ -15,13 +18,6 @@ Modality = Literal["image", "text", "vector"]
 
 class Unreadable(Exception):
     """One sample can't be read; its message says why. Never fatal: the sample is skipped and listed."""
-
-
-class Draw(NamedTuple):
-    """One sample of a batch to come: what is random about it follows from the seed alone, whoever reads it."""
-
-    place: int  # position in the data
-    seed: int
 
 
 class Transform(NamedTuple):
@@ -38,10 +34,12 @@ class Unlabelled(ABC):
         ids: what to call each sample in predictions and lists: a path, or a row's number.
         source: where the samples come from, for messages and the run's manifest.
         skipped: index → reason, for the samples found unreadable so far.
+        own_ids: columns of the user's choice that name the samples in predictions, in the place of `ids`.
     """
 
     modality: Modality
     streamed = False  # without a known number of samples, and without a way back to one
+    own_ids: Mapping[str, Sequence[Any]] | None = None
 
     def __init__(self, ids: Sequence[str], source: str) -> None:
         self.ids = ids
@@ -51,9 +49,21 @@ class Unlabelled(ABC):
     def __len__(self) -> int:
         return len(self.ids)
 
+    def shown(self) -> Mapping[str, Sequence[Any]]:
+        """What names the samples in a table of them, by column."""
+        return self.own_ids or {"path" if self.modality == "image" else "row": self.ids}
+
     @abstractmethod
     def read(self, index: int) -> Any:
         """The sample, or `Unreadable`."""
+
+    def read_for(self, index: int, side: int | None) -> Any:
+        """The sample as a model that reads side² pixels needs it: a large image may come smaller."""
+        return self.read(index)
+
+    def show(self, index: int, side: int) -> Any:
+        """The sample as a person is to see it: a picture of about side² pixels, a text, or all there is."""
+        return self.read_for(index, side)
 
     @abstractmethod
     def content_order(self) -> Sequence[int]:
@@ -78,7 +88,8 @@ class Unlabelled(ABC):
             seeded: the draws have seeds, which follow from the samples' contents, or from their places.
         """
         wanted = set(range(len(self)) if only is None else only) - self.skipped.keys()
-        order = [place for place in self.reading_order() if place in wanted]
+        order = self.reading_order()
+        order = sorted(wanted) if isinstance(order, range) else [place for place in order if place in wanted]
         for start in range(0, len(order), size):
             batch = order[start : start + size]
             yield [Draw(place, self._seed(place) if seeded else 0) for place in batch]
@@ -87,26 +98,16 @@ class Unlabelled(ABC):
         digest = self.digest(place)
         return int.from_bytes(digest[:7], "big") if digest else place
 
-    def random_batches(self, size: int, generator: torch.Generator) -> Iterator[list[Draw]]:
-        """Batches without end. Each epoch is a new permutation; no batch holds a sample twice.
+    def random_batches(self, size: int, generator: torch.Generator) -> RandomBatches:
+        """Batches without end, an epoch after the other."""
+        return Permutations(self, size, generator)
 
-        What is left of an epoch after its last full batch waits for the next one. Data smaller than `size` come
-        whole in every batch. Samples that have turned out to be unreadable are left out from then on.
-        """
-        order = self.content_order()
-        # Seeds come from a stream of their own, so that the order of samples is the same whether they are used or not.
-        seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
-        while True:
-            self.check_readable()
-            size = min(size, len(self) - len(self.skipped))
-            batch: list[Draw] = []
-            for position in torch.randperm(len(order), generator=generator).tolist():
-                if (index := order[position]) in self.skipped:
-                    continue
-                batch.append(Draw(index, int(torch.randint(2**62, (), generator=seeds))))
-                if len(batch) == size:
-                    yield batch
-                    batch = []
+    def fingerprint(self) -> str:
+        """Of the names of all samples and the content of some: other data are most likely to have another."""
+        digest = blake2b(json.dumps([len(self), *self.ids]).encode(), digest_size=16)
+        for place in range(0, len(self), max(1, len(self) // 256)):
+            digest.update(self.digest(place))
+        return digest.hexdigest()
 
     def check_readable(self) -> None:
         """An error if there is nothing, or if every sample has turned out to be unreadable."""
@@ -131,6 +132,12 @@ class Subset(Unlabelled):
 
     def read(self, index: int) -> Any:
         return self.data.read(self.places[index])
+
+    def show(self, index: int, side: int) -> Any:
+        return self.data.show(self.places[index], side)
+
+    def read_for(self, index: int, side: int | None) -> Any:
+        return self.data.read_for(self.places[index], side)
 
     def content_order(self) -> Sequence[int]:
         own: dict[int, list[int]] = {}  # a place may be given twice

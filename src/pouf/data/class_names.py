@@ -1,13 +1,40 @@
-"""Names of classes: how they are said, compared, checked and read."""
+"""Names of classes, and descriptions beside them: how they are said, compared, checked and read."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from pouf.data.tables import BadRow, header, read_table
 from pouf.errors import InputError
+from pouf.reading import read_text
+
+NOT_IN_NAMES = ("Cc", "Cs", "Zl", "Zp")  # Unicode's categories of controls, halves of characters and line breaks
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# Names alone, a file of them, or for each name a description or several.
+Classes = Sequence[str] | Mapping[str, str | Sequence[str]] | Path
+
+
+class ClassSet(NamedTuple):
+    """What the classes are called, and what the text side reads in the place of the names, where that is given."""
+
+    names: tuple[str, ...]
+    descriptions: tuple[tuple[str, ...], ...] | None = None
+
+    def as_given(self) -> Classes:
+        """The inverse of `class_set`."""
+        return self.names if self.descriptions is None else dict(zip(self.names, self.descriptions, strict=True))
 
 
 def spoken(name: str) -> str:
@@ -16,17 +43,38 @@ def spoken(name: str) -> str:
 
 
 def same_name(name: str) -> str:
-    """What two spellings of one class have in common: case, underscores and spaces do not count."""
-    return spoken(name).casefold()
+    """What two spellings of one class have in common: case, underscores, spaces and Unicode forms do not count."""
+    return unicodedata.normalize("NFKC", spoken(name)).casefold()
+
+
+def class_set(classes: Classes) -> ClassSet:
+    """Names and descriptions from whatever a person gives as classes."""
+    if isinstance(classes, Path):
+        return read_class_file(classes)
+    if not isinstance(classes, Mapping):
+        return ClassSet(check_classes(classes))
+    names = check_classes(list(classes))
+    texts = [[given] if isinstance(given, str) else given for given in classes.values()]
+    descriptions = tuple(tuple(dict.fromkeys(_described(name, own))) for name, own in zip(names, texts, strict=True))
+    return ClassSet(names, descriptions)
+
+
+def _described(name: str, texts: Any) -> Iterable[str]:
+    """The descriptions of one class."""
+    if not isinstance(texts, Iterable) or isinstance(texts, Mapping) or not all(isinstance(t, str) for t in texts):
+        raise InputError(f"class {name!r} has {texts!r} where a description, or a list of them, is expected")
+    told = [" ".join(text.split()) for text in texts]
+    if not told or not all(told):
+        raise InputError(f"class {name!r} has an empty description: describe each class, or give names alone")
+    return told
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """The class names, stripped, or an error where they are too few, empty or not distinct."""
+    """The class names in one line each, or an error where they are too few, empty or not distinct."""
     if isinstance(classes, str):
-        raise InputError(f"classes must be a list of names, not the text {classes!r}: give [{classes!r}, …]")
-    names = tuple(name.strip() for name in classes)
-    if any(not spoken(name) for name in names):
-        raise InputError("a class name is empty: give each class a name, as the text side reads nothing else")
+        meant = [name.strip() for name in classes.split(",") if name.strip()]
+        raise InputError(f"classes must be a list of names, not the text {classes!r}: give {meant!r}")
+    names = tuple(_check_name(name) for name in classes)
     doubles = [name for name, count in Counter(map(same_name, names)).items() if count > 1]
     if doubles:
         raise InputError(f"duplicate class names: {', '.join(doubles)}. Give each class once, under its own name.")
@@ -35,30 +83,95 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+def _check_name(name: str) -> str:
+    """The name, stripped, if it is one."""
+    if not isinstance(name, str):
+        raise InputError(f"a class name must be a text, not {name!r}: give a word that says what the class is")
+    if not spoken(name):
+        raise InputError("a class name is empty: give each class a name, as the text side reads nothing else")
+    if any(unicodedata.category(character) in NOT_IN_NAMES for character in name.strip()):
+        raise InputError(f"class name {name!r} holds a line break or a control character: give one line of text")
+    return name.strip()
+
+
 def numbered(names: Sequence[str]) -> list[str]:
     """The second `missile` becomes `missile (2)`."""
     met: Counter[str] = Counter()
     told = []
-    for name in names:
+    for name in map(_check_name, names):
         met[same_name(name)] += 1
         count = met[same_name(name)]
         told.append(name if count == 1 else f"{name} ({count})")
     return told
 
 
-def read_classes(given: str) -> tuple[str, ...]:
-    """Class names from the command line: a file with one name a line, or `a,b,c`."""
+def read_classes(given: str) -> ClassSet:
+    """Classes from the command line: a file, or names as `a,b,c`."""
     if os.path.isfile(given):
-        return check_classes(read_lines(given))
+        return read_class_file(Path(given))
     if "," not in given:
-        raise InputError(f"no class file {given!r}: expected a file with one name a line, or names like a,b,c")
-    return check_classes([name for name in given.split(",") if name.strip()])
+        if Path(given).suffix or os.sep in given:
+            raise InputError(f"no class file {given!r}: expected a file with one name per line, or names like a,b,c")
+        raise InputError(f"one class given, {given!r}; name at least two, as a,b,c, or give a file of them")
+    return class_set([name for name in given.split(",") if name.strip()])
+
+
+def read_class_file(file: Path) -> ClassSet:
+    """Names and their descriptions.
+
+    One name per line; or, as TOML or JSON, `name = "description"` or a list of them; or a CSV file with a column
+    `class` and one or several of descriptions, where a class may have several rows.
+    """
+    if not file.is_file():
+        raise InputError(f"no class file {str(file)!r}: expected one name per line, or a .csv, .json or .toml file")
+    kind = file.suffix.lower()
+    if kind in (".csv", ".tsv"):
+        return _class_table(file)
+    if kind not in (".json", ".toml"):
+        return class_set(read_lines(file))
+    try:
+        table = (json.loads if kind == ".json" else tomllib.loads)(read_text(file))
+    except (ValueError, RecursionError) as error:  # of both libraries
+        raise InputError(f"{str(file)!r} is not valid {kind[1:].upper()}: {error}") from None
+    if isinstance(table, dict) and table.keys() == {"classes"}:
+        table = table["classes"]
+    if not isinstance(table, (dict, list)):
+        raise InputError(f"{str(file)!r}: expected a list of names, or a description for each name, not {table!r}")
+    try:
+        return class_set(table)
+    except InputError as error:
+        raise InputError(f"{str(file)!r}: {error}") from None
+
+
+CLASS_COLUMNS = ("class", "name", "label")
+DESCRIPTION_COLUMNS = ("description", "descriptions", "prompt", "prompts", "word", "words")
+
+
+def _class_table(file: Path) -> ClassSet:
+    names = header(file, CLASS_COLUMNS)
+    plain = {name: name.strip().casefold().rstrip("0123456789 _") for name in names}
+    called = [name for name in names if plain[name] in CLASS_COLUMNS]
+    told = [name for name in names if plain[name] in DESCRIPTION_COLUMNS]
+    if len(names) == 1 and not called:
+        return class_set(read_lines(file))  # one name per line, and no header
+    if len(called) != 1 or len(called) + len(told) < len(names):
+        raise InputError(
+            f"{str(file)!r} has the columns {', '.join(names[:20])}: expected class and description, or class alone"
+        )
+    columns = read_table(file, *called, *told)
+    classes: dict[str, list[str]] = {}
+    for name, *texts in zip(*columns.values(), strict=True):
+        given = [text for text in texts if not isinstance(text, BadRow) and text.strip()]
+        if isinstance(name, BadRow) or not name.strip():
+            if given or "blank" not in name:
+                raise InputError(f"{str(file)!r} has a row without a class ({name or given[0]}): name it")
+            continue
+        if name in classes and not given:
+            raise InputError(f"{str(file)!r} has class {name!r} twice: give it once, or another description")
+        classes.setdefault(name, []).extend(given)
+    return class_set(classes if told else list(classes))
 
 
 def read_lines(file: str | Path) -> list[str]:
     """The lines of a text file that are not blank."""
-    try:
-        text = Path(file).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{str(file)!r} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
-    return [line for line in text.splitlines() if line.strip()]
+    return [line for line in read_text(file).splitlines() if line.strip()]

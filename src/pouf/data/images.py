@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import tarfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.errors import InputError
+from pouf.data.remote import RemoteFile, as_url, files_below, local_copy
+from pouf.errors import InputError, optional
+from pouf.reading import read_bytes
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+HEIC = (".heic", ".heif")  # with an extra; without it they are skipped, and the reason says so
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", *HEIC)
+logger = logging.getLogger(__name__)
+
+
+# What a camera's note of how it was held asks for.
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class TarMember(NamedTuple):
@@ -30,10 +49,13 @@ class TarMember(NamedTuple):
     def read_bytes(self) -> bytes:
         with self.archive.open("rb") as stream:
             stream.seek(self.offset)
-            return stream.read(self.size)
+            content = stream.read(self.size)
+        if len(content) < max(self.size, 1):
+            raise OSError("the archive is cut or damaged here")
+        return content
 
 
-Item = str | Path | TarMember | Image.Image
+Item = str | Path | TarMember | RemoteFile | Image.Image
 
 
 class Images(Unlabelled):
@@ -42,7 +64,7 @@ class Images(Unlabelled):
     modality = "image"
 
     def __init__(self, items: Sequence[Item], ids: Sequence[str] | None = None, source: str = "the list") -> None:
-        names = [os.fspath(item) if isinstance(item, (str, Path)) else str(i) for i, item in enumerate(items)]
+        names = [readable(item) if isinstance(item, (str, Path)) else str(i) for i, item in enumerate(items)]
         super().__init__(names if ids is None else ids, source)
         self.items = items
 
@@ -50,9 +72,14 @@ class Images(Unlabelled):
     def from_folder(cls, folder: str | Path) -> Images:
         """All images below a folder, at any depth, in the order of their paths. What lies where plays no part.
 
-        A tar archive counts as a folder; a folder that holds archives and no images, as all of them together.
+        A tar archive counts as a folder; a folder that holds archives and no images, as all of them together. Links
+        that lead out of the folder are skipped: a folder from elsewhere must not decide what is read here. An address
+        such as `s3://bucket/photos` is read through fsspec, each image when it is needed.
         """
-        folder = Path(folder)
+        url = as_url(folder)
+        if url is not None and not url.endswith(".tar"):
+            return cls._from_url(url)
+        folder = local_copy(folder)
         if folder.is_file() and folder.suffix == ".tar":
             return cls.from_archives([folder], str(folder))
         if folder.is_file() and folder.suffix.lower() in EXTENSIONS:
@@ -62,18 +89,38 @@ class Images(Unlabelled):
         if not folder.is_dir():
             raise InputError(f"no image folder {str(folder)!r}: expected a folder with {', '.join(EXTENSIONS)} files")
         paths: list[Path] = []
+        others: list[Path] = []
         for root, folders, names in os.walk(folder):
             # Hidden files and folders (.DS_Store, .thumbnails) are the system's, not the user's.
             folders[:] = [name for name in folders if not name.startswith(".")]
-            paths += [Path(root, n) for n in names if n.lower().endswith(EXTENSIONS) and not n.startswith(".")]
-        if not paths and (archives := sorted(folder.rglob("*.tar"))):
+            for name in names:
+                if not name.startswith("."):
+                    (paths if name.lower().endswith(EXTENSIONS) else others).append(Path(root, name))
+        home = folder.resolve()
+        archives = [] if paths else sorted(path for path in folder.rglob("*.tar") if not _leaves(path, home))
+        if archives:
             return cls.from_archives(archives, str(folder))
         if not paths:
             raise InputError(
                 f"no images in {str(folder)!r}: expected {', '.join(EXTENSIONS)} files in it or its sub-folders"
             )
+        if others:
+            endings = Counter(path.suffix.lower() or "without an ending" for path in others)
+            told = ", ".join(f"{n} {ending}" for ending, n in endings.most_common(5))
+            logger.warning("ignored in %s, as no images: %s; the first is %s", folder, told, readable(min(others).name))
         paths.sort()
-        return cls(paths, [path.relative_to(folder).as_posix() for path in paths], str(folder))
+        images = cls(paths, [readable(path.relative_to(folder).as_posix()) for path in paths], str(folder))
+        for index, path in enumerate(paths):
+            if _leaves(path, home):
+                images.skipped[index] = "a link that leads out of the folder: copy the file itself into it"
+        return images
+
+    @classmethod
+    def _from_url(cls, url: str) -> Images:
+        named = dict(files_below(url, EXTENSIONS))
+        if not named:
+            raise InputError(f"no images in {url!r}: expected {', '.join(EXTENSIONS)} files in it or its sub-folders")
+        return cls(list(named.values()), list(named), url)
 
     @classmethod
     def from_archives(cls, archives: Sequence[str | Path], source: str | None = None) -> Images:
@@ -82,27 +129,34 @@ class Images(Unlabelled):
         ids: list[str] = []
         for archive in map(Path, archives):
             try:
-                with tarfile.open(archive, "r:") as listing:
-                    for entry in listing:
-                        if entry.isfile() and entry.name.lower().endswith(EXTENSIONS):
-                            members.append(TarMember(archive, entry.offset_data, entry.size))
-                            ids.append(f"{archive.name}/{entry.name}")
+                found = list(_members(archive))
             except (OSError, tarfile.TarError) as error:
                 raise InputError(f"{str(archive)!r} is no tar archive that can be read ({error}): unpack it") from None
+            ids += [readable(f"{archive.name}/{name}") for name, _ in found]
+            members += [member for _, member in found]
         source = source if source is not None else ", ".join(map(str, archives))
         if not members:
             raise InputError(f"no images in {source}: expected {', '.join(EXTENSIONS)} files in the archives")
         return cls(members, ids, source)
 
     def read(self, index: int) -> Image.Image:
+        return self.read_for(index, None)
+
+    def read_for(self, index: int, side: int | None) -> Image.Image:
+        if index in self.skipped:
+            raise Unreadable(self.skipped[index])
         item = self.items[index]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Pillow warns of damaged metadata; the pixels are what counts
                 if isinstance(item, Image.Image):
-                    return to_rgb(item)
-                with Image.open(io.BytesIO(item.read_bytes()) if isinstance(item, TarMember) else item) as image:
-                    return to_rgb(image)
+                    return decode(item, side)
+                if str(self.ids[index]).lower().endswith(HEIC):
+                    _open_heic()
+                with Image.open(io.BytesIO(_content(item))) as image:
+                    return decode(image, side)
+        except UnidentifiedImageError:
+            raise Unreadable("not an image, or not in a format that Pillow knows") from None
         # A damaged file can raise nearly anything from a decoder: SyntaxError, struct.error, zlib.error, …
         except Exception as error:
             raise Unreadable(str(error) or type(error).__name__) from error
@@ -114,7 +168,7 @@ class Images(Unlabelled):
     def _size(item: Item) -> int:
         if isinstance(item, Image.Image):
             return item.width * item.height
-        if isinstance(item, TarMember):
+        if isinstance(item, (TarMember, RemoteFile)):
             return item.size
         try:
             return os.stat(item).st_size
@@ -124,14 +178,50 @@ class Images(Unlabelled):
     def digest(self, index: int) -> bytes:
         item = self.items[index]
         try:
-            content = _pixels(item) if isinstance(item, Image.Image) else _file(item).read_bytes()
+            if isinstance(item, RemoteFile):
+                return item.digest()
+            content = _pixels(item) if isinstance(item, Image.Image) else _content(item)
         except OSError:
             return b""
         return blake2b(content, digest_size=16).digest()
 
 
-def _file(item: str | Path | TarMember) -> Path | TarMember:
-    return item if isinstance(item, TarMember) else Path(item)
+def readable(path: str | Path) -> str:
+    """A path as text that can be written and shown: bytes that are no UTF-8 as `\\xff`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _leaves(path: Path, root: Path) -> bool:
+    """Whether a link leads out of a folder."""
+    return path.is_symlink() and root not in path.resolve().parents
+
+
+def _content(item: str | Path | TarMember | RemoteFile) -> bytes:
+    return item.read_bytes() if isinstance(item, (TarMember, RemoteFile)) else read_bytes(item)
+
+
+def _members(archive: Path) -> Iterator[tuple[str, TarMember]]:
+    """The images of an archive by name; where it breaks off, one that can't be read stands for what is lost."""
+    with tarfile.open(archive, "r:") as listing:
+        try:
+            for entry in listing:
+                if entry.isfile() and entry.name.lower().endswith(EXTENSIONS):
+                    yield entry.name, TarMember(archive, entry.offset_data, entry.size)
+        except tarfile.TarError:
+            if not listing.offset:
+                raise
+        end = listing.offset
+    with archive.open("rb") as stream:
+        stream.seek(end)
+        whole = stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)  # tarfile itself takes anything for the end
+    if not whole:
+        yield f"from byte {end}", TarMember(archive, end, 0)
+
+
+@cache
+def _open_heic() -> None:
+    """Teach Pillow the format of iPhones."""
+    optional("pillow_heif", "heic", "a HEIC image").register_heif_opener()
 
 
 def _pixels(image: Image.Image) -> bytes:
@@ -164,23 +254,57 @@ class OrderByContent(Sequence[int]):
         return int(self._order[place])
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """The first frame, upright, as 8-bit RGB.
+def decode(image: Image.Image, side: int | None = None) -> Image.Image:
+    """The first frame, upright, as 8-bit RGB, no larger than needed.
 
-    Transparent pixels become white: the colour that is stored behind them was never meant to be seen.
-    16-bit and floating-point grey is scaled to 8 bits, where Pillow would clip it.
+    Args:
+        side: of the square that a model reads. An image whose shorter side is at least four times as long is reduced
+            by a whole factor to between two and four times, JPEGs while they are decoded: a batch of photographs
+            would take gigabytes.
     """
     image.seek(0)
-    image = ImageOps.exif_transpose(image)
+    factor = min(image.size) // (2 * side) if side else 1
+    if factor > 1:
+        image.draft("RGB", (image.width // factor, image.height // factor))
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > limit:
+        raise Unreadable(
+            f"{image.width} x {image.height} pixels, more than the {limit:,} that are decoded: make it smaller, or "
+            "raise PIL.Image.MAX_IMAGE_PIXELS"
+        )
+    image.load()
+    rgb = to_rgb(image)
+    factor = min(rgb.size) // (2 * side) if side else 1
+    rgb = rgb.reduce(factor) if factor > 1 else rgb.copy() if rgb is image else rgb
+    turn = UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return rgb if turn is None else rgb.transpose(turn)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """8-bit RGB.
+
+    Transparent pixels become white: the colour that is stored behind them was never meant to be seen.
+    Grey of more than 8 bits is scaled down, where Pillow would clip it.
+    """
     if image.mode.startswith(("I", "F")):
-        pixels = np.asarray(image, dtype=np.float64)
-        # 16-bit formats use the range up to 65,535; floats are expected in [0, 1] unless they say otherwise.
-        top = 65535.0 if image.mode.startswith("I") else max(1.0, float(pixels.max(initial=0.0)))
-        return Image.fromarray((pixels.clip(0, top) * (255.0 / top)).round().astype(np.uint8)).convert("RGB")
+        return _grey(image)
     if image.mode == "RGB" and "transparency" not in image.info:
-        return image.copy()
+        return image
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = image.convert("RGBA")
         ground = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(ground, image).convert("RGB")
     return image.convert("RGB")
+
+
+def _grey(image: Image.Image) -> Image.Image:
+    """16 bits are from 0 to 65,535 and floats from 0 to 1; what goes beyond is scaled to fit."""
+    pixels = np.asarray(image, dtype=np.float64)
+    pixels = np.where(np.isfinite(pixels), pixels, 0.0)
+    low, high = float(pixels.min(initial=0.0)), float(pixels.max(initial=0.0))
+    if image.mode.startswith("F"):
+        low, high = min(low, 0.0), max(high, 1.0)
+    elif low >= 0 and high <= 65535:
+        low, high = 0.0, 65535.0 if high > 255 or image.mode != "I" else 255.0
+    scaled = (pixels - low) * (255.0 / (high - low))
+    return Image.fromarray(scaled.round().astype(np.uint8)).convert("RGB")

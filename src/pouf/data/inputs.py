@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +14,13 @@ from torch import Tensor
 
 from pouf.data.base import Modality, Unlabelled
 from pouf.data.images import EXTENSIONS, Images
+from pouf.data.streams import Stream
+from pouf.data.tables import find_columns
 from pouf.data.texts import RowNumbers, Texts
-from pouf.data.vectors import FEATURES, Vectors
+from pouf.data.vectors import FEATURES, Vectors, to_numpy
 from pouf.errors import InputError
 
+logger = logging.getLogger(__name__)
 Inputs = Unlabelled | str | Path | Iterable[Any]  # pictures, arrays and datasets among the iterables
 COLUMNS: dict[Modality, Sequence[str]] = {"image": ("image", "img"), "text": ("text", "sentence"), "vector": FEATURES}
 
@@ -25,7 +30,9 @@ class Given(NamedTuple):
     single: bool  # one sample was given and not a list, so one answer is wanted
 
 
-def as_data(inputs: Inputs, modality: Modality, columns: Sequence[str] = ("text",)) -> Given:
+def as_data(
+    inputs: Inputs, modality: Modality, columns: Sequence[str] = ("text",), id_columns: Sequence[str] = ()
+) -> Given:
     """Inputs as data of a model's kind.
 
     A `str` is a text for a text model and a path for the others; a `Path` is a file or a folder; a picture, an array of
@@ -33,13 +40,28 @@ def as_data(inputs: Inputs, modality: Modality, columns: Sequence[str] = ("text"
 
     Args:
         columns: of a file or a dataset, that make a sample of text.
+        id_columns: of a file, that name the samples in predictions.
     """
+    if id_columns:
+        return Given(_named_data(inputs, modality, columns, id_columns), False)
     if isinstance(inputs, Unlabelled):
         return Given(inputs, False)
     if hasattr(inputs, "column_names"):
         return Given(_from_dataset(inputs, modality, columns), False)
+    if hasattr(inputs, "iloc") and hasattr(inputs, "columns"):
+        return Given(_from_frame(inputs, modality, columns), False)
+    if not isinstance(inputs, (Path, Image.Image, Iterable)):  # a str is iterable
+        raise InputError(f"expected {modality}s, a path or a list of them, not {type(inputs).__name__}")
     read = {"image": _images, "text": _texts, "vector": _vectors}[modality]
     return read(inputs, columns)
+
+
+def _named_data(inputs: Any, modality: Modality, columns: Sequence[str], id_columns: Sequence[str]) -> Unlabelled:
+    if modality == "image" or not isinstance(inputs, (str, Path)):
+        raise InputError("columns of ids are read from a file of texts or vectors; images are named by their paths")
+    if modality == "vector":
+        return Vectors.from_file(inputs, id_columns)
+    return Texts.from_file(inputs, columns, id_columns)
 
 
 def _images(inputs: Any, columns: Sequence[str]) -> Given:
@@ -68,6 +90,8 @@ def _texts(inputs: Any, columns: Sequence[str]) -> Given:
         return Given(Texts.from_file(inputs, columns), False)
     pair = isinstance(inputs, tuple) and len(columns) == len(inputs) == 2 and all(isinstance(i, str) for i in inputs)
     single = isinstance(inputs, str) or pair
+    if isinstance(inputs, str) and len(inputs) < 256 and os.path.isfile(inputs):
+        logger.warning("%r is read as a text, though a file has that name: the file is Path(%r)", inputs, inputs)
     samples = [inputs] if single else [tuple(item) if isinstance(item, list) else item for item in inputs]
     return Given(Texts(samples), single)
 
@@ -76,8 +100,10 @@ def _vectors(inputs: Any, columns: Sequence[str]) -> Given:
     if isinstance(inputs, (str, Path)):
         return Given(Vectors.from_file(inputs), False)
     if not isinstance(inputs, (np.ndarray, Tensor)):
-        rows = list(inputs)
-        inputs = np.stack([np.asarray(row) for row in rows]) if rows else np.zeros((0, 1), np.float32)
+        rows = [to_numpy(row) if isinstance(row, Tensor) else np.asarray(row) for row in inputs]
+        if len({row.shape for row in rows}) > 1:
+            raise InputError(f"the vectors are not all of one length: {sorted({str(row.shape) for row in rows})[:5]}")
+        inputs = np.stack(rows) if rows else np.zeros((0, 1), np.float32)
         if inputs.dtype.kind in "iu":
             inputs = inputs.astype(np.float32)
     single = inputs.ndim == 1
@@ -85,8 +111,8 @@ def _vectors(inputs: Any, columns: Sequence[str]) -> Given:
 
 
 def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> Unlabelled:
-    """A `datasets.Dataset`: one column, or two for pairs, by their usual names; no other is looked at."""
-    there = list(dataset.column_names or ())
+    """A `datasets.Dataset`, also a streamed one: one column, or two for pairs, by their usual names, and no other."""
+    there = list(dataset.column_names or next(iter(dataset), ()))  # a stream may not know before its first row
     named = tuple(columns) if modality == "text" and len(columns) == 2 else None
     if named is None:
         usual = [*columns, *COLUMNS[modality]] if modality == "text" else COLUMNS[modality]
@@ -97,13 +123,28 @@ def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> U
             f"the dataset has no column {wanted}, only: {', '.join(there)}: rename one, or hand over dataset[column]"
         )
     if not hasattr(dataset, "__len__"):
-        raise InputError("the dataset is a stream without an end: wrap it with Stream.from_dataset, or take some of it")
+        if modality == "vector":
+            raise InputError("vectors are not read from a stream: take some of the dataset, or save it as an array")
+        return Stream.from_dataset(dataset, named, modality)
     column = _Column(dataset, named)
     if modality == "image":
         return Images(column, RowNumbers(len(column)), "the dataset")
     if modality == "text":
         return Texts(list(column), source="the dataset")
     return Vectors(np.asarray(list(column), dtype=np.float32), "the dataset")
+
+
+def _from_frame(frame: Any, modality: Modality, columns: Sequence[str]) -> Unlabelled:
+    """A `pandas.DataFrame`: its index gives the ids; vectors are all its columns."""
+    ids, source = [str(name) for name in frame.index], "the DataFrame"
+    if modality == "vector":
+        return Vectors(frame.to_numpy(np.float32), source)
+    names = [str(name) for name in frame.columns]
+    needed = columns if modality == "text" else [next((n for n in ("image", "path") if n in names), "image")]
+    first, *others = (frame.iloc[:, place].tolist() for place in find_columns(names, needed, source))
+    if modality == "image":
+        return Images([_picture(item) for item in first], ids, source)
+    return Texts(list(zip(first, *others, strict=True)) if others else first, ids, source)
 
 
 class _Column(Sequence[Any]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +14,12 @@ from torch import Tensor
 from pouf.data.base import Modality, Unlabelled
 from pouf.data.class_names import same_name
 from pouf.data.images import Images
-from pouf.data.texts import BadRow, Texts, read_rows
+from pouf.data.tables import BadRow, read_table
+from pouf.data.texts import Texts
 from pouf.data.vectors import FEATURES, LABELS, Vectors, read_arrays
 from pouf.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 
 class Labelled(NamedTuple):
@@ -33,7 +37,7 @@ def read_labelled(
     text_columns: Sequence[str] = ("text",),
     label_column: str = "label",
 ) -> Labelled:
-    """An image folder with one sub-folder a class, or a file with a column of texts (two for pairs) and one of labels.
+    """A folder with one sub-folder of images per class, or a file with a column of texts (two for pairs) and of labels.
 
     Or a file of vectors with a list of labels.
 
@@ -47,13 +51,16 @@ def read_labelled(
         images = Images.from_folder(path)
         found = [_folder_label(Path(path), identifier, known) for identifier in images.ids]
         _check_found(found, classes, str(path), "a sub-folder named after its class")
+        if all("/" not in identifier for identifier in images.ids):
+            logger.warning(
+                "%s has no sub-folders: all %d images are taken for %r, the name of the folder itself",
+                path, len(images), classes[int(found[0])],
+            )  # fmt: skip
         return Labelled(images, [label for label in found if isinstance(label, int)])
-    rows = read_rows(path, *text_columns, label_column)
-    if not rows:
-        raise InputError(f"no labelled texts in {str(path)!r}: the file has no rows")
-    found = [_row_label(row.get(label_column), known) for row in rows]
+    table = read_table(path, *text_columns, label_column)
+    texts = Texts.from_columns(table, text_columns, str(path))
+    found = [_row_label(value, known) for value in table[label_column]]
     _check_found(found, classes, str(path), f"a class's name in column {label_column!r}")
-    texts = Texts.from_rows(rows, text_columns, str(path))
     return Labelled(texts, [label for label in found if isinstance(label, int)])
 
 
@@ -115,5 +122,5 @@ def read_shots(
     text_columns: Sequence[str] = ("text",),
     label_column: str = "label",
 ) -> Shots:
-    """Labelled examples from a file, or from an image folder with one sub-folder a class."""
+    """Labelled examples from a file, or from an image folder with one sub-folder per class."""
     return Shots.from_labelled(read_labelled(path, classes, modality, text_columns, label_column), len(classes))

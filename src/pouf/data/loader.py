@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pouf.data.base import Draw, Unlabelled, Unreadable
+from pouf.data.base import Unlabelled, Unreadable
+from pouf.data.random_batches import Draw
 from pouf.errors import InputError
 
 
@@ -29,23 +30,28 @@ class Reader:
     Args:
         prepare: samples -> tensors, each with the samples as first dimension.
         transform: a sample and its seed -> the sample as it is to be seen: a random crop, or shots around it.
+        side: of the square that the model reads, of images: larger ones are decoded no larger than needed.
     """
 
     data: Unlabelled
     prepare: Callable[[Sequence[Any]], dict[str, Tensor]]
     transform: Callable[[Any, int], Any] | None = None
+    side: int | None = None
 
     def __getitem__(self, draws: list[Draw]) -> Read:
         indices, samples, failed = [], [], {}
         for index, seed in draws:
             try:
-                sample = self.data.read(index)
+                sample = self.data.read_for(index, self.side)
             except Unreadable as error:
                 failed[index] = str(error)
                 continue
             indices.append(index)
             samples.append(sample if self.transform is None else self.transform(sample, seed))
-        return Read(indices, self.prepare(samples) if samples else {}, failed)
+        tensors = self.prepare(samples) if samples else {}
+        if not isinstance(tensors, Mapping):
+            raise InputError(f"prepare() must return tensors by name, as {{'pixels': …}}, not {type(tensors).__name__}")
+        return Read(indices, dict(tensors), failed)
 
 
 def read_batches(reader: Reader, batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[Read]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from pouf.data.base import Draw, Modality, Unlabelled, Unreadable
+from pouf.data.base import Modality, Unlabelled, Unreadable
 from pouf.data.images import Images
+from pouf.data.random_batches import Draw, RandomBatches, Replayed
 from pouf.data.texts import Texts
 from pouf.errors import InputError
 
@@ -40,12 +41,17 @@ class Stream(Unlabelled):
         self.any_read = False
 
     @classmethod
-    def from_dataset(cls, dataset: Any, column: str, modality: Modality, buffer: int = 4096) -> Stream:
-        """A column of a `datasets.IterableDataset`; no other is looked at."""
-        names = dataset.column_names
-        if names is not None and column not in names:
-            raise InputError(f"the dataset has no column {column!r}, only: {', '.join(names)}")
-        return cls(lambda: (row[column] for row in dataset), modality, "the dataset", buffer)
+    def from_dataset(cls, dataset: Any, columns: str | Sequence[str], modality: Modality, buffer: int = 4096) -> Stream:
+        """A column of a `datasets.IterableDataset`, or two for pairs of texts; no other is looked at."""
+        names, wanted = dataset.column_names, (columns,) if isinstance(columns, str) else tuple(columns)
+        if names is not None and (missing := [name for name in wanted if name not in names]):
+            raise InputError(f"the dataset has no column {missing[0]!r}, only: {', '.join(names)}")
+
+        def samples() -> Iterator[Any]:
+            for row in dataset:
+                yield row[wanted[0]] if len(wanted) == 1 else tuple(row[name] for name in wanted)
+
+        return cls(samples, modality, "the dataset", buffer)
 
     def take(self, n: int) -> Images | Texts:
         """The first n samples, in memory."""
@@ -53,15 +59,21 @@ class Stream(Unlabelled):
         return Images(samples, source=self.source) if self.modality == "image" else Texts(samples, source=self.source)
 
     def read(self, index: int) -> Any:
+        return self.read_for(index, None)
+
+    def read_for(self, index: int, side: int | None) -> Any:
         sample = self.waiting[index]
         one: Images | Texts = Images([sample]) if isinstance(sample, Image.Image) else Texts([sample])
         if one.modality != self.modality:
             raise Unreadable(f"expected {'an image' if self.modality == 'image' else 'a text'}, not {type(sample)}")
-        read = one.read(0)
+        read = one.read_for(0, side)
         self.any_read = True
         return read
 
-    def random_batches(self, size: int, generator: torch.Generator) -> Iterator[list[Draw]]:
+    def random_batches(self, size: int, generator: torch.Generator) -> RandomBatches:
+        return Replayed(self._batches(size, generator))
+
+    def _batches(self, size: int, generator: torch.Generator) -> Iterator[list[Draw]]:
         """Drawn from the buffer, which is refilled as long as the stream goes on; then it starts anew."""
         seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
         pool: list[int] = []
@@ -86,6 +98,9 @@ class Stream(Unlabelled):
 
     def reading_order(self) -> Sequence[int]:
         return self.content_order()
+
+    def fingerprint(self) -> str:
+        return self.source
 
     def check_readable(self) -> None:
         """An error once very many samples have been met and not one of them could be read."""

@@ -1,12 +1,9 @@
-"""Files of texts: CSV, TSV, JSONL, Parquet, or plain text with one a line."""
+"""Texts in memory, of a table, or of a file that need not fit into memory."""
 
 from __future__ import annotations
 
-import csv
-import json
-import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -14,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.errors import InputError, optional
+from pouf.data.remote import as_url, local_copy
+from pouf.data.tables import BadRow, Columns, find_columns, found_encoding, parse_json, read_table
+from pouf.errors import InputError
 
-Row = dict[str, Any]
 IN_MEMORY = 64 * 2**20  # JSONL files above this size are read line by line
 
 
@@ -31,22 +29,30 @@ class Texts(Unlabelled):
         self.items = items
 
     @classmethod
-    def from_file(cls, file: str | Path, columns: str | Sequence[str] = "text") -> Texts:
+    def from_file(
+        cls, file: str | Path, columns: str | Sequence[str] = "text", id_columns: Sequence[str] = ()
+    ) -> Texts:
         """The texts of a file, or its pairs where two columns are named; ids are row numbers from 0, header not
-        counted. All other columns stay unread."""
+        counted. All other columns stay unread.
+
+        Args:
+            id_columns: what names the samples in predictions, in the place of the row numbers.
+        """
         columns = (columns,) if isinstance(columns, str) else tuple(columns)
-        file = Path(file)
-        if file.suffix.lower() == ".jsonl" and file.is_file() and file.stat().st_size > IN_MEMORY:
+        source, file = as_url(file) or str(file), local_copy(file)
+        if _is_large(file) and not id_columns:
             return LargeTexts(file, columns)
-        rows = read_rows(file, *columns)
-        if not rows:
-            raise InputError(f"no texts in {str(file)!r}: the file has no rows")
-        return cls.from_rows(rows, columns, str(file))
+        table = read_table(file, *dict.fromkeys((*columns, *id_columns)))
+        texts = cls.from_columns(table, columns, source)
+        texts.own_ids = {name: _of_one_type(table[name]) for name in id_columns}
+        return texts
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row], columns: Sequence[str], source: str) -> Texts:
-        samples = [tuple(row.get(name, BadRow(f"no {name!r} in this row")) for name in columns) for row in rows]
-        texts = cls([sample[0] if len(columns) == 1 else sample for sample in samples], source=source)
+    def from_columns(cls, table: Columns, columns: Sequence[str], source: str) -> Texts:
+        first, *others = (table[name] for name in columns)
+        if not first:
+            raise InputError(f"no texts in {source!r}: the file has no rows")
+        texts = cls(list(zip(first, *others, strict=True)) if others else first, source=source)
         texts.columns = tuple(columns)
         return texts
 
@@ -63,6 +69,12 @@ class Texts(Unlabelled):
         return _digest(self.items[index])
 
 
+def _of_one_type(values: Sequence[Any]) -> Sequence[Any]:
+    """Ids as they are, or as texts where some are texts and some are not; empty for a row that can't be read."""
+    told = ["" if value is None or isinstance(value, BadRow) else value for value in values]
+    return told if len({type(value) for value in told}) == 1 else [str(value) for value in told]
+
+
 def _checked(item: Any) -> str | tuple[str, ...]:
     """A sample that can be read, or `Unreadable`."""
     for text in item if isinstance(item, tuple) else (item,):
@@ -72,11 +84,24 @@ def _checked(item: Any) -> str | tuple[str, ...]:
             raise Unreadable(f"expected a text, not {type(text).__name__}")
         if not text.strip():
             raise Unreadable("the text is empty")
+        if "\0" in text:
+            raise Unreadable("the text holds a NUL character: is it text at all?")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Unreadable("the text holds half a character (a lone surrogate)") from None
     return item  # type: ignore[no-any-return]
 
 
 def _digest(item: Any) -> bytes:
     return blake2b(repr(item).encode(), digest_size=16).digest()
+
+
+def _is_large(file: Path) -> bool:
+    if file.suffix.lower() != ".jsonl" or not file.is_file() or file.stat().st_size <= IN_MEMORY:
+        return False
+    with file.open("rb") as stream:
+        return found_encoding(stream.read(4096)).startswith("utf-8")  # others are no lines of bytes
 
 
 class LargeTexts(Texts):
@@ -88,21 +113,17 @@ class LargeTexts(Texts):
 
     def __init__(self, file: str | Path, columns: Sequence[str]) -> None:
         self.file, self.columns = Path(file), tuple(columns)
+        self.keys = self._keys()
         places = array("q")
         marks = array("Q")
-        at, known = 0, False
+        at = rows = 0
         with self.file.open("rb") as lines:
             for line in lines:
-                if line.strip():
-                    sample = self._parse(line)
-                    known = known or not isinstance(sample, BadRow)
-                    places.append(at)
-                    marks.append(int.from_bytes(blake2b(repr(sample).encode(), digest_size=8).digest(), "big"))
+                places.append(at)
+                marks.append(int.from_bytes(_digest(self._parse(line))[:8], "big"))
                 at += len(line)
-        if not known:
-            raise InputError(
-                f"{str(file)!r} has no row with {' and '.join(map(repr, columns))}. Name the right column."
-            )
+                rows = len(places) if line.strip() else rows  # blank lines count, but for those at the end
+        places, marks = places[:rows], marks[:rows]
         self.places, self.marks = np.frombuffer(places, np.int64), np.frombuffer(marks, np.uint64)
         self.lengths = np.diff(self.places, append=at)
         super().__init__(range(len(self.places)), RowNumbers(len(self.places)), str(file))
@@ -124,16 +145,25 @@ class LargeTexts(Texts):
             stream.seek(int(self.places[index]))
             return _digest(self._parse(stream.readline()))
 
+    def _keys(self) -> list[str]:
+        """What the columns are called in the file, by its first row that is one."""
+        with self.file.open("rb") as lines:
+            for line in lines:
+                row = parse_json(line)
+                if isinstance(row, dict):
+                    names = list(row)
+                    return [names[place] for place in find_columns(names, self.columns, str(self.file))]
+        return list(self.columns)
+
     def _parse(self, line: bytes) -> Any:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            return BadRow(f"not valid JSON: {error}")
-        row = row if isinstance(row, dict) else {self.columns[0]: row}
-        missing = [name for name in self.columns if name not in row]
+        row = parse_json(line)
+        if isinstance(row, BadRow):
+            return row
+        row = row if isinstance(row, dict) else {self.keys[0]: row}
+        missing = [name for name in self.keys if name not in row]
         if missing:
             return BadRow(f"no {missing[0]!r} in this row")
-        values = tuple(row[name] for name in self.columns)
+        values = tuple(row[name] for name in self.keys)
         return values[0] if len(values) == 1 else values
 
 
@@ -150,76 +180,3 @@ class RowNumbers(Sequence[str]):
         if not 0 <= index < self.n:
             raise IndexError(index)
         return str(index)
-
-
-class BadRow(str):
-    """Stands in the place of a row that can't be read, and says why."""
-
-
-def read_rows(file: str | Path, *needed: str) -> list[Row]:
-    """All rows of a file as dictionaries; those that can't be parsed hold a `BadRow` under every needed column."""
-    file = Path(file)
-    if not file.is_file():
-        raise InputError(f"no text file {str(file)!r}: expected a {', '.join(READERS)} file")
-    reader = READERS.get(file.suffix.lower())
-    if reader is None:
-        raise InputError(f"can't read {file.name!r} as texts: expected a file that ends in {', '.join(READERS)}")
-    try:
-        rows = list(reader(file, needed))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{str(file)!r} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
-    columns = {name for row in rows for name in row}
-    for name in needed:
-        if rows and name not in columns:
-            there = ", ".join(sorted(columns)) or "none"
-            raise InputError(f"{str(file)!r} has no column {name!r}, only: {there}. Name the right one.")
-    return rows
-
-
-def _plain(file: Path, needed: Sequence[str]) -> Iterator[Row]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for line in lines:
-            yield {needed[0]: line.rstrip("\r\n")}
-
-
-def _table(delimiter: str) -> Callable[[Path, Sequence[str]], Iterator[Row]]:
-    def read(file: Path, needed: Sequence[str]) -> Iterator[Row]:
-        csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts above 128 kB
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            for row in csv.DictReader(lines, delimiter=delimiter):
-                yield {name: value for name, value in row.items() if name is not None and value is not None}
-
-    return read
-
-
-def _json_lines(file: Path, needed: Sequence[str]) -> Iterator[Row]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for line in lines:
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                yield dict.fromkeys(needed, BadRow(f"not valid JSON: {error}"))
-                continue
-            yield row if isinstance(row, dict) else {needed[0]: row}
-
-
-def _parquet(file: Path, needed: Sequence[str]) -> Iterator[Row]:
-    pyarrow = optional("pyarrow", "parquet", "a Parquet file")
-    try:
-        parquet = optional("pyarrow.parquet", "parquet", "a Parquet file").ParquetFile(file)
-    except pyarrow.ArrowInvalid as error:
-        raise InputError(f"{str(file)!r} is not a Parquet file: {error}") from None
-    columns = [name for name in needed if name in parquet.schema_arrow.names]
-    for batch in parquet.iter_batches(columns=columns or None):
-        yield from batch.to_pylist()
-
-
-READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]] = {
-    ".csv": _table(","),
-    ".tsv": _table("\t"),
-    ".jsonl": _json_lines,
-    ".parquet": _parquet,
-    ".txt": _plain,
-}

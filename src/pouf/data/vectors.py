@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.data.texts import RowNumbers
+from pouf.data.images import Images
+from pouf.data.remote import local_copy
+from pouf.data.tables import find_columns
+from pouf.data.texts import RowNumbers, Texts
 from pouf.errors import InputError, optional
 
 Array = NDArray[Any]
@@ -24,22 +28,48 @@ class Vectors(Unlabelled):
     """Vectors (n, d) in memory or memory-mapped. One that is not finite, or all zeros, counts as unreadable."""
 
     modality = "vector"
+    looks: Images | Texts | None = None  # what the vectors were made of
 
     def __init__(self, array: Array | Tensor, source: str = "the array") -> None:
-        values = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
-        if values.ndim != 2 or values.dtype.kind != "f":
-            raise InputError(f"{source}: expected numbers of shape (n, d), not {values.dtype} of shape {values.shape}")
+        values = as_table(array, source)
         super().__init__(RowNumbers(len(values)), source)
         self.array = values
         for start in range(0, len(values), ROWS):
-            norms = np.linalg.norm(values[start : start + ROWS].astype(np.float32), axis=1)
+            with np.errstate(over="ignore"):  # a number that float32 can't hold is as bad as none
+                norms = np.linalg.norm(values[start : start + ROWS].astype(np.float32), axis=1)
             for row in np.flatnonzero(~np.isfinite(norms) | (norms == 0)):
                 self.skipped[start + int(row)] = "the vector is zero, or not finite"
 
     @classmethod
-    def from_file(cls, file: str | Path) -> Vectors:
-        """npy and safetensors stay on disk, memory-mapped; npz and Parquet are read."""
-        return cls(read_arrays(file).vectors(FEATURES), str(file))
+    def from_file(cls, file: str | Path, id_columns: Sequence[str] = ()) -> Vectors:
+        """npy and safetensors stay on disk, memory-mapped; npz and Parquet are read.
+
+        Lists beside the vectors say more of them: `ids`, and `texts` or `paths` of images for people to look at.
+
+        Args:
+            id_columns: lists that name the vectors in predictions, in the place of `ids`.
+        """
+        arrays = read_arrays(file)
+        vectors = cls(arrays.vectors(FEATURES), str(file))
+        lists = {name: array.tolist() for name, array in arrays.by_name.items() if array.shape == (len(vectors),)}
+        places = find_columns(list(lists), id_columns, str(file))
+        vectors.own_ids = {name: lists[list(lists)[i]] for name, i in zip(id_columns, places, strict=True)}
+        ids = next((lists[name] for name in IDS if name in lists), None)
+        if ids is not None and len(set(ids)) == len(ids):  # a review needs them distinct
+            vectors.ids = [str(name) for name in ids]
+            vectors.own_ids = vectors.own_ids or {"id": ids}
+        paths, texts = (next((lists[name] for name in usual if name in lists), None) for usual in (PATHS, TEXTS))
+        if paths is not None:
+            vectors.looks = Images([Path(str(file).split("::")[0]).parent / str(path) for path in paths])
+        elif texts is not None:
+            vectors.looks = Texts(texts)
+        return vectors
+
+    def show(self, index: int, side: int) -> Any:
+        try:
+            return self.looks.read_for(index, side) if self.looks is not None else self.read(index)
+        except Unreadable:  # a picture that is gone leaves the vector as it was
+            return self.read(index)
 
     def read(self, index: int) -> Array:
         if index in self.skipped:
@@ -64,10 +94,38 @@ class Vectors(Unlabelled):
                 order[run[0] : run[-1] + 2] = sorted(tied, key=lambda row: self.array[row].tobytes())
         return order  # type: ignore[return-value]
 
+    def fingerprint(self) -> str:
+        some = np.ascontiguousarray(self.array[:: max(1, len(self) // 256)])
+        return blake2b(f"{self.array.shape} {some.dtype}".encode() + some.tobytes(), digest_size=16).hexdigest()
+
+
+def as_table(array: Any, source: str) -> Array:
+    """Numbers (n, d) that torch can take, in the machine's byte order. A list may hold whole numbers, an array not."""
+    try:
+        values = to_numpy(array) if isinstance(array, Tensor) else np.asanyarray(array)
+    except ValueError:
+        raise InputError(f"{source}: expected numbers of shape (n, d), not rows of several lengths") from None
+    if values.dtype.kind in "iu" and not isinstance(array, (np.ndarray, Tensor)):
+        values = values.astype(np.float32)
+    if values.ndim != 2 or values.dtype.kind != "f" or values.shape[1] == 0:
+        raise InputError(f"{source}: expected numbers of shape (n, d), not {values.dtype} of shape {values.shape}")
+    if values.dtype.itemsize > 8:
+        return values.astype(np.float64)
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+
+
+def to_numpy(tensor: Tensor) -> Array:
+    """The tensor as an array; numpy has no bfloat16 and no float8."""
+    tensor = tensor.detach().cpu()
+    known = (torch.float16, torch.float32, torch.float64)
+    array: Array = (tensor.float() if tensor.is_floating_point() and tensor.dtype not in known else tensor).numpy()
+    return array
+
 
 FEATURES = ("features", "embeddings", "embedding", "x")
 PROTOTYPES = ("prototypes", "text", "embeddings", "embedding")
 NAMES = ("names", "classes", "class_names", "name")
+IDS, TEXTS, PATHS = ("ids", "id"), ("texts", "text"), ("paths", "path")
 LABELS = ("labels", "label", "y")
 
 
@@ -80,6 +138,8 @@ class Arrays(NamedTuple):
     def vectors(self, usual: Sequence[str]) -> Array:
         """The array (n, d): the only one there is, or the one with a usual name."""
         tables = {name: array for name, array in self.by_name.items() if array.ndim == 2 and array.dtype.kind == "f"}
+        if not tables and len(self.by_name) == 1:
+            tables = dict(self.by_name)  # the only thing there is: whoever uses it says what is wrong with it
         named = [name for name in usual if name in tables]
         if len(tables) != 1 and not named:
             there = ", ".join(f"{name} {array.shape}" for name, array in self.by_name.items()) or "nothing"
@@ -97,6 +157,7 @@ class Arrays(NamedTuple):
 def read_arrays(file: str | Path) -> Arrays:
     """The arrays of a file; `FILE::NAME` takes one of them."""
     path, _, wanted = str(file).partition("::")
+    path = str(local_copy(path))
     if not Path(path).is_file():
         raise InputError(f"no file {path!r}: expected vectors in {', '.join(READERS)}")
     reader = READERS.get(Path(path).suffix.lower())
@@ -106,8 +167,11 @@ def read_arrays(file: str | Path) -> Arrays:
         )
     try:
         arrays = reader(Path(path))
-    except (ValueError, OSError, KeyError) as error:
-        raise InputError(f"{path!r} can't be read as {Path(path).suffix[1:]}: {error}") from None
+    except InputError:
+        raise
+    except Exception as error:  # any bytes can be given, and the readers of four formats raise nearly anything
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{path!r} can't be read as {Path(path).suffix[1:]}: {why}") from None
     if wanted:
         if wanted not in arrays:
             raise InputError(f"{path!r} has no array {wanted!r}, only: {', '.join(arrays)}")
@@ -125,28 +189,25 @@ def _npz(file: Path) -> dict[str, Array]:
 
 
 def _safetensors(file: Path) -> dict[str, Array]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
-        # Memory-mapped: nothing is read before it is used. numpy has no bfloat16.
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(error) from None
-    return {n: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for n, t in tensors.items()}
+    # Memory-mapped: nothing is read before it is used.
+    return {name: to_numpy(tensor) for name, tensor in load_file(file).items()}
 
 
 def _parquet(file: Path) -> dict[str, Array]:
     pyarrow = optional("pyarrow", "parquet", "a Parquet file")
+    optional("pyarrow.compute", "parquet", "a Parquet file")
+    lists = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
     table = optional("pyarrow.parquet", "parquet", "a Parquet file").read_table(file)
     arrays = {}
     for name in table.column_names:
         column = table[name].combine_chunks()
-        if pyarrow.types.is_list(column.type) or pyarrow.types.is_fixed_size_list(column.type):
-            flat = column.flatten().to_numpy(zero_copy_only=False)
-            if len(column) == 0 or len(flat) % len(column):
+        if any(is_kind(column.type) for is_kind in lists):
+            lengths = pyarrow.compute.list_value_length(column).unique().to_pylist()
+            if len(lengths) != 1 or not lengths[0]:  # a row without a vector has no length
                 raise ValueError(f"the vectors in column {name!r} are not all of one length")
-            arrays[name] = flat.reshape(len(column), -1)
+            arrays[name] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
         else:
             arrays[name] = np.array(column.to_pylist())
     return arrays

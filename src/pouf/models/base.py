@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pouf.data.base import Modality, Unlabelled
 from pouf.errors import InputError
+from pouf.files import write_tensors
+from pouf.models.adapter import Adapter
 from pouf.models.cloze import Cloze
-from pouf.models.prompts import fill
 from pouf.models.text_side import TextSide
+from pouf.reading import read_tensors
 
 Tensors = dict[str, Tensor]
 
@@ -39,19 +40,29 @@ class Scores(NamedTuple):
 class Backbone(nn.Module, ABC):
     """A dual encoder: inputs and class prompts, each to a vector of the same space.
 
-    A model of your own needs three methods and one attribute:
+    A model of your own needs three methods and one attribute. This one compares the mean colour of an image with
+    rows of a table, one per word:
 
-        class Mine(Backbone):
-            modality = "image"                              # or "text"
+        class Colours(Backbone):
+            modality = "image"  # or "text"
 
             def __init__(self):
                 super().__init__()
-                self.logit_scale = nn.Parameter(torch.tensor(2.66))     # log(1/T); a buffer if it is not trained
-                …
+                self.logit_scale = nn.Parameter(torch.tensor(2.66))  # log(1/T); a buffer if it is not trained
+                self.table = nn.Embedding.from_pretrained(torch.eye(3), freeze=False)
 
-            def prepare(self, samples):                     # PIL images or strings → tensors, first dimension n
-            def encode_inputs(self, batch):                 # those tensors, on the model's device → (n, d)
-            def encode_prompts(self, prompts):              # list of m sentences → (m, d)
+            def prepare(self, samples):  # PIL images or strings -> named tensors on the CPU, first dimension n
+                colours = [np.asarray(image.resize((1, 1)), dtype=np.float32).reshape(3) / 255 for image in samples]
+                return {"colour": torch.from_numpy(np.stack(colours))}
+
+            def encode_inputs(self, batch):  # those tensors, on the model's device -> (n, d)
+                return batch["colour"]
+
+            def encode_prompts(self, prompts):  # m sentences -> (m, d)
+                rows = [next(i for i, word in enumerate(("red", "green", "blue")) if word in p) for p in prompts]
+                return self.table(torch.tensor(rows, device=self.device))
+
+        classifier = Classifier(Colours(), ["red", "green", "blue"])
 
     Vectors need no normalisation. Anything registered as a parameter is trained by `full`, LayerNorms by `layernorm`.
     For `prompt`, also set `text_side`; for cropped views of images, also set `image_size`; if features depend on
@@ -62,8 +73,9 @@ class Backbone(nn.Module, ABC):
     logit_scale: Tensor
     image_size: int | None = None
     text_side: TextSide | None = None
-    added_by_tuners: tuple[str, ...] = ()  # attributes that are parameters once a tuner asks for them
+    added_by_tuners: tuple[str, ...] = ("adapter",)  # attributes that are set once a tuner asks for them
     cloze: Cloze | None = None  # the question that a masked language model is asked
+    _adapter: Adapter | None = None
 
     @abstractmethod
     def prepare(self, samples: Sequence[Any]) -> Tensors:
@@ -77,15 +89,32 @@ class Backbone(nn.Module, ABC):
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         """(m, d), differentiable."""
 
+    @property
+    def adapter(self) -> Adapter | None:
+        """The low-rank layers that are in the model now, if any; setting it puts them in, or takes them out."""
+        return self._adapter
+
+    @adapter.setter
+    def adapter(self, adapter: Adapter | None) -> None:
+        if self._adapter is not None:
+            self._adapter.remove()
+        if adapter is not None:
+            adapter.insert()
+        self._adapter = adapter
+
     def ready_features(self, data: Unlabelled) -> Tensor | None:
         """(n, d) where the data are features already, for all samples and without a copy; None otherwise."""
         return None
 
-    def prototypes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
-        """The mean over the templates of each class's prompts: (k, d), each of length 1."""
-        prompts = [prompt for name in classes for prompt in fill(templates, name)]
-        encoded = F.normalize(self.encode_prompts(prompts), dim=1)
-        return F.normalize(encoded.view(len(classes), len(templates), -1).mean(1), dim=1)
+    def prototypes(self, prompts: Sequence[Sequence[str]]) -> Tensor:
+        """The mean over the prompts of each class: k lists of sentences -> (k, d), each of length 1."""
+        encoded = F.normalize(self.encode_prompts([prompt for own in prompts for prompt in own]), dim=1)
+        return F.normalize(class_means(encoded, [len(own) for own in prompts]), dim=1)
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Prototypes are means over encoded prompts, and not something that the model has at hand."""
+        return type(self).prototypes is Backbone.prototypes
 
     def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
         """sim = cos(f, w), logits = sim / T: (n, d), (k, d) -> Scores."""
@@ -110,9 +139,17 @@ class Backbone(nn.Module, ABC):
         digest = blake2b(named.encode(), digest_size=16)
         for name, tensor in self.input_weights():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            bytes_of: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-            digest.update(bytes_of)
+            digest.update(_bytes(tensor))
         return digest.hexdigest()
+
+    def weights_digest(self) -> str:
+        """A fingerprint of all parameters but the temperature, whatever versions of transformers call them."""
+        digests = sorted(
+            blake2b(_bytes(parameter), digest_size=16).digest()
+            for name, parameter in self.named_parameters()
+            if name.split(".")[-1] != "logit_scale"
+        )
+        return blake2b(b"".join(digests), digest_size=16).hexdigest()
 
     @property
     def device(self) -> torch.device:
@@ -124,11 +161,28 @@ class Backbone(nn.Module, ABC):
 
     def save_pretrained(self, folder: Path) -> None:
         """The weights; models from transformers write their usual folder instead."""
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / "model.safetensors")
+        write_tensors(folder / "model.safetensors", self.state_dict())
 
     def load_weights(self, folder: Path) -> None:
         """The inverse of this class's `save_pretrained`, for a model that was built by its user."""
-        self.load_state_dict(load_file(folder / "model.safetensors"))
+        try:
+            self.load_state_dict(read_tensors(folder / "model.safetensors"))
+        except RuntimeError as error:
+            why = str(error).splitlines()[-1].strip()
+            raise InputError(
+                f"the weights in {str(folder)!r} do not fit this {type(self).__name__} ({why}): give the one of the run"
+            ) from None
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def class_means(rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """Means over consecutive rows, so many for each class: (sum of counts, d) -> (k, d)."""
+    if len(set(counts)) == 1:
+        return rows.view(len(counts), counts[0], -1).mean(1)
+    return torch.stack([own.mean(0) for own in rows.split(list(counts))])
 
 
 def check_modality(backbone: Backbone, modality: Modality) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
 
 MASK = "[MASK]"
@@ -84,8 +86,8 @@ class Cloze:
             )
         if any(not words or not all(word.strip() for word in words) for words in self.words):
             raise InputError("a class has no label word: give each class at least one, as 'terrible,great'")
-        used = [word for words in self.words for word in words]
-        doubles = sorted({word for word in used if used.count(word) > 1})
+        used = Counter(word for words in self.words for word in words)
+        doubles = sorted(word for word, count in used.items() if count > 1)
         if doubles:
             raise InputError(f"label words stand for two classes or twice for one: {', '.join(doubles)}")
 
@@ -151,21 +153,27 @@ def read_words(given: str) -> list[list[str]]:
 
 
 def make_cloze(
-    classes: Sequence[str],
+    classes: ClassSet,
     templates: Sequence[str] | None,
     words: Sequence[str] | Sequence[Sequence[str]] | None,
     max_length: int | None,
 ) -> Cloze | None:
-    """The cloze that templates and words describe, or None where neither speaks of a mask."""
+    """The cloze that templates and words describe, or None where neither speaks of a mask.
+
+    The descriptions of the classes are their words.
+    """
     templates = [templates] if isinstance(templates, str) else templates
     if words is None and not any(MASK in template for template in templates or ()):
         return None
     if templates is None or len(templates) != 1:
         raise InputError("label words need exactly one template with [MASK], as '{text} It was [MASK].'")
-    entries = list(classes if words is None else words)
-    if len(entries) != len(classes):
+    names = classes.names
+    if words is not None and classes.descriptions is not None:
+        raise InputError("the classes come with words of their own: give no others beside them")
+    entries = list(classes.descriptions or names if words is None else words)
+    if len(entries) != len(names):
         raise InputError(
-            f"{len(entries)} label words for {len(classes)} classes ({', '.join(classes)}): give one entry a class, in "
+            f"{len(entries)} label words for {len(names)} classes ({', '.join(names)}): give one entry per class, in "
             "the order of the classes; several words of one class are joined as good|great"
         )
     per_class = tuple((entry,) if isinstance(entry, str) else tuple(entry) for entry in entries)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from pouf.data.base import Unreadable
 from pouf.data.labelled import Shots
 from pouf.errors import InputError
+from pouf.models.base import Backbone, Tensors
 from pouf.models.cloze import Example, Sample
+
+ROWS = 64  # inputs encoded at once: more bring no speed, and need more padding
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,40 @@ class Demonstrations:
         """For training: other shots for each seed."""
         return self.show(sample, random.Random(seed))
 
-    def view(self, number: int) -> Callable[[Sample, int], Example]:
-        """For prediction: always the same shots for the same text, others in each of the `samples` views."""
-        return lambda sample, seed: self.show(sample, random.Random(f"{self.seed} {number} {sample}"))
+    def views(self, sample: Sample) -> list[Example]:
+        """For prediction: `samples` draws of shots, always the same for the same text."""
+        return [self.show(sample, random.Random(f"{self.seed} {view} {sample}")) for view in range(self.samples)]
 
-    def to_json(self) -> dict[str, object]:
-        return {**self.__dict__, "shots": [[sample, label] for sample, label in self.shots]}
 
-    @classmethod
-    def from_json(cls, facts: dict[str, object]) -> Demonstrations:
-        shots: list[tuple[str | list[str], int]] = facts["shots"]  # type: ignore[assignment]
-        solved = tuple((text if isinstance(text, str) else tuple(text), label) for text, label in shots)
-        return cls(**{**facts, "shots": solved})  # type: ignore[arg-type]
+class Shown:
+    """A masked language model that sees each sample among its demonstrations: features are means over all draws.
+
+    The logits are linear in the features, so that theirs are the mean of the draws' logits.
+
+    All draws of a batch of samples are read together. The same input is encoded once, and inputs of about the same
+    length are encoded together: one after another, the draws of a batch would be padded to the longest shots of each.
+    """
+
+    def __init__(self, backbone: Backbone, demonstrations: Demonstrations) -> None:
+        self.backbone, self.demonstrations = backbone, demonstrations
+        self.device, self.ready_features = backbone.device, backbone.ready_features
+        self.fingerprint, self.image_size = backbone.fingerprint, backbone.image_size
+
+    def prepare(self, samples: Sequence[Any]) -> Tensors:
+        """The draws of the first sample, then those of the second, and so on."""
+        return self.backbone.prepare([example for sample in samples for example in self.demonstrations.views(sample)])
+
+    def encode_inputs(self, batch: Tensors) -> Tensor:
+        ids, which = batch["input_ids"].unique(dim=0, return_inverse=True)  # padded alike: equal where inputs are
+        one_of_each = torch.empty(len(ids), dtype=torch.long, device=ids.device)
+        one_of_each[which] = torch.arange(len(which), device=ids.device)
+        different = {name: tensor[one_of_each] for name, tensor in batch.items()}
+        lengths = different["attention_mask"].sum(1)
+        order = lengths.argsort()
+        parts = []
+        for rows in order.split(ROWS):
+            longest = int(lengths[rows[-1]])
+            cut = {name: t[rows, :longest] if t.ndim == 2 else t[rows] for name, t in different.items()}
+            parts.append(self.backbone.encode_inputs(cut))
+        features = torch.cat(parts)[order.argsort()[which]]  # (n · samples, d)
+        return features.view(-1, self.demonstrations.samples, features.shape[1]).mean(1)

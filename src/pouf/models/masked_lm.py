@@ -94,23 +94,28 @@ class MaskedLM(Backbone):
     """
 
     modality = "text"
-    added_by_tuners = ("input_prompt",)
+    added_by_tuners = ("input_prompt", "adapter")
 
     model: Any
     label_ids: Tensor
+    text_kind = MaskedText  # how samples are read
 
     def __init__(self, model: nn.Module, tokenizer: Any, cloze: Cloze) -> None:
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
         self.cloze = cloze
-        check_head(model)
-        self.texts = MaskedText(tokenizer, cloze, longest_input(model.config, tokenizer))
+        self._check()
+        self.texts = self.text_kind(tokenizer, cloze, longest_input(model.config, tokenizer))
         ids = self.texts.label_ids()
         self.register_buffer("label_ids", torch.tensor([i for row in ids for i in row]), persistent=False)
         self.words_per_class = [len(row) for row in ids]
         self.register_buffer("logit_scale", torch.tensor(math.log(1 / TEMPERATURE)), persistent=False)
         self.input_prompt: nn.Parameter | None = None
+
+    def _check(self) -> None:
+        """An error where the model is not as this class takes it to be."""
+        check_head(self.model)
 
     @property
     def head(self) -> Head:
@@ -143,25 +148,34 @@ class MaskedLM(Backbone):
         if self.input_prompt is not None:
             p = len(self.input_prompt)
             # The model itself numbers and attends to the new places, as it does for any token that is not padding.
-            tokens["input_ids"] = F.pad(tokens["input_ids"], (p, 0), value=self.tokenizer.mask_token_id)
+            tokens["input_ids"] = F.pad(tokens["input_ids"], (p, 0), value=self._placeholder)
             tokens["attention_mask"] = F.pad(tokens["attention_mask"], (p, 0), value=1)
             if "token_type_ids" in tokens:
                 tokens["token_type_ids"] = F.pad(tokens["token_type_ids"], (p, 0), value=0)
             position = position + p
-            places = torch.arange(p, device=position.device).expand(len(position), -1)
-            vectors = self.input_prompt.expand(len(position), -1, -1)
+            places = torch.arange(p, device=position.device).expand(position.shape[0], -1)
+            vectors = self.input_prompt.expand(position.shape[0], -1, -1)
             prompted = replaced_embeddings(self.embedding, places, vectors)
         with prompted:
-            hidden = self.model.base_model(**tokens).last_hidden_state  # (n, length, h)
-        rows = torch.arange(len(hidden), device=hidden.device)
+            hidden = self._hidden(tokens)  # (n, length, h)
+        rows = torch.arange(hidden.shape[0], device=hidden.device)
         return self.head.transform(hidden[rows, position])
+
+    @property
+    def _placeholder(self) -> int:
+        """A token that is not padding, in the places of the input prompt."""
+        return int(self.tokenizer.mask_token_id)
+
+    def _hidden(self, tokens: Tensors) -> Tensor:
+        hidden: Tensor = self.model.base_model(**tokens).last_hidden_state
+        return hidden
 
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         """The decoder's rows of single words."""
         ids = [self.texts.one_token(word) for word in prompts]
         return self.head.weight[torch.tensor(ids, device=self.device)]
 
-    def prototypes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
+    def prototypes(self, prompts: Sequence[Sequence[str]]) -> Tensor:
         """(k, d), at the length that the decoder gives them: the logits need it."""
         return self._class_means(self.head.weight[self.label_ids])
 

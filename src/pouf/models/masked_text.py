@@ -14,6 +14,7 @@ from pouf.errors import InputError
 from pouf.models.cloze import Cloze, Example, Piece, Sample
 
 MASK_POSITION = "mask_position"
+KEPT = 4096  # filled templates whose tokens are kept at most, for the next time they are shown
 
 
 class Span(NamedTuple):
@@ -24,35 +25,64 @@ class Span(NamedTuple):
     end: int
 
 
+class Segment(NamedTuple):
+    """A filled template: a sample's own, or that of a solved one beside it."""
+
+    pieces: tuple[Piece, ...]
+    left: str = ""  # the separator that stands before it, if any
+    right: str = ""  # and after it
+
+
 class MaskedText:
     """A tokenizer of transformers that reads samples through a template with a mask.
 
-    The filled template is tokenized as a whole, so that every piece gets the tokens it has in running text.
+    The filled template is tokenized as a whole, so that every piece gets the tokens it has in running text. Where
+    solved samples stand beside it, what is between two separators is tokenized once, however often it is shown:
+    tokenizers do not look across a special token.
     """
 
     def __init__(self, tokenizer: Any, cloze: Cloze, longest: int) -> None:
-        if tokenizer.mask_token is None:
-            raise InputError("the model's tokenizer has no mask token: choose a masked language model, as roberta-base")
         if not tokenizer.is_fast:
             raise InputError("the model's tokenizer has no tokenizer.json: convert it to a fast one with transformers")
+        self._check(tokenizer, cloze)
         self.tokenizer = tokenizer
         self.cloze = cloze
         self.max_length = min(cloze.max_length, longest)
         self._special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens))
+        self._start, self._end = self._frame()
+        self._known: dict[Segment, Any] = {}
+
+    def _check(self, tokenizer: Any, cloze: Cloze) -> None:
+        """An error where the tokenizer or the template does not fit this kind of model."""
+        if tokenizer.mask_token is None:
+            raise InputError("the model's tokenizer has no mask token: choose a masked language model, as roberta-base")
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        marked: list[int] = self.tokenizer(self.tokenizer.mask_token)["input_ids"]
+        at = marked.index(self.tokenizer.mask_token_id)
+        return marked[:at], marked[at + 1 :]
+
+    def _fill(self, sample: Sample) -> list[Piece]:
+        """The template around a sample, with its gap as the model reads it."""
+        return self.cloze.fill(sample, self.tokenizer.mask_token)
+
+    def _position(self, ids: Sequence[int]) -> int:
+        """Where the word is asked for."""
+        return ids.index(self.tokenizer.mask_token_id)
 
     def __call__(self, samples: Sequence[Sample | Example], room: int = 0) -> dict[str, Tensor]:
         """Token ids (n, length) padded to the longest, with `mask_position` (n,); `room` tokens are left free."""
-        longest = self.max_length - room
-        pieces = [self._pieces(self._fitting(sample, longest)) for sample in samples]
-        ids = [encoding.ids for encoding in self._tokenize(pieces)]
-        for i, tokens in enumerate(ids):
-            if len(tokens) > longest:
-                ids[i] = self._shortened(pieces[i], longest)
+        longest = self.max_length - room - len(self._start) - len(self._end)
+        rows = [self._segments(sample) for sample in samples]
+        self._tokenize([segment for row in rows for segment in row])
+        rows = [self._fitting(row, sample, longest) for row, sample in zip(rows, samples, strict=True)]
+        ids = [[*self._start, *self._joined(row), *self._end] for row in rows]
         # On the right, whatever the tokenizer's habit: the mask is counted from the left.
         batch = dict(
             self.tokenizer.pad({"input_ids": ids}, padding="longest", padding_side="right", return_tensors="pt")
         )
-        return batch | {MASK_POSITION: torch.tensor([row.index(self.tokenizer.mask_token_id) for row in ids])}
+        return batch | {MASK_POSITION: torch.tensor([self._position(row) for row in ids])}
 
     def label_ids(self) -> list[list[int]]:
         """The token of each word of each class, or an error for a word that has several."""
@@ -65,85 +95,105 @@ class MaskedText:
                 spelled[token] = word
         return ids
 
-    def _pieces(self, sample: Sample | Example) -> list[Piece]:
+    def _segments(self, sample: Sample | Example) -> list[Segment]:
+        """The solved samples before, the sample's own, and those after it, each text within its own limit."""
         example = sample if isinstance(sample, Example) else Example(sample)
-        separator = Piece(self.tokenizer.sep_token or "\n")
-
-        def solved(shown: Sample, label: int) -> list[Piece]:
-            return self._inert([_at_most(example.shot_limit, piece) for piece in self.cloze.solve(shown, label)])
-
-        pieces: list[Piece] = []
-        for shown, label in example.before:
-            pieces += [*solved(shown, label), separator]
-        own = self.cloze.fill(example.sample, self.tokenizer.mask_token)
+        own = self._fill(example.sample)
         first = next((i for i, piece in enumerate(own) if piece.is_text), 0)
         own[first] = _at_most(example.own_limit, own[first])
-        pieces += self._inert(own)
-        for shown, label in example.after:
-            pieces += [separator, *solved(shown, label)]
-        return self._limited(pieces)
 
-    def _fitting(self, sample: Sample | Example, longest: int) -> Sample | Example:
-        """As many of the examples before a sample as leave it whole; the farthest go first."""
-        if not isinstance(sample, Example) or not sample.before:
-            return sample
-        fits, too_many = 0, len(sample.before) + 1
-        while too_many - fits > 1:
-            tried = (fits + too_many) // 2
-            shown = sample._replace(before=sample.before[len(sample.before) - tried :])
-            if len(self._tokenize([self._pieces(shown)])[0].ids) <= longest:
-                fits = tried
-            else:
-                too_many = tried
-        return sample._replace(before=sample.before[len(sample.before) - fits :])
+        def solved(shown: Sequence[tuple[Sample, int]]) -> list[list[Piece]]:
+            filled = [self.cloze.solve(other, label) for other, label in shown]
+            return [[_at_most(example.shot_limit, piece) for piece in pieces] for pieces in filled]
 
-    def _inert(self, pieces: list[Piece]) -> list[Piece]:
+        filled = [*solved(example.before), own, *solved(example.after)]
+        separator = self._separator() if len(filled) > 1 else ""
+        last = len(filled) - 1
+        segments = [
+            Segment(self._inert(pieces), separator if i else "", separator if i < last else "")
+            for i, pieces in enumerate(filled)
+        ]
+        return [self._limited(segment) for segment in segments]
+
+    def _separator(self) -> str:
+        if self.tokenizer.sep_token is None:
+            raise InputError("the model's tokenizer has no separator, which solved examples beside a text need")
+        return str(self.tokenizer.sep_token)
+
+    def _inert(self, pieces: list[Piece]) -> tuple[Piece, ...]:
         """A text that holds the name of a special token must not be read as one: `[MASK]` → `[ MASK]`."""
-        return [
+        return tuple(
             piece._replace(string=self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", piece.string))
             if piece.is_text
             else piece
             for piece in pieces
-        ]
-
-    def _tokenize(self, filled: Sequence[list[Piece]]) -> list[Any]:
-        strings = ["".join(piece.string for piece in pieces) for pieces in filled]
-        encodings: list[Any] = self.tokenizer(strings, verbose=False).encodings
-        return encodings
-
-    def _limited(self, pieces: list[Piece]) -> list[Piece]:
-        """Texts with a limit of their own, as `{text_a:first=240}`."""
-        if all(piece.limit is None for piece in pieces):
-            return pieces
-        (encoding,) = self._tokenize([pieces])
-        keep = [len(tokens) for tokens in _tokens_of(encoding, pieces)]
-        limits = [piece.limit for piece in pieces if piece.is_text]
-        return _cut(
-            encoding, pieces, [n if limit is None else min(n, limit) for n, limit in zip(keep, limits, strict=True)]
         )
 
-    def _shortened(self, pieces: list[Piece], longest: int) -> list[int]:
-        """Take tokens from the longest texts until everything fits; the template and the mask stay."""
-        while True:
-            (encoding,) = self._tokenize([pieces])
-            surplus = len(encoding.ids) - longest
-            if surplus <= 0:
-                ids: list[int] = encoding.ids
-                return ids
-            keep = [len(tokens) for tokens in _tokens_of(encoding, pieces)]
+    def _tokenize(self, segments: Sequence[Segment]) -> list[Any]:
+        """Their encodings, separators around them included; those not yet known in one call."""
+        new = [segment for segment in dict.fromkeys(segments) if segment not in self._known]
+        if len(self._known) + len(new) > KEPT:
+            self._known, new = {}, list(dict.fromkeys(segments))
+        if new:
+            strings = [s.left + "".join(piece.string for piece in s.pieces) + s.right for s in new]
+            encodings = self.tokenizer(strings, add_special_tokens=False, verbose=False).encodings
+            self._known.update(zip(new, encodings, strict=True))
+        return [self._known[segment] for segment in segments]
+
+    def _ids_of(self, segment: Segment) -> list[int]:
+        (encoding,) = self._tokenize([segment])
+        ids: list[int] = encoding.ids
+        return ids[bool(segment.left) : len(ids) - bool(segment.right)]
+
+    def _joined(self, row: Sequence[Segment]) -> list[int]:
+        ids = self._ids_of(row[0])
+        for segment in row[1:]:
+            ids = [*ids, self.tokenizer.sep_token_id, *self._ids_of(segment)]
+        return ids
+
+    def _limited(self, segment: Segment) -> Segment:
+        """Texts with a limit of their own, as `{text_a:first=240}`."""
+        limits = [piece.limit for piece in segment.pieces if piece.is_text]
+        if all(limit is None for limit in limits):
+            return segment
+        (encoding,) = self._tokenize([segment])
+        keep = [len(tokens) for tokens in _tokens_of(encoding, segment)]
+        return _cut(
+            encoding, segment, [n if limit is None else min(n, limit) for n, limit in zip(keep, limits, strict=True)]
+        )
+
+    def _fitting(self, row: list[Segment], sample: Sample | Example, longest: int) -> list[Segment]:
+        """Not longer than that: of solved samples before it as many as leave it whole, the farthest go first; then
+        tokens from the end of the longest texts. The template and the mask stay.
+        """
+        removable = len(sample.before) if isinstance(sample, Example) else 0
+        while removable and len(self._joined(row)) > longest:
+            row = [row[1]._replace(left=""), *row[2:]]
+            removable -= 1
+        while (surplus := len(self._joined(row)) - longest) > 0:
+            encodings = self._tokenize(row)
+            texts = [(i, len(tokens)) for i, segment in enumerate(row) for tokens in _tokens_of(encodings[i], segment)]
+            keep = [n for _, n in texts]
             if sum(keep) < surplus:
+                marks = len(self._start) + len(self._end)
                 raise InputError(
-                    f"template {self.cloze.template!r} needs {len(encoding.ids) - sum(keep)} tokens without its "
-                    f"texts, but there is room for {longest}: shorten it, or raise the maximum length"
+                    f"template {self.cloze.template!r} needs {surplus + longest + marks - sum(keep)} tokens without "
+                    f"its texts, but there is room for {longest + marks}: shorten it, or raise the maximum length"
                 )
             for _ in range(surplus):
                 keep[keep.index(max(keep))] -= 1
-            pieces = _cut(encoding, pieces, keep)
+            row = [
+                _cut(encodings[i], segment, [n for (j, _), n in zip(texts, keep, strict=True) if j == i])
+                for i, segment in enumerate(row)
+            ]
+        return row
 
     def one_token(self, word: str) -> int:
         ids = self._in_context(word)
-        if len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id:
+        if len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids:
             return ids[0]
+        if len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id:
+            raise InputError(f"label word {word!r} is a special token of this model: give a word of its language")
         parts = " + ".join(self.tokenizer.convert_ids_to_tokens(ids))
         near = self._near(word)
         hint = f" Try {', '.join(near)}." if near else " Try a more common word."
@@ -184,34 +234,29 @@ def _at_most(limit: int | None, piece: Piece) -> Piece:
     return piece._replace(limit=limit if piece.limit is None else min(limit, piece.limit))
 
 
-def _spans(pieces: Sequence[Piece]) -> list[Span]:
-    spans, at = [], 0
-    for i, piece in enumerate(pieces):
+def _spans(segment: Segment) -> list[Span]:
+    spans, at = [], len(segment.left)
+    for i, piece in enumerate(segment.pieces):
         if piece.is_text:
             spans.append(Span(i, at, at + len(piece.string)))
         at += len(piece.string)
     return spans
 
 
-def _tokens_of(encoding: Any, pieces: Sequence[Piece]) -> list[list[int]]:
+def _tokens_of(encoding: Any, segment: Segment) -> list[list[int]]:
     """For each text its tokens, by position. A token that has a character of a text belongs to it."""
-    real = [
-        (i, start, end)
-        for i, ((start, end), special) in enumerate(zip(encoding.offsets, encoding.special_tokens_mask, strict=True))
-        if end > start and not special
-    ]
-    return [[i for i, start, end in real if span.start < end and start < span.end] for span in _spans(pieces)]
+    real = [(i, start, end) for i, (start, end) in enumerate(encoding.offsets) if end > start]
+    return [[i for i, start, end in real if span.start < end and start < span.end] for span in _spans(segment)]
 
 
-def _cut(encoding: Any, pieces: Sequence[Piece], keep: Sequence[int]) -> list[Piece]:
+def _cut(encoding: Any, segment: Segment, keep: Sequence[int]) -> Segment:
     """Each text reduced to its first `keep` tokens."""
-    shorter = list(pieces)
-    for span, tokens, n in zip(_spans(pieces), _tokens_of(encoding, pieces), keep, strict=True):
+    shorter = list(segment.pieces)
+    for span, tokens, n in zip(_spans(segment), _tokens_of(encoding, segment), keep, strict=True):
+        text = shorter[span.piece].string
         if n < len(tokens):
             end = max(encoding.offsets[tokens[n]][0] - span.start, 0)
-            text = pieces[span.piece].string
             # Never the same text again, or shortening would not end.
-            shorter[span.piece] = pieces[span.piece]._replace(
-                string=text[: min(end, len(text) - 1)].rstrip(), limit=None
-            )
-    return shorter
+            text = text[: min(end, len(text) - 1)].rstrip()
+        shorter[span.piece] = Piece(text, is_text=True)
+    return segment._replace(pieces=tuple(shorter))

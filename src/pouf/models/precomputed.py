@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
-from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, read_arrays
+from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, as_table, read_arrays
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
+from pouf.reading import read_tensors
 
 CLIP_TEMPERATURE = 0.01  # of CLIP and most of its kin
 
@@ -25,7 +25,7 @@ class Precomputed(Backbone):
 
     Args:
         prototypes: (k, d), one for each class, in the order of the classes.
-        temperature: T of the model that made the vectors. It matters: CLIP's is 0.01.
+        temperature: softmax temperature of the model that made the vectors. It matters: CLIP's is 0.01.
     """
 
     modality = "vector"
@@ -33,10 +33,10 @@ class Precomputed(Backbone):
 
     def __init__(self, prototypes: Tensor, temperature: float = CLIP_TEMPERATURE) -> None:
         super().__init__()
-        if prototypes.ndim != 2 or not bool(prototypes.isfinite().all()) or bool((prototypes == 0).all(1).any()):
-            raise InputError(
-                f"expected prototypes of shape (k, d), finite and none of them zero, not {tuple(prototypes.shape)}"
-            )
+        prototypes = torch.from_numpy(as_table(prototypes, "the prototypes")).float()
+        bad = (~prototypes.isfinite()).any(1) | (prototypes == 0).all(1)
+        if bool(bad.any()):
+            raise InputError(f"prototype {int(bad.float().argmax())} is zero, or not finite: give one vector per class")
         unit = nn.functional.normalize(prototypes.float(), dim=1)
         self.table = nn.Parameter(unit.clone())
         self.map: nn.Parameter | None = None
@@ -46,12 +46,14 @@ class Precomputed(Backbone):
     @classmethod
     def from_saved(cls, folder: Path, adapted: bool) -> Precomputed:
         """What `save_pretrained` wrote, tuned or as it was before."""
-        tensors = load_file(folder / "model.safetensors")
+        tensors = read_tensors(folder / "model.safetensors")
+        if not {"start", "table", "logit_scale"} <= tensors.keys():
+            raise InputError(f"{str(folder / 'model.safetensors')!r} lacks its prototypes: restore it, or adapt again")
         backbone = cls(tensors["start"])
         if adapted:
             if "map" in tensors:
                 backbone.add_map()
-            backbone.load_state_dict(tensors)
+            backbone.load_weights(folder)
         else:
             backbone.logit_scale.copy_(tensors["logit_scale"])
         return backbone
@@ -77,7 +79,7 @@ class Precomputed(Backbone):
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         raise InputError("there are only vectors here and no model that could read a prompt: give prototypes instead")
 
-    def prototypes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
+    def prototypes(self, prompts: Sequence[Sequence[str]]) -> Tensor:
         return nn.functional.normalize(self.table, dim=1)
 
     def _fitting(self, vectors: Tensor) -> Tensor:
@@ -93,5 +95,7 @@ def read_prototypes(file: str | Path) -> tuple[Tensor, list[str] | None]:
     """One vector per class, (k, d), and the names of the classes where the file has them."""
     arrays = read_arrays(file)
     named = arrays.first(NAMES)
-    prototypes = torch.from_numpy(np.array(arrays.vectors(PROTOTYPES), dtype=np.float32))
+    prototypes = torch.from_numpy(np.array(as_table(arrays.vectors(PROTOTYPES), str(file)), dtype=np.float32))
+    if named is not None and named.ndim != 1:
+        raise InputError(f"{str(file)!r}: expected a list of names beside the prototypes, not shape {named.shape}")
     return prototypes, None if named is None else [str(name) for name in named.tolist()]

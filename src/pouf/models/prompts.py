@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from pouf.data.class_names import read_lines, spoken
+from pouf.data.class_names import ClassSet, read_lines, spoken
 from pouf.errors import InputError
+from pouf.models.text_side import TextSide
 
 DEFAULT_TEMPLATES = {"image": ("a photo of a {}.",), "text": ("{}",), "vector": ("{}",)}
 
@@ -26,14 +27,43 @@ def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
     return tuple(templates)
 
 
+def check_distinct(text_side: TextSide, classes: ClassSet, templates: Sequence[str]) -> None:
+    """An error where the text side would read the same of two classes: it knows nothing else of them."""
+    texts = class_texts(classes)
+    for template in templates:
+        met: dict[tuple[tuple[int, ...], ...], str] = {}
+        tokens = iter(
+            text_side.all_token_ids([prompt for own in texts for text in own for prompt in fill([template], text)])
+        )
+        for name, own in zip(classes.names, texts, strict=True):
+            ids = tuple(tuple(next(tokens)) for _ in own)
+            other = met.setdefault(ids, name)
+            if other == name:
+                continue
+            if max(map(len, ids)) >= text_side.max_length:
+                raise InputError(
+                    f"template {template!r} is cut to the {text_side.max_length} tokens that the model reads, and what "
+                    f"is left is the same for {other!r} and {name!r}: shorten the template, or the names"
+                )
+            raise InputError(
+                f"the model's tokenizer reads classes {other!r} and {name!r} alike, as words it does not know: give "
+                "them names in its language and letters"
+            )
+
+
 def read_templates(given: Sequence[str]) -> tuple[str, ...]:
-    """Templates from the command line: each a sentence, or a file with one a line."""
+    """Templates from the command line: each a sentence, or a file with one per line."""
     templates: list[str] = []
     for value in given:
         templates += read_lines(value) if os.path.isfile(value) else [value]
     return tuple(templates)
 
 
-def fill(templates: Sequence[str], name: str) -> list[str]:
-    """One class in every template: `a photo of a {}.`, `back_pack` → `a photo of a back pack.`"""
-    return [template.replace("{}", spoken(name)) for template in templates]
+def fill(templates: Sequence[str], text: str) -> list[str]:
+    """A name or a description in every template: `a photo of a {}.`, `back pack` → `a photo of a back pack.`"""
+    return [template.replace("{}", text) for template in templates]
+
+
+def class_texts(classes: ClassSet) -> tuple[tuple[str, ...], ...]:
+    """What stands for each class in a prompt: its descriptions, or its name as a person would say it."""
+    return classes.descriptions or tuple((spoken(name),) for name in classes.names)

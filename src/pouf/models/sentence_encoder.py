@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -10,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
 from pouf.models.text_side import TextSide, tokenizer_facts
+from pouf.reading import read_json
 
 LAYOUT_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+REMEDY = "get the model again from where it came"
 TEMPERATURE = 0.1  # these models have none of their own; the paper's for texts
 
 
@@ -61,8 +63,11 @@ class SentenceEncoder(Backbone):
         assert self.text_side is not None
         length = self.text_side.max_length
         return dict(
-            self.tokenizer(list(samples), padding=True, truncation=True, max_length=length, return_tensors="pt")
-        )
+            self.tokenizer(
+                list(samples), padding=True, truncation=True, max_length=length, split_special_tokens=True,
+                return_tensors="pt",
+            )
+        )  # fmt: skip
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
         return self.pool(self.model(**batch).last_hidden_state, batch["attention_mask"])
@@ -80,15 +85,18 @@ class SentenceEncoder(Backbone):
 
 def read_layout(folder: Path) -> tuple[str, int | None]:
     """Pooling and maximum length from the files that sentence-transformers writes beside a model."""
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in _json(folder / "modules.json", [])]
+    kinds = [module.type.rsplit(".", 1)[-1] for module in _modules(folder)]
     strangers = set(kinds) - {"Transformer", "Pooling", "Normalize"}
     if strangers:
         raise InputError(
             f"{folder} has a sentence-transformers module {', '.join(sorted(strangers))} that pouf can't train; "
             "expected Transformer, Pooling and Normalize. Wrap it in a pouf.Backbone of your own."
         )
-    pooling = _pooling(_json(folder / "1_Pooling" / "config.json", {}), folder)
-    return pooling, _json(folder / "sentence_bert_config.json", {}).get("max_seq_length")
+    pooling = _pooling(_optional_json(folder / "1_Pooling" / "config.json"), folder)
+    length = _optional_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    if length is not None and (not isinstance(length, int) or length < 1):
+        raise InputError(f"{folder} has a max_seq_length of {length!r}: expected a number of tokens")
+    return pooling, length
 
 
 def _pooling(config: dict[str, Any], folder: Path) -> str:
@@ -106,12 +114,30 @@ def copy_layout(source: Path, target: Path) -> None:
     for name in LAYOUT_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
-    for module in _json(source / "modules.json", []):
-        config = Path(module["path"]) / "config.json"
-        if module["path"] and (source / config).is_file():
-            (target / config).parent.mkdir(exist_ok=True)
+    for module in _modules(source):
+        config = Path(module.path) / "config.json"
+        if module.path and (source / config).is_file():
+            (target / config).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / config, target / config)
 
 
-def _json(file: Path, default: Any) -> Any:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else default
+class _Module(BaseModel):
+    """What counts of an entry of modules.json."""
+
+    type: str
+    path: str = ""
+
+
+def _modules(folder: Path) -> list[_Module]:
+    """What modules.json lists; a path that leads out of the folder would make us write there."""
+    if not (folder / "modules.json").is_file():
+        return []
+    modules: list[_Module] = read_json(folder / "modules.json", list[_Module], REMEDY)
+    for module in modules:
+        if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
+            raise InputError(f"{folder} has a module at {module.path!r}, outside of its folder: do not use this model")
+    return modules
+
+
+def _optional_json(file: Path) -> dict[str, Any]:
+    return read_json(file, dict[str, Any], REMEDY) if file.is_file() else {}

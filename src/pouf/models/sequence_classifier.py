@@ -44,8 +44,11 @@ class SequenceClassifier(Backbone):
         pairs = [(sample,) if isinstance(sample, str) else sample for sample in samples]
         columns = [list(column) for column in zip(*pairs, strict=True)]
         return dict(
-            self.tokenizer(*columns, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
-        )
+            self.tokenizer(
+                *columns, padding=True, truncation=True, max_length=self.max_length, split_special_tokens=True,
+                return_tensors="pt",
+            )
+        )  # fmt: skip
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
         logits: Tensor = self.model(**batch).logits
@@ -55,8 +58,8 @@ class SequenceClassifier(Backbone):
         """One unit vector each: names are as good as numbers here."""
         return torch.eye(len(prompts), device=self.device)
 
-    def prototypes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
-        return self.encode_prompts(classes)
+    def prototypes(self, prompts: Sequence[Sequence[str]]) -> Tensor:
+        return torch.eye(len(prompts), device=self.device)
 
     def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
         if self.regression:

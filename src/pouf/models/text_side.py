@@ -49,6 +49,13 @@ class TextSide:
         self.max_length = max_length
         self.full_length = full_length
         # The prompts of a run stay the same from step to step: they are tokenized once.
+        self._chunks_of = lru_cache(maxsize=1024)(self._tokenize)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_chunks_of"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
         self._chunks_of = lru_cache(maxsize=4)(self._tokenize)
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
@@ -70,9 +77,14 @@ class TextSide:
         return dict(padded)
 
     def token_ids(self, text: str, special: bool = False) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special, truncation=True, max_length=self.max_length)[
-            "input_ids"
-        ]
+        return self.all_token_ids([text], special)[0]
+
+    def all_token_ids(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+        """Of each text, cut to the model's length. The name of a special token in a text is text like any other."""
+        ids: list[list[int]] = self.tokenizer(
+            list(texts), add_special_tokens=special, truncation=True, max_length=self.max_length,
+            split_special_tokens=True,
+        )["input_ids"]  # fmt: skip
         return ids
 
     def frame(self) -> tuple[list[int], list[int]]:
@@ -84,7 +96,7 @@ class TextSide:
         raise ValueError(f"the tokenizer changes a sentence when it frames it: {bare} became {framed}")
 
     def _tokenize(self, sentences: tuple[str, ...]) -> list[Chunk]:
-        ids = [self.token_ids(sentence, special=True) for sentence in sentences]
+        ids = self.all_token_ids(sentences)
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         chunks = [order[start : start + CHUNK] for start in range(0, len(order), CHUNK)]
         return [Chunk(torch.tensor(chunk), self.pad([ids[i] for i in chunk])) for chunk in chunks]

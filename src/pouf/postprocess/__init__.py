@@ -9,11 +9,15 @@ from torch import Tensor
 from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
 from pouf.postprocess.em import em
+from pouf.postprocess.inmap import inmap
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.postprocess.propagation import propagation
 from pouf.postprocess.refinement import refinement
+from pouf.postprocess.shares import shares
 from pouf.postprocess.sinkhorn import sinkhorn
 from pouf.postprocess.stata import few_classes, stata
+from pouf.postprocess.transclip import transclip
+from pouf.postprocess.zlap import zlap
 
 __all__ = ["POSTPROCESSORS", "Postprocessor"]
 
@@ -21,9 +25,13 @@ __all__ = ["POSTPROCESSORS", "Postprocessor"]
 POSTPROCESSORS: dict[str, Callable[[Tensor, Tensor, Scores, Tensor | None], Postprocessor]] = {
     "prior-correction": prior_correction,
     "sinkhorn": sinkhorn,
+    "shares": shares,
     "propagation": propagation,
     "refinement": refinement,
     "em": em,
     "stata": stata,
     "few-classes": few_classes,
+    "transclip": transclip,
+    "zlap": zlap,
+    "inmap": inmap,
 }

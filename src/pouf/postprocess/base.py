@@ -12,7 +12,7 @@ ROWS = 2048  # of a matrix of similarities that are in memory at once
 
 
 class Postprocessor(nn.Module):
-    """logits'_k = logits_k + bias_k + weight_k · f + curvature_k · f², and what the nearest neighbours say.
+    """logits'_k = own · logits_k + bias_k + weight_k · f + curvature_k · f², and what the nearest neighbours say.
 
     Args:
         bias: (k,).
@@ -20,6 +20,9 @@ class Postprocessor(nn.Module):
         neighbours: (m, d), features of length 1 whose classes were found together.
         votes: (m, k), those classes, rows sum to 1: the mean of ten neighbours' counts as much as the input's own.
         pull: (m, k), those classes: a third of what three neighbours say is added to the logits.
+        answers: (m, k), logits that were found for the neighbours themselves: five of them are asked, weighted by
+            1 / (1 - cos), so that an input that was among them gets its own.
+        own: how much the logits themselves count, 1 unless given.
     """
 
     bias: Tensor
@@ -28,6 +31,8 @@ class Postprocessor(nn.Module):
     neighbours: Tensor | None
     votes: Tensor | None
     pull: Tensor | None
+    answers: Tensor | None
+    own: Tensor | None
 
     def __init__(
         self,
@@ -37,22 +42,29 @@ class Postprocessor(nn.Module):
         neighbours: Tensor | None = None,
         votes: Tensor | None = None,
         pull: Tensor | None = None,
+        answers: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> None:
         super().__init__()
         parts = {"bias": bias, "weight": weight, "curvature": curvature, "neighbours": neighbours}
-        for name, tensor in (parts | {"votes": votes, "pull": pull}).items():
+        for name, tensor in (parts | {"votes": votes, "pull": pull, "answers": answers, "own": own}).items():
             self.register_buffer(name, tensor)
+        self.eval()  # as the classifier that it becomes a part of
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         """(n, d) features, (n, k) logits -> (n, k) logits."""
         unit = F.normalize(features.float(), dim=1)
-        logits = logits.float() + self.bias
+        logits = (logits.float() if self.own is None else self.own * logits.float()) + self.bias
         if self.weight is not None:
             logits = logits + unit @ self.weight.T
         if self.curvature is not None:
             logits = logits + unit**2 @ self.curvature.T
         if self.neighbours is not None and self.pull is not None:
             logits = logits + heard(nearest(unit, self.neighbours, itself=True, count=3), self.pull) / 3
+        if self.neighbours is not None and self.answers is not None:
+            cosines, places = nearest(unit, self.neighbours, itself=True, count=5)
+            weights = 1 / (1 - cosines).clamp_min(1e-6)
+            logits = logits + heard((weights / weights.sum(1, keepdim=True), places), self.answers)
         if self.neighbours is not None and self.votes is not None:
             near, places = nearest(unit, self.neighbours, itself=True)
             logits = vote((near / near.sum(1, keepdim=True), places), self.votes, logits.softmax(1)).log()
@@ -68,10 +80,13 @@ def nearest(queries: Tensor, keys: Tensor, itself: bool, count: int = 10) -> Nea
     if count < 1:
         raise InputError("neighbours can't be asked of one input alone: give at least two inputs")
     weights, places = [], []
-    for start in range(0, len(queries), ROWS):
-        near = queries[start : start + ROWS] @ keys.T
+    # An exported graph has no number of rows to count to.
+    blocks = [queries] if torch.compiler.is_exporting() else queries.split(ROWS)
+    for number, block in enumerate(blocks):
+        near = block @ keys.T
         if not itself:
-            near[torch.arange(len(near)), torch.arange(start, start + len(near))] = -2
+            own = torch.arange(len(near))
+            near[own, own + number * ROWS] = -2
         top = near.topk(count, dim=1)
         weights.append(top.values.clamp_min(1e-6))
         places.append(top.indices)

@@ -38,10 +38,11 @@ def refinement(
     trust = share_of_classes(shares.cpu()) ** 2 if prior is None else 1.0
     scale = sharpness / float(scores.temperature)
     held = F.normalize(logits.softmax(1).T @ unit, dim=1)
-    weight = torch.zeros_like(held)
+    weight, moved = torch.zeros_like(held), logits
     bias = relaxed_offsets(logits, prior, trust, iterations=50)
     for _ in range(rounds):
-        u = (logits + unit @ weight.T + bias).softmax(1)
+        u = (moved + bias).softmax(1)
         weight = scale * F.normalize(u.T @ unit + anchor * held, dim=1)
-        bias = relaxed_offsets(logits + unit @ weight.T, prior, trust, iterations=5, start=bias)
+        moved = torch.addmm(logits, unit, weight.T)  # (n, k)
+        bias = relaxed_offsets(moved, prior, trust, iterations=5, start=bias)
     return Postprocessor(bias, weight)

@@ -44,28 +44,28 @@ def _fit(x: Tensor, anchors: Tensor, logits: Tensor, offsets: Tensor, rounds: in
     start = (start / len(x)).clamp_min(1e-8)  # (d,), mean_i Σ_k z_ik (x_i - t_k)²
     means, variances = anchors, start.expand(k, -1)
     for _ in range(rounds):
-        bias, weight, curvature = _gaussian(means, variances)
+        bias, weight, curvature = gaussian(means, variances)
         likelihood = bias + x @ weight.T + x**2 @ curvature.T
         for _ in range(5):
-            z = (logits + likelihood + _both_ways(near, z)).softmax(1)
+            z = (logits + likelihood + both_ways(near, z)).softmax(1)
         held = torch.bincount(z.argmax(1), minlength=k).to(z)[:, None]
         beta, total = held / (held + 1), z.sum(0).clamp_min(1e-9)[:, None]
         centre = z.T @ x / total
         means = F.normalize(beta * F.normalize(centre, dim=1) + (1 - beta) * anchors, dim=1)
         spread = z.T @ x**2 / total - 2 * means * centre + means**2
         variances = (beta * spread + (1 - beta) * (start + (anchors - means) ** 2)).clamp_min(1e-8)
-    bias, weight, curvature = _gaussian(means, variances)
+    bias, weight, curvature = gaussian(means, variances)
     return Postprocessor(bias + offsets.mean(0), weight, curvature, neighbours=x, pull=z)
 
 
-def _gaussian(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def gaussian(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log-likelihood / 50 as bias (k,), weight (k, d) of x and curvature (k, d) of x²."""
     inverse = 1 / variances
     bias = -0.5 * ((means**2 * inverse).sum(1) + variances.log().sum(1))
     return bias / SCALE, means * inverse / SCALE, -0.5 * inverse / SCALE
 
 
-def _both_ways(near: Near, z: Tensor) -> Tensor:
+def both_ways(near: Near, z: Tensor) -> Tensor:
     """⅙ (W + Wᵀ) z: what an input's neighbours say, and those whose neighbour it is."""
     back = torch.zeros_like(z)
     for weight, place in zip(*(part.T for part in near), strict=True):

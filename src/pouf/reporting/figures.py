@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -21,9 +21,10 @@ from pouf.base import BaseClassifier
 from pouf.data.base import Subset, Unlabelled, Unreadable
 from pouf.inference import InferenceConfig
 from pouf.reporting.pages import as_text, shorten, thumbnail
-from pouf.reporting.svg import COLOURS, SHAPES, Series, chart, drawing, legend, marker, polygon, tag, text
+from pouf.reporting.svg import COLOURS, EIGHT, Series, chart, drawing, legend, marker, polygon, tag, text
 
-CLASSES = len(COLOURS) * len(SHAPES)  # that are named, and have a row of their own
+CLASSES = len(COLOURS)  # that have a colour, a name and a row of their own
+STARS = 100  # prototypes that are drawn
 SIDE = 400  # of a map
 HALO = {"paint_order": "stroke", "stroke": "var(--card)", "stroke_width": 3, "stroke_linejoin": "round"}
 
@@ -44,10 +45,14 @@ class Comparison(NamedTuple):
     classes: Sequence[str]
     labelled: bool
 
+    def changed(self) -> list[bool]:
+        """Which inputs went to another class."""
+        return (self.before.probabilities.argmax(1) != self.after.probabilities.argmax(1)).tolist()
+
     def sample(self, i: int) -> Any:
         """An input; None if it could be read before, but can't be any more."""
         try:
-            return self.inputs.read(i)
+            return self.inputs.show(i, 128)
         except Unreadable:
             return None
 
@@ -82,15 +87,24 @@ def look(
     return Comparison(before, after, Subset(sample, readable), classifier.classes, labels is not None)
 
 
+def stars(view: View) -> list[int]:
+    """The classes whose prototypes are drawn: all, or those of the most inputs where there are very many."""
+    k = len(view.prototypes)
+    counts = torch.bincount(view.labels, minlength=k)
+    return sorted(counts.argsort(descending=True, stable=True)[:STARS].tolist()) if k > STARS else list(range(k))
+
+
 def embed(view: View, centred: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """One t-SNE of features and prototypes together, paper fig. 1: (n, 2) and (k, 2); the same for the same view.
+
+    Of more than 100 prototypes those of `stars` are placed: more can't be told apart, and take most of the time.
 
     Features and prototypes of dual encoders lie in two separate cones, and the picture shows that they do. Centred,
     each by their own mean, they share one place, and the picture shows which features are on which prototype's side.
     """
     from sklearn.manifold import TSNE
 
-    parts = (view.features, view.prototypes)
+    parts = (view.features, view.prototypes[stars(view)])
     points = F.normalize(torch.cat([part - part.mean(0) if centred else part for part in parts]), dim=1).numpy()
     perplexity = min(30.0, max(2.0, (len(points) - 1) / 4))
     placed = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points)
@@ -109,7 +123,7 @@ def similarities(view: View) -> Tensor:
 
 def paper_figures(comparison: Comparison, centred: bool = False) -> dict[str, Markup]:
     """The files of `pouf figures`, by name."""
-    left, right = (tsne(view, comparison.classes, centred) for view in comparison[:2])
+    left, right = (tsne(view, comparison.classes, centred, comparison.changed()) for view in comparison[:2])
     height = int(left.split('"')[3])  # of <svg width="" height="">
     about = ", each centred by their own mean" if centred else ""
     titles = [text(x, 14, name + about) for x, name in ((8, "zero-shot"), (SIDE + 24, "adapted"))]
@@ -118,51 +132,86 @@ def paper_figures(comparison: Comparison, centred: bool = False) -> dict[str, Ma
     return {"tsne": both, "neighbours": neighbours(comparison), "similarity": histogram(comparison)}
 
 
-def tsne(view: View, classes: Sequence[str], centred: bool = False) -> Markup:
-    """Inputs as points, prototypes as stars, where one t-SNE of both puts them; colour and shape are the class."""
+def tsne(view: View, classes: Sequence[str], centred: bool = False, changed: Sequence[bool] | None = None) -> Markup:
+    """Inputs as points, prototypes as stars, where one t-SNE of both puts them.
+
+    Colour and shape are the class. Where there are more classes than colours, they say what changed instead.
+    """
     both = np.concatenate(embed(view, centred))  # (n + k, 2)
     low, high = both.min(0), both.max(0)
     # The same scale up and across: distances can be compared.
-    placed = SIDE / 2 + (SIDE - 24) / max(float((high - low).max()), 1e-6) * (both - (low + high) / 2)
-    n, labels = len(view.features), view.labels.tolist()
-    parts = [marker(labels[i], x, y, class_="p", data_i=i) for i, (x, y) in enumerate(placed[:n].tolist())]
-    for k, (x, y) in enumerate(placed[n:].tolist()):
-        star = {"points": polygon(x, y, 9, 10, inner=0.42), "fill": COLOURS[k % len(COLOURS)], "stroke": "var(--ink)"}
-        parts.append(tag("polygon", tag("title", classes[k]), class_="star", **star))
-    if len(classes) > CLASSES:
-        return drawing(SIDE, SIDE, *parts)
+    placed = (SIDE / 2 + (SIDE - 24) / max(float((high - low).max()), 1e-6) * (both - (low + high) / 2)).tolist()
+    n, labels, few = len(view.features), view.labels.tolist(), len(classes) <= CLASSES
+    changed = changed if changed is not None else [False] * n
+    parts = [
+        marker(labels[i], x, y, class_="p", data_i=i) if few else _point(changed[i], x, y, class_="p", data_i=i)
+        for i, (x, y) in enumerate(placed[:n])
+    ]
+    for k, (x, y) in zip(stars(view), placed[n:], strict=True):
+        fill = COLOURS[k] if few else "var(--card)"
+        star: dict[str, object] = {"points": polygon(x, y, 9 if few else 5, 10, inner=0.42), "fill": fill}
+        star |= {"stroke": "var(--ink)", "stroke_width": 1 if few else 0.6}
+        parts.append(tag("polygon", tag("title", classes[k]), class_="star", data_k=k, **star))
     names = [shorten(name, 26) for name in classes]
-    named, end = legend([(marker(k, 0, 0), name) for k, name in enumerate(names)], SIDE, SIDE)
-    return drawing(SIDE, end, *parts, *_labels(placed[n:].tolist(), names), *named)
+    marks = [(marker(k, 0, 0), name) for k, name in enumerate(names)]
+    if not few:
+        marks = [(_point(True, 0, 0), "prediction changed"), (_point(False, 0, 0), "unchanged")]
+    else:
+        parts += _labels(placed[n:], names, placed[:n])
+    named, end = legend(marks, SIDE, SIDE)
+    return drawing(SIDE, end, *parts, tag("g", *named, class_="legend"))
 
 
-def _labels(stars: Sequence[Sequence[float]], names: Sequence[str]) -> list[Markup]:
-    """Names beside their stars. One that would lie on another star or name is left to the legend and the title."""
+def _point(changed: bool, x: float, y: float, **attributes: object) -> Markup:
+    colour, opacity, size = ("var(--after)", 0.85, 3.2) if changed else ("var(--before)", 0.45, 2.6)
+    return tag("circle", cx=x, cy=y, r=size, fill=colour, fill_opacity=opacity, **attributes)
+
+
+def _labels(stars: Sequence[Sequence[float]], names: Sequence[str], points: Sequence[Sequence[float]]) -> list[Markup]:
+    """Names near their stars and on no point, star or other name. One that finds no place is left to the legend."""
     taken = [(x, y, 7.0) for x, y in stars]  # middle, and half of the width
     parts = []
     for (x, y), name in zip(stars, names, strict=True):
         if sum(math.hypot(x - a, y - b) < 10 for a, b in stars) > 1:
             continue  # of stars in one place, no name tells which
-        half = 3.0 * len(name)
-        for across, down in ((x + 11 + half, y), (x - 11 - half, y), (x, y - 15), (x, y + 15)):
+        half = 3.0 * len(name) + 2
+        for across, down in _around(x, y, half):
+            inside = half <= across <= SIDE - half and 8 <= down <= SIDE - 8
             free = all(abs(across - a) > half + b or abs(down - d) > 12 for a, d, b in taken)
-            if free and half <= across <= SIDE - half and 8 <= down <= SIDE - 8:
+            if inside and free and all(abs(across - a) > half + 3 or abs(down - b) > 9 for a, b in points):
                 taken.append((across, down, half))
+                near = min(max(x, across - half), across + half)  # of the name, what is next to the star
+                if math.hypot(near - x, down - y) > 20:
+                    parts.append(tag("line", x1=x, y1=y, x2=near, y2=down, stroke="var(--soft)", stroke_width=0.7))
                 parts.append(text(across, down + 4, name, text_anchor="middle", **HALO | {"fill": "var(--ink)"}))
                 break
     return parts
 
 
+def _around(x: float, y: float, half: float) -> Iterator[tuple[float, float]]:
+    """Places for a name around a star, the nearest first."""
+    for away in range(11, 90, 8):
+        yield from ((x + away + half, y), (x - away - half, y))
+        for turn in (0, 1, -1, 2, -2):
+            sideways = turn * (half + away) / 2.5
+            yield from ((x + sideways, y - away - 4), (x + sideways, y + away + 4))
+
+
+def nearest_inputs(comparison: Comparison) -> list[tuple[int, list[int], list[int]]]:
+    """Classes, and the inputs nearest to their prototypes before and after; the most changed first."""
+    before, after = comparison[:2]
+    near = [(k, nearest(before, k), nearest(after, k)) for k in range(len(comparison.classes))]
+    return sorted(near, key=lambda row: -len({*row[1]} ^ {*row[2]}))[:CLASSES]
+
+
 def neighbours(comparison: Comparison) -> Markup:
     """The five inputs nearest to each prototype, before (left) and after (right); classes that changed most first."""
-    near = [[nearest(view, k) for view in comparison[:2]] for k in range(len(comparison.classes))]
-    shown = sorted(range(len(near)), key=lambda k: -len({*near[k][0]} ^ {*near[k][1]}))[:CLASSES]
     parts, bottom = [text(8, 16, "zero-shot"), text(220, 16, "adapted")], 22
-    for k in shown:
+    for k, *both in nearest_inputs(comparison):
         name = shorten(comparison.classes[k], 60)
         parts.append(text(8, bottom + 12, name, fill="var(--ink)", font_weight="bold"))
         top = bottom + 18
-        for left, places in zip((8, 220), near[k], strict=True):
+        for left, places in zip((8, 220), both, strict=True):
             x, y = left, top
             for i in places:
                 cell, width, height = _cell(comparison.sample(i), comparison.inputs.ids[i])
@@ -199,22 +248,36 @@ def histogram(comparison: Comparison) -> Markup:
     return chart(series, about, "inputs")
 
 
-def line(points: Sequence[tuple[float, float]], mark: float | None = None) -> Markup:
-    """A curve over the steps of a run, and the step that was chosen."""
+def line(
+    points: Sequence[tuple[float, float]],
+    mark: float | None = None,
+    span: tuple[float, float] | None = None,
+    good: str = "",
+) -> Markup:
+    """A curve over the steps of a run, and the step that was chosen.
+
+    Args:
+        span: what the vertical axis shows at the least, so that it does not zoom on noise; by default a tenth of the
+            largest value.
+        good: which way is good, as "↑ higher is better".
+    """
     ys = [y for _, y in points if math.isfinite(y)] or [0.0]
+    room = 0.05 * max(map(abs, ys))
+    low, high = span or ((min(ys) + max(ys)) / 2 - room, (min(ys) + max(ys)) / 2 + room)
     series = [Series("", points, _stroke("var(--after)")), Series("", [(0, ys[0])], {})]  # from step 0 on
     if mark is not None:
-        series.append(Series("", [(mark, min(ys)), (mark, max(ys))], _stroke("var(--bad)", "4 3")))
-    return chart(series, "step", width=320, height=180)
+        ends = min(low, *ys), max(high, *ys)
+        series.append(Series("", [(mark, end) for end in ends], _stroke("var(--bad)", "4 3")))
+    return chart(series, "step", good, width=340, height=180, span=(low, high))
 
 
 def lambda_sweep(
     values: Sequence[float], ours: Mapping[str, Sequence[float]], papers: Sequence[float] | None
 ) -> Markup:
-    """Accuracy in % against lambda, a curve a task; the paper's own, dashed, where the setting is the same."""
+    """Accuracy in % against lambda, one curve per task; the paper's own, dashed, where the setting is the same."""
     series = []
     for i, (name, accuracies) in enumerate(ours.items()):
-        k = i + len(COLOURS) * i  # another colour and another shape
+        k = i + EIGHT * i  # another colour and another shape
         series.append(Series(name, list(zip(values, accuracies, strict=True)), _stroke(COLOURS[k % len(COLOURS)]), k))
     if papers is not None:
         paper = list(zip(values, papers, strict=True))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from markupsafe import Markup
 from PIL import Image
 
 from pouf.base import BaseClassifier, Predictions
 from pouf.data.base import Unlabelled
+from pouf.files import write_text
 from pouf.inference import InferenceConfig
-from pouf.reporting.figures import CLASSES, Comparison, histogram, line, look, neighbours, tsne
+from pouf.recipe import Recipe
+from pouf.reporting.figures import CLASSES, Comparison, histogram, line, look, nearest_inputs, tsne
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
 from pouf.reporting.svg import LIGHT
 from pouf.runs.folder import RECIPE, SKIPPED, Run
@@ -26,11 +31,8 @@ POINTS = 500  # inputs that are drawn
 CHANGED = 30
 PAIRS = 12  # of classes that are taken for each other
 THUMB = 48  # pixels
-OPINIONS = {
-    "agreement with the second half of the run, which chooses": "agreement",
-    "second opinion: density of neighbourhoods": "neighbourhood",
-    "second opinion: agreement with a clustering": "clustering",
-}
+REPORT = "report.html"
+BEGIN, END = "<!--verdict-->", "<!--/verdict-->"  # around what a review changes later
 DIAGNOSTICS = {
     "classes in use": ("effective_before", "effective_after"),
     "share of classes given to no input": ("unused_before", "unused_after"),
@@ -40,6 +42,13 @@ DIAGNOSTICS = {
     "share of predictions that moved to other classes": (None, "shift"),
     "agreement of the run's last two thirds with its end, beyond chance": (None, "convergence"),
 }
+TUNED = {
+    "full": "all weights", "prompt": "a soft prompt", "layernorm": "the LayerNorm weights",
+    "lora": "low-rank matrices (LoRA)",
+    "prototypes": "the class prototypes", "map": "a linear map of the vectors",
+}  # fmt: skip
+SIDES = ("zero-shot", "adapted")
+UP = "↑ higher is better"
 
 
 def write_report(
@@ -50,6 +59,7 @@ def write_report(
     inference: InferenceConfig | None = None,
     device: str | torch.device | None = None,
     result: Adaptation | None = None,
+    trust_model: bool = False,
 ) -> Path:
     """Write `run/report.html`: zero-shot against what training made of it, whether the run advises to use it or not.
 
@@ -57,13 +67,14 @@ def write_report(
         data: what it was adapted to, or other inputs of the kind; at most 500 of them are drawn.
         labels: positions of their classes, where they are known: accuracies and a confusion matrix are added.
         result: the run itself, where it has just come to its end; else its classifiers are loaded.
+        trust_model: as in `Classifier.from_pretrained`.
     """
     there, inference = Run(run), inference or InferenceConfig()
 
     def at(use: Use) -> AbstractContextManager[BaseClassifier]:
         if result is not None and result.checkpoints is not None:
             return result.at(use)
-        return nullcontext(BaseClassifier.from_pretrained(run, use=use, device=device))
+        return nullcontext(BaseClassifier.from_pretrained(run, use=use, device=device, trust_model=trust_model))
 
     comparison = look(at("zero-shot"), at(there.adapted), data, labels, inference, POINTS)
     compared: dict[str, Use] = {"zero-shot": "zero-shot", "last step": "last", "advised": "advised"}
@@ -72,49 +83,124 @@ def write_report(
         with at(use) as classifier:
             guesses[name] = classifier.infer(data, inference)
     evaluation = _evaluation(guesses, labels, comparison.classes) if labels is not None else None
-    file = Path(file) if file is not None else there.folder / "report.html"
-    file.write_text(_page(there, comparison, len(data), evaluation), encoding="utf-8")
+    file = Path(file) if file is not None else there.folder / REPORT
+    write_text(file, _page(there, comparison, len(data), evaluation))
     return file
 
 
+def update_verdict(run: Path) -> None:
+    """Let the report say what the verdict says now; the rest of it stays."""
+    file = run / REPORT
+    if file.is_file():
+        head, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
+        _, end, tail = rest.partition(END)
+        if end:
+            write_text(file, head + begin + render("verdict.html", verdict=Run(run).verdict) + end + tail)
+
+
 def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] | None) -> str:
-    verdict, steps = run.verdict, run.steps()
+    verdict, steps, names = run.verdict, run.steps(), comparison.classes
     items = [_item(comparison, i) for i in range(len(comparison.inputs))]
     before, after = comparison[:2]
-    shares = [view.probabilities.mean(0) for view in (before, after)]
-    shown = shares[1].argsort(descending=True)[:CLASSES].tolist()
+    maps = [
+        (side, tsne(view, names, changed=comparison.changed()))
+        for side, view in zip(SIDES, (before, after), strict=True)
+    ]
     return render(
         "report.html",
         title=f"pouf: {run.folder.resolve().name}",
+        about=_about(run, comparison, n, steps),
+        verdict_block=Markup(BEGIN + render("verdict.html", verdict=verdict) + END),
         verdict=verdict,
         diagnostics=_diagnostics(verdict),
-        facts=_facts(verdict, n, comparison, steps),
+        facts=_facts(verdict, n, comparison, steps, run.manifest.get("drift")),
         evaluation=evaluation,
-        classes=comparison.classes,
-        curves=_curves(steps, verdict),
-        shares=[(comparison.classes[k], *(float(p[k]) for p in shares)) for k in shown],
-        highest=max(float(p.max()) for p in shares),
-        more_classes=len(comparison.classes) - len(shown),
+        classes=names,
+        curves=_curves(steps, verdict, len(names)),
+        shares=_shares(comparison),
+        more_classes=max(0, len(names) - CLASSES),
+        absent=run.manifest.get("absent", []),
         labelled=comparison.labelled,
-        maps=[("zero-shot", tsne(before, comparison.classes)), ("adapted", tsne(after, comparison.classes))],
-        neighbours=neighbours(comparison),
+        maps=maps,
+        coloured=len(names) <= CLASSES,
+        neighbours=_neighbours(comparison, items),
+        pictures=any(item["image"] for item in items),
+        listed=any(item["text"] for item in items),
         histogram=histogram(comparison),
         changed=_changed(items, comparison),
         recipe="\n".join(run.lines(RECIPE)),
         manifest=json.dumps(run.manifest, indent=1, ensure_ascii=False),
         skipped=[f"{row['id']}: {row['reason']}" for row in map(json.loads, run.lines(SKIPPED))],
         items=script_data(items),
+        told=script_data({
+            "classes": list(names),
+            "sides": [view.labels.tolist() for view in (before, after)],
+            "changed": comparison.changed(),
+        }),
         light=LIGHT,
+    )  # fmt: skip
+
+
+def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]) -> str:
+    """Model, data, classes, template and what was changed, in one sentence."""
+    card, manifest = run.card, run.manifest
+    source = Path(str((manifest.get("data") or manifest.get("shots") or {}).get("source", "")))
+    model = "No model" if card.model is None else "/".join(Path(card.model).parts[-2:])  # of a local path, its end
+    kind = comparison.inputs.modality + "s" * (n != 1)
+    templates = () if card.vectors else card.templates
+    more = f" and {len(templates) - 1} more" if len(templates) > 1 else ""
+    told = f"{model}, {n:,} {kind}{f' of {source.name}' if source.is_absolute() else ''}, {len(card.classes)} classes"
+    told += f" in “{shorten(templates[0], 80)}”{more}" if templates else ""
+    if not manifest:
+        return f"{told}; not adapted yet."
+    method = manifest.get("method", "pouf")
+    if not steps:
+        return f"{told}; {method} changed no weight."
+    recipe = Recipe.load(run.folder / RECIPE)
+    trainable, total = manifest.get("trainable"), manifest.get("total")
+    size = f" ({trainable:,} of {total:,} numbers)" if trainable and total else ""
+    corrected = ", then corrected predictions" if recipe.postprocess != "none" else ""
+    changed = (
+        f"{method} changed {TUNED[recipe.tuner.name]}{size} in {len(steps):,} steps of {recipe.batch_size} samples"
     )
+    return f"{told}; {changed}{corrected}."
 
 
-def _facts(verdict: Verdict, n: int, comparison: Comparison, steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    changed = (comparison.before.probabilities.argmax(1) != comparison.after.probabilities.argmax(1)).double().mean()
+def _shares(comparison: Comparison) -> list[dict[str, Any]]:
+    """Predicted shares before and after; of many classes those that changed most, else the largest first."""
+    before, after = (view.probabilities.mean(0) for view in comparison[:2])
+    many = len(comparison.classes) > CLASSES
+    order = ((after - before).abs() if many else after).argsort(descending=True)[:CLASSES].tolist()
+    widest = float(torch.stack([before, after])[:, order].max())
+    return [
+        {"name": comparison.classes[k], "before": _percent(before[k]), "after": _percent(after[k]),
+         "widths": [100 * float(share[k]) / widest for share in (before, after)]}
+        for k in order
+    ]  # fmt: skip
+
+
+def _neighbours(comparison: Comparison, items: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Inputs nearest to each prototype, as places in the items; wrong ones where labels are known."""
+    rows = []
+    for k, *both in nearest_inputs(comparison):
+        sides = [
+            [items[i] | {"i": i, "wrong": comparison.labelled and int(comparison.after.labels[i]) != k} for i in places]
+            for places in both
+        ]
+        rows.append({"name": comparison.classes[k], "sides": dict(zip(SIDES, sides, strict=True))})
+    return rows
+
+
+def _facts(
+    verdict: Verdict, n: int, comparison: Comparison, steps: list[dict[str, Any]], drift: dict[str, Any] | None
+) -> list[tuple[str, str]]:
     facts = [("inputs", f"{n:,}")]
     if verdict.chosen is not None:
-        facts += [("used", verdict.advised), ("chosen step", str(verdict.chosen)), ("last step", str(verdict.last))]
-    facts += [("predictions changed", f"{_percent(changed)} %")]
-    return facts + ([("time", f"{steps[-1]['seconds']:.0f} s")] if steps else [])
+        facts += [("advised", verdict.advised), ("chosen step", str(verdict.chosen)), ("last step", str(verdict.last))]
+    facts += [("predictions changed", f"{_percent(np.mean(comparison.changed()))} %")]
+    if drift is not None:
+        facts += [("same of other names as before", f"{_percent(drift['agreement'])} %")]
+    return facts + ([("training time", f"{steps[-1]['seconds']:.0f} s")] if steps else [])
 
 
 def _diagnostics(verdict: Verdict) -> list[tuple[str, str, str]]:
@@ -162,7 +248,11 @@ def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names
         right = int((guess == truth).sum())
         rows.append((name, *(_percent(share) for share in (right / len(truth), *wilson(right, len(truth))))))
     counts = torch.bincount(truth * k + guess, minlength=k * k).view(k, k)
-    confusion = list(zip(names, counts.tolist(), strict=True)) if k <= CLASSES else None
+    shaded = counts / counts.sum(1, keepdim=True).clamp_min(1)  # by the share of the true class
+    confusion = None
+    if k <= CLASSES:
+        cells = [list(zip(*row, strict=True)) for row in zip(counts.tolist(), shaded.tolist(), strict=True)]
+        confusion = list(zip(names, cells, strict=True))
     wrong = counts.clone().fill_diagonal_(0).flatten()
     places = wrong.argsort(descending=True, stable=True)[:PAIRS].tolist()
     pairs = [(names[place // k], names[place % k], int(wrong[place])) for place in places if wrong[place]]
@@ -179,13 +269,29 @@ def wilson(right: int, n: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
-def _curves(steps: list[dict[str, Any]], verdict: Verdict) -> list[tuple[str, str]]:
+class Curve(NamedTuple):
+    caption: str
+    points: list[tuple[float, float]]
+    span: tuple[float, float] | None = None  # what the axis shows at the least
+    good: str = ""
+
+
+def _curves(steps: list[dict[str, Any]], verdict: Verdict, k: int) -> list[tuple[str, str]]:
     if not steps:
         return []
-    series = {
-        "loss": [(s["step"], s["loss"]) for s in steps],
-        "classes in use": [(s["step"], s["effective_classes"]) for s in steps],
-    }
-    for name, field in OPINIONS.items():
-        series |= {name: [(s.step, getattr(s, field)) for s in verdict.snapshots]} if verdict.snapshots else {}
-    return [(name, line(points, verdict.chosen)) for name, points in series.items()]
+
+    def along(field: str) -> list[tuple[float, float]]:
+        return [(snapshot.step, getattr(snapshot, field)) for snapshot in verdict.snapshots]
+
+    curves = [
+        Curve("loss; it falls in bad runs as well", [(s["step"], s["loss"]) for s in steps]),
+        Curve("classes in use; near 1 is a collapse", [(s["step"], s["effective_classes"]) for s in steps], (0, k)),
+    ]
+    if verdict.snapshots:
+        most = math.log(max(3, verdict.diagnostics.inputs if verdict.diagnostics else 3) - 1)  # of an entropy
+        curves += [
+            Curve("agreement with the second half of the run, which chooses", along("agreement"), (0, 1), UP),
+            Curve("second opinion: density of neighbourhoods", along("neighbourhood"), (0, most), UP),
+            Curve("second opinion: agreement with a clustering", along("clustering"), (0, 1), UP),
+        ]
+    return [(each.caption, line(each.points, verdict.chosen, each.span, each.good)) for each in curves]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, select_autoescape
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from PIL import Image
 
 
 def render(template: str, **values: Any) -> str:
     """A page from a file in `templates`; everything that is not Markup is escaped."""
     environment = Environment(autoescape=select_autoescape(default=True, default_for_string=True))
+    environment.filters["code"] = lambda words: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(words))))
     source = (resources.files("pouf") / "reporting" / "templates" / template).read_text(encoding="utf-8")
     return environment.from_string(source).render(**values)
 

@@ -4,38 +4,67 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from pouf.data.tables import header, read_table
 from pouf.errors import InputError
+from pouf.files import write_json, write_text
+from pouf.reading import read_json
+from pouf.reporting.html import update_verdict
 from pouf.reporting.pages import as_text, render, script_data, thumbnail
-from pouf.saving import write_json
-from pouf.validation.review import Question, Review, read_answers
+from pouf.runs.folder import VERDICT, Run
+from pouf.validation.review import NONE, Question, Review, ReviewResult, read_answers
 
 PLAN, TABLE, PAGE = "review.json", "review.csv", "review.html"
+KEYS = 35  # 1 to 9 and a to z; 0 is none of the classes
 
 
 def write_review(run: Path, review: Review, samples: Sequence[Any], classes: Sequence[str]) -> tuple[Path, Path]:
-    """`review.csv` and `review.html` in the run. Labels that stand in the table already stay."""
-    write_json(run / PLAN, review.to_json())
+    """`review.csv` and `review.html` in the run. A label that was given stays, whatever is asked now."""
     answered = read_answers(run / TABLE, classes) if (run / TABLE).is_file() else {}
-    with (run / TABLE).open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["id", "text", "label"])
-        for question, sample in zip(review.questions, samples, strict=True):
-            writer.writerow([question.id, as_text(sample), answered.get(question.id, "")])
-    (run / PAGE).write_text(_page(run, review.questions, samples, classes), encoding="utf-8")
+    asked = {question.id for question in review.questions}
+    kept = [question for question in _asked_before(run, review.sizes) if question.id in answered.keys() - asked]
+    texts = _texts(run / TABLE) if answered else {}
+    table = io.StringIO(newline="")
+    writer = csv.writer(table)
+    writer.writerow(["id", "text", "label"])
+    for question, sample in zip(review.questions, samples, strict=True):
+        writer.writerow([question.id, as_text(sample), answered.get(question.id, "")])
+    writer.writerows([id, texts.get(id, ""), label] for id, label in answered.items() if id not in asked)
+    write_json(run / PLAN, review._replace(questions=[*review.questions, *kept]).to_json())
+    write_text(run / TABLE, table.getvalue())
+    write_text(run / PAGE, _page(run, review.questions, samples, classes))
     return run / TABLE, run / PAGE
+
+
+def _texts(file: Path) -> dict[str, str]:
+    """id -> text, of a table that may have come back from a person without its texts."""
+    if "text" not in header(file, ("id", "text")):
+        return {}
+    table = read_table(file, "id", "text")
+    return {str(id): str(text) for id, text in zip(table["id"], table["text"], strict=True)}
+
+
+def _asked_before(run: Path, sizes: dict[str, int]) -> list[Question]:
+    """The questions of the review that is there, if it is of the same predictions: its answers count as well then."""
+    if not (run / PLAN).is_file():
+        return []
+    before = read_review(run)
+    return before.questions if before.sizes == sizes else []
 
 
 def read_review(run: Path) -> Review:
     if not (run / PLAN).is_file():
         raise InputError(f"no review in {str(run)!r}: ask first")
-    return Review.from_json(json.loads((run / PLAN).read_text(encoding="utf-8")))
+    return read_json(run / PLAN, Review, "ask again")
 
 
 def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], classes: Sequence[str]) -> str:
@@ -50,5 +79,20 @@ def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], clas
     ]
     # Answers that the browser keeps belong to these questions alone.
     key = hashlib.sha256(json.dumps([run.resolve().name, [q.id for q in questions]]).encode()).hexdigest()[:16]
-    title = f"pouf: {len(items)} questions about {run.resolve().name}"
-    return render("review.html", title=title, told=script_data({"key": key, "items": items, "classes": list(classes)}))
+    many = len(classes) > KEYS  # more than there are keys
+    told = {"key": key, "items": items, "classes": list(classes), "none": NONE, "many": many}
+    return render(
+        "review.html",
+        title=f"pouf: {len(items)} questions about {run.resolve().name}",
+        command=f"pouf review {shlex.quote(str(run.resolve()))} --answers answers.csv",
+        told=script_data(told),
+        many=many,
+    )
+
+
+def record(run: Path, result: ReviewResult) -> None:
+    """Put what the answers said into the run's verdict, and on top of its report where it has one."""
+    there = Run(run)
+    verdict = replace(there.verdict, review=result)
+    write_json(run / VERDICT, verdict.to_json())
+    update_verdict(run)

@@ -10,13 +10,20 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from pouf.files import room_for, write_text
+
 # Colours by name: var(--ink) and so on. A page may replace them, as the report does in the dark.
 LIGHT = {"ground": "#ffffff", "card": "#f5f6f8", "ink": "#1b1f24", "soft": "#5b6470", "line": "#d5d9df",
-         "before": "#8a8f98", "after": "#0072b2", "good": "#00694e", "bad": "#a63c00"}  # fmt: skip
-# Okabe and Ito's colours: told apart by everyone. Their black is the ink's colour, which is seen in the dark too.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "var(--ink)")
-# Corners, turn and inner radius of the marks of classes 0 to 7 (circles), 8 to 15, and so on.
-SHAPES = ((0, 0.0, 1.0), (4, 0.5, 1.0), (3, 0.0, 1.0), (8, 0.0, 0.4), (4, 0.0, 1.0))
+         "before": "#8a8f98", "after": "#0072b2", "good": "#00694e", "bad": "#a63c00",
+         "caution": "#b08800"}  # fmt: skip
+# First Okabe and Ito's eight, told apart by everyone; their black is the ink's colour, which is seen in the dark too.
+# Each further eight have another shape as well.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "var(--ink)",
+           "#C1121F", "#7B2CBF", "#6A994E", "#8B4513", "#FF5DA2", "#00B4B4", "#A0A000", "#9D7BD8",
+           "#3A5FCD", "#FF9F80", "#5FD068", "#B08968", "#C77DFF", "#4D908E", "#F4A6C0", "#808080")  # fmt: skip
+EIGHT = 8
+# Corners, turn and inner radius of the marks of classes 0 to 7 (circles), 8 to 15 (squares) and 16 to 23 (triangles).
+SHAPES = ((0, 0.0, 1.0), (4, 0.5, 1.0), (3, 0.0, 1.0))
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
@@ -41,9 +48,9 @@ def write(figure: Markup, file: Path) -> Path:
     # Only our own attributes hold bare quotes, so that no name or text is taken for a variable.
     plain = re.sub(r'="var\(--(\w+)\)"', lambda found: f'="{light[found[1]]}"', figure)
     plain = plain.replace(">", '><rect width="100%" height="100%" fill="#ffffff"/>', 1)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    room_for(file)
     # XML has no place for control characters, not even escaped.
-    file.write_text(re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", plain), encoding="utf-8")
+    write_text(file, re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", plain))
     return file
 
 
@@ -59,7 +66,7 @@ def polygon(x: float, y: float, radius: float, corners: int, turn: float = 0.0, 
 
 def marker(k: int, x: float, y: float, **attributes: object) -> Markup:
     """A point of class k."""
-    corners, turn, inner = SHAPES[k // len(COLOURS) % len(SHAPES)]
+    corners, turn, inner = SHAPES[k // EIGHT % len(SHAPES)]
     style = {"fill": COLOURS[k % len(COLOURS)], "fill_opacity": 0.65, "stroke": "var(--ink)", "stroke_width": 0.3}
     if not corners:
         return tag("circle", cx=x, cy=y, r=3.2, **style, **attributes)
@@ -84,9 +91,21 @@ class Series(NamedTuple):
     k: int | None = None  # class of the markers
 
 
-def chart(series: Sequence[Series], x_name: str, y_name: str = "", width: int = 400, height: int = 220) -> Markup:
-    """Curves over a grid of round numbers, with the names of the axes and a legend."""
-    (left, right), (low, high) = (_span(point[axis] for each in series for point in each.points) for axis in (0, 1))
+def chart(
+    series: Sequence[Series],
+    x_name: str,
+    y_name: str = "",
+    width: int = 360,
+    height: int = 220,
+    span: tuple[float, float] | None = None,
+) -> Markup:
+    """Curves over a grid of round numbers, with the names of the axes and a legend.
+
+    Args:
+        span: what the vertical axis shows at the least; by default just the values.
+    """
+    left, right = _span(point[0] for each in series for point in each.points)
+    low, high = _span([point[1] for each in series for point in each.points] + list(span or ()))
 
     def at(x: float, y: float) -> tuple[float, float]:
         return 44 + (width - 60) * (x - left) / (right - left), height - 34 - (height - 60) * (y - low) / (high - low)

@@ -15,24 +15,34 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pouf.base import BaseClassifier, State
 from pouf.data.base import Unlabelled
+from pouf.data.remote import as_url
 from pouf.data.texts import Texts
 from pouf.errors import Diverged, InputError
+from pouf.files import LOCK, clear_partial, own, write_json, write_text
+from pouf.interruption import AtOnce
+from pouf.reading import read_json
 from pouf.recipe import Recipe
-from pouf.saving import CARD, Use, read_card, save, write_json
+from pouf.saving import CARD, Use, read_card, save
 from pouf.training.adaptation import Adaptation
 from pouf.training.callbacks import Callback, Step
+from pouf.training.state import STATE
 from pouf.validation.checkpoints import Checkpoint
-from pouf.validation.verdict import Verdict, broken_off, not_judged
+from pouf.validation.verdict import Verdict, broken_off, nothing_to_judge
 
 VERDICT, PREDICTIONS, CHECKPOINTS = "verdict.json", "predictions.csv", "checkpoints"
+TRIALS = "search.json"
+WRITTEN_BY_PEOPLE = ("review.csv", "answers.csv")
 RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
+DESCRIPTIONS = "classes.json"  # where the classes have descriptions, in the place of classes.txt
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 PACKAGES = (
     "pouf",
     "torch",
@@ -49,9 +59,12 @@ PACKAGES = (
 class RunWriter(Callback):
     """Writes a run folder as things happen: settings at once, steps as they come, the classifier at the end.
 
+    Until then the folder belongs to this process alone.
+
     Args:
         sources: what is learned from, by what to call it in the manifest.
         command: the command line that repeats the run, where there is one.
+        resume, overwrite: what to do with a run that is there.
     """
 
     def __init__(
@@ -62,12 +75,25 @@ class RunWriter(Callback):
         sources: Mapping[str, Unlabelled],
         method: str = "pouf",
         command: Sequence[str] = (),
+        resume: bool = False,
+        overwrite: bool = False,
     ) -> None:
-        self.folder, self.classifier, self.sources = check_new(folder), classifier, sources
-        self.start, self.logged = time.perf_counter(), 0
+        self.folder = check_new(folder, resume, overwrite)
+        self.fresh = not self.folder.exists() or not any(self.folder.iterdir())
+        self.lock = own(self.folder / CHECKPOINTS)
+        self.classifier, self.sources, self.logged, self.done = classifier, sources, 0, False
+        self.start = time.perf_counter()
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        # Of the run that goes on: what it says of itself stays, if it can't.
+        names = [
+            name for name in (MANIFEST, RECIPE, CLASSES, DESCRIPTIONS) if resume and (self.folder / name).is_file()
+        ]
+        self.before = {name: (self.folder / name).read_text(encoding="utf-8") for name in names}
+        earlier = _manifest(self.folder) if resume else {}
         self.manifest: dict[str, Any] = {
             "status": "running",
-            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "created": earlier.get("created", now),
+            **({"resumed": [*earlier.get("resumed", []), now]} if earlier else {}),
             "command": list(command),
             "method": method,
             "model": classifier.model,
@@ -76,16 +102,30 @@ class RunWriter(Callback):
             "versions": versions(),
         }
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            clear_partial(self.folder)
+            if overwrite:
+                _clear(self.folder)
+            write_json(self.folder / MANIFEST, self.manifest)
+            write_text(self.folder / RECIPE, recipe.to_toml())
+            if classifier.descriptions is None:
+                write_text(self.folder / CLASSES, "".join(f"{name}\n" for name in classifier.classes))
+            else:
+                named = zip(classifier.classes, classifier.descriptions, strict=True)
+                write_json(self.folder / DESCRIPTIONS, dict(named))
+            (self.folder / METRICS).touch()
         except OSError as error:
-            raise InputError(f"can't make the run folder {str(folder)!r}: {error}. Choose another") from None
-        (self.folder / RECIPE).write_text(recipe.to_toml(), encoding="utf-8")
-        (self.folder / CLASSES).write_text("".join(f"{name}\n" for name in classifier.classes), encoding="utf-8")
-        (self.folder / METRICS).touch()
-        write_json(self.folder / MANIFEST, self.manifest)
+            raise InputError(f"can't write into the run folder {str(folder)!r}: {error}. Choose another") from None
+
+    def on_resume(self, history: list[Step]) -> None:
+        """Steps that were logged after the state was saved are taken again, and logged again."""
+        write_text(self.folder / METRICS, "".join(json.dumps(step._asdict()) + "\n" for step in history))
+        self.logged = len(history)
 
     def on_step(self, step: Step) -> None:
-        with (self.folder / METRICS).open("a", encoding="utf-8") as metrics:
+        file = self.folder / METRICS
+        if not file.exists():
+            raise FileNotFoundError(f"the run folder {str(self.folder)!r} was removed while the run was under way")
+        with file.open("a" if self.logged else "w", encoding="utf-8") as metrics:
             metrics.write(json.dumps(step._asdict()) + "\n")
         self.logged += 1
 
@@ -106,16 +146,56 @@ class RunWriter(Callback):
                     save(self.classifier, self.folder / uses[0], uses)
             checkpoints.restore(advised)
             save(self.classifier, self.folder, names.get(advised, ()))
-        self._close(status, verdict, trainable=result.trainable, total=result.total)
+            for stale in {"chosen", "last"} - {uses[0] for place, uses in names.items() if place != advised}:
+                shutil.rmtree(self.folder / stale, ignore_errors=True)  # of the run before it was interrupted
+        drift = {} if result.drift is None else {"drift": result.drift._asdict()}
+        self._close(status, verdict, trainable=result.trainable, total=result.total, **drift)
+        self.done = True
+
+    def finish_search(self, result: Adaptation, trials: dict[str, Any], ended_by: BaseException | None) -> None:
+        """The chosen trial as if it were a run of its own, and what came of all of them."""
+        write_text(self.folder / RECIPE, result.recipe.to_toml())
+        self.on_resume(result.history)
+        write_json(self.folder / TRIALS, trials)
+        self.finish(result, "finished" if ended_by is None else _status(ended_by))
+        if ended_by is not None:
+            self.lock.release()
+
+    def stop(self, error: BaseException) -> None:
+        """Before there is anything to save, or anything new."""
+        if isinstance(error, InputError):
+            self.give_up(error)
+        else:
+            with suppress(OSError):
+                write_json(self.folder / MANIFEST, self.manifest | {"status": _status(error), "error": str(error)})
+            self.lock.release()
+
+    def close(self) -> None:
+        """The run has come to its end: there is nothing to go on from. Weights that wait go with the checkpoints."""
+        for name in (STATE, LOCK):
+            (self.folder / CHECKPOINTS / name).unlink(missing_ok=True)
+        self.lock.release()
+        with suppress(OSError):
+            (self.folder / CHECKPOINTS).rmdir()
 
     def give_up(self, error: BaseException) -> None:
         """What was learned before the run broke off; a run that had not begun leaves nothing behind."""
-        if isinstance(error, InputError) and not self.logged:
+        with ExitStack() as stack:
+            stack.callback(self.lock.release)
+            if isinstance(error, InputError) and not self.logged:
+                self._undo()
+            elif not self.done and not isinstance(error, AtOnce):
+                self._save_broken_off(error)
+
+    def _undo(self) -> None:
+        if self.fresh:
             shutil.rmtree(self.folder)  # the next try may use the same name
             return
+        for name, text in self.before.items():
+            write_text(self.folder / name, text)
+
+    def _save_broken_off(self, error: BaseException) -> None:
         verdict, here = broken_off(error), self.classifier.state()
-        interrupted = isinstance(error, KeyboardInterrupt)
-        status = "diverged" if isinstance(error, Diverged) else "interrupted" if interrupted else "failed"
         try:
             if verdict.advised == "zero-shot":
                 save(self.classifier, self.folder / "last", ("chosen", "last"))
@@ -124,8 +204,8 @@ class RunWriter(Callback):
                 self.classifier.set_state(here)
             else:
                 save(self.classifier, self.folder)
-            self._close(status, verdict, error=str(error))
-        except OSError as other:  # what broke the run off is what is to be told
+            self._close(_status(error), verdict, error=str(error))
+        except Exception as other:  # what broke the run off is what is to be told
             logger.error("the run could not be saved in %s: %s", self.folder, other)
 
     def _close(self, status: str, verdict: Verdict, **more: Any) -> None:
@@ -135,7 +215,7 @@ class RunWriter(Callback):
             for name, source in self.sources.items()
             for i, why in sorted(source.skipped.items())
         ]
-        (self.folder / SKIPPED).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        write_text(self.folder / SKIPPED, "".join(line + "\n" for line in lines))
         self.manifest.update({name: _facts(source) for name, source in self.sources.items()})
         seconds = round(time.perf_counter() - self.start, 2)
         write_json(self.folder / MANIFEST, self.manifest | {"status": status, "seconds": seconds} | more)
@@ -147,37 +227,41 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.card = read_card(self.folder)
-        self.manifest: dict[str, Any] = _read_json(self.folder / MANIFEST) or {}
-        facts = _read_json(self.folder / VERDICT)
-        self.verdict = Verdict.from_json(facts) if facts is not None else not_judged(False)
+        self.manifest = self._read(MANIFEST, dict[str, Any]) or {}
+        self.verdict = self._read(VERDICT, Verdict) or nothing_to_judge()
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        return read_json(self.folder / name, kind) if (self.folder / name).is_file() else None
 
     @property
     def adapted(self) -> Use:
-        """What stands for the adapted model, trusted or not: the chosen step, or the last where that is zero-shot."""
-        return "last" if self.verdict.chosen in (0, None, self.verdict.last) else "chosen"
+        """What stands for the adapted model, trusted or not."""
+        return self.verdict.adapted
 
     def lines(self, name: str) -> list[str]:
         file = self.folder / name
         return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
 
     def steps(self) -> list[dict[str, Any]]:
-        """What was logged of each step."""
-        return [json.loads(line) for line in self.lines(METRICS)]
+        """What was logged of each step; a run that was killed may have left the last line half written."""
+        file = self.folder / METRICS
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def source(self) -> tuple[str, str | None]:
-        """Where the data of the run lie, and the columns of their texts; an error where they are gone."""
-        facts = self.manifest.get("data") or self.manifest.get("shots") or {}
-        source = facts.get("source", "")
-        if not source or not os.path.exists(source.split("::")[0]):
+    def _data(self) -> dict[str, Any]:
+        return self.manifest.get("data") or self.manifest.get("shots") or {}
+
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns of the run's own texts, where they are from a table."""
+        columns = self._data().get("columns")
+        return tuple(columns.split(",")) if columns else None
+
+    def source(self) -> str:
+        """Where the data of the run lie; an error where they are gone."""
+        source = str(self._data().get("source", ""))
+        if as_url(source) is None and not os.path.exists(source.split("::")[0]):
             raise InputError(f"the data of the run, {source!r}, are not there any more: name the inputs")
-        return source, facts.get("columns")
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except ValueError as error:
-        raise InputError(f"{str(file)!r} is damaged ({error}): restore it, or adapt again") from None
+        return source
 
 
 def _facts(data: Unlabelled) -> dict[str, Any]:
@@ -187,12 +271,57 @@ def _facts(data: Unlabelled) -> dict[str, Any]:
     return facts | {"columns": ",".join(data.columns)} if isinstance(data, Texts) and data.columns else facts
 
 
-def check_new(folder: str | Path) -> Path:
-    """The folder of a run to come, which must not hold anything yet."""
+def note(folder: str | Path, **facts: Any) -> None:
+    """Add facts to the manifest of a run that is there."""
+    file = Path(folder) / MANIFEST
+    write_json(file, read_json(file, dict[str, Any]) | facts)
+
+
+def check_new(folder: str | Path, resume: bool = False, overwrite: bool = False) -> Path:
+    """The folder of a run to come, which must not hold anything yet, unless it is to be resumed or overwritten."""
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"run folder {str(folder)!r} already exists: choose another, or remove it")
+    above = next((parent for parent in folder.parents if parent.exists()), None)
+    if above is not None and not above.is_dir():
+        raise InputError(f"can't make the run folder {str(folder)!r}: {str(above)!r} is a file. Choose another place")
+    if resume and overwrite:
+        raise InputError("a run is either resumed or overwritten: choose one")
+    if not folder.exists():
+        return folder
+    if not folder.is_dir():
+        raise InputError(f"run folder {str(folder)!r} is a file: choose another")
+    if not any(child.name != CHECKPOINTS for child in folder.iterdir()):
+        return folder
+    if not (resume or overwrite):
+        raise InputError(f"run folder {str(folder)!r} already exists: resume or overwrite it, or choose another")
+    if not any((folder / name).is_file() for name in (MANIFEST, CARD)):
+        raise InputError(f"{str(folder)!r} holds files, but no run: choose another folder")
+    # Until all is written, predictions and report too, the lock is there, even if its owner was killed.
+    finished = _manifest(folder).get("status", "finished") == "finished"
+    if resume and finished and not (folder / CHECKPOINTS / LOCK).exists():
+        raise InputError(
+            f"the run in {str(folder)!r} is finished: there is nothing to resume; overwrite it to run again"
+        )
     return folder
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    return read_json(folder / MANIFEST, dict[str, Any]) if (folder / MANIFEST).is_file() else {}
+
+
+def _clear(folder: Path) -> None:
+    """Everything but what people wrote, and the lock; the manifest last, by which it is known as a run."""
+    for child in sorted(folder.iterdir(), key=lambda child: child.name == MANIFEST):
+        if child.name not in (CHECKPOINTS, *WRITTEN_BY_PEOPLE):
+            shutil.rmtree(child) if child.is_dir() else child.unlink()
+    for child in (folder / CHECKPOINTS).iterdir():
+        if child.name != LOCK:
+            shutil.rmtree(child) if child.is_dir() else child.unlink()
+
+
+def _status(error: BaseException) -> str:
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return "interrupted"
+    return "diverged" if isinstance(error, Diverged) else "failed"
 
 
 def versions() -> dict[str, str]:
@@ -205,4 +334,4 @@ def versions() -> dict[str, str]:
     return found
 
 
-__all__ = ["CARD", "Run", "RunWriter", "check_new", "versions", "write_json"]
+__all__ = ["CARD", "Run", "RunWriter", "check_new", "note", "versions"]

@@ -4,42 +4,63 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from pouf.errors import InputError
+import torch
 
-if TYPE_CHECKING:
-    from pouf.base import Predictions
-    from pouf.data.base import Unlabelled
+from pouf.base import FITTED_ON, BaseClassifier, Predictions
+from pouf.data.base import Unlabelled
+from pouf.distributed import World, started_processes
+from pouf.errors import InputError, optional
+from pouf.files import room_for, whole
+from pouf.inference import FeatureSet, InferenceConfig, in_order, share_skipped
 
 Row = dict[str, Any]
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # beginnings of what spreadsheets compute
+
+
+class Extras(NamedTuple):
+    """What a table of predictions holds beside them."""
+
+    replaced: Mapping[int, str] = {}  # what is said instead of the class, by position of the sample
+    flags: Mapping[str, Collection[int]] = {}  # columns of true and false: the positions where it is true
+    figures: Mapping[str, Mapping[int, float]] = {}  # further columns, by name and position
+    probabilities: bool = False  # one column per class
+    safe_csv: bool = False  # of CSV files: `'` before values that a spreadsheet would take for a formula
+
+
+NOTHING = Extras()
 
 
 def prediction_rows(
-    classes: Sequence[str],
-    data: Unlabelled,
-    blocks: Iterable[Predictions],
-    replaced: Mapping[int, str] | None = None,
-    more: Mapping[str, Mapping[int, float]] | None = None,
+    classes: Sequence[str], data: Unlabelled, blocks: Iterable[Predictions], extras: Extras = NOTHING
 ) -> Iterator[Row]:
-    """One row per sample: its path or row number, the class, its probability, the runner-up and its probability.
-
-    Args:
-        replaced: what is said instead of the class, by position of the sample.
-        more: further columns, by name and position.
-    """
-    key = "path" if data.modality == "image" else "row"
-    replaced, more = replaced or {}, more or {}
+    """One row per sample: what it is called, the class, its probability, the runner-up and its probability."""
+    names, every = data.shown(), [f"p_{name}" for name in classes]
     for block in blocks:
-        best = block.log_probabilities.exp().topk(2, dim=1)
-        for index, p, k in zip(block.indices, best.values.tolist(), best.indices.tolist(), strict=True):
+        probabilities = block.log_probabilities.exp()
+        best = probabilities.topk(2, dim=1)
+        rows = zip(block.indices, best.values.tolist(), best.indices.tolist(), probabilities, strict=True)
+        for index, p, k, all_of in rows:
             yield {
-                key: data.ids[index], "class": replaced.get(index, classes[k[0]]), "probability": round(p[0], 6),
+                **{name: values[index] for name, values in names.items()},
+                "class": extras.replaced.get(index, classes[k[0]]), "probability": round(p[0], 6),
                 "runner_up": classes[k[1]], "runner_up_probability": round(p[1], 6),
-                **{name: round(values[index], 6) for name, values in more.items()},
+                **{name: index in where for name, where in extras.flags.items()},
+                **{name: round(values[index], 6) for name, values in extras.figures.items()},
+                **({name: round(v, 6) for name, v in zip(every, all_of.tolist(), strict=True)}
+                   if extras.probabilities else {}),
             }  # fmt: skip
+
+
+def _without_formulas(row: Row) -> Row:
+    return {
+        name: f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
+        for name, value in row.items()
+    }
 
 
 def _write_csv(file: Path, rows: Iterator[Row]) -> None:
@@ -57,26 +78,109 @@ def _write_json_lines(file: Path, rows: Iterator[Row]) -> None:
         stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-WRITERS: dict[str, Callable[[Path, Iterator[Row]], None]] = {".csv": _write_csv, ".jsonl": _write_json_lines}
+def _write_parquet(file: Path, rows: Iterator[Row]) -> None:
+    pyarrow = optional("pyarrow", "parquet", "a Parquet file")
+    parquet = optional("pyarrow.parquet", "parquet", "a Parquet file")
+    writer = None
+    while group := list(islice(rows, ROWS)):
+        table = pyarrow.Table.from_pylist(group, schema=writer.schema if writer is not None else None)
+        writer = writer or parquet.ParquetWriter(file, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
 
 
-def writer_for(file: Path) -> Callable[[Path, Iterator[Row]], None]:
-    """What writes a file of this ending."""
+ROWS = 8192  # of Parquet, written together
+WRITERS: dict[str, Callable[[Path, Iterator[Row]], None]] = {
+    ".csv": _write_csv,
+    ".jsonl": _write_json_lines,
+    ".parquet": _write_parquet,
+}
+
+
+def check_place(file: Path) -> None:
+    """An error where predictions can't be written to: before anything is computed."""
     if file.suffix.lower() not in WRITERS:
         raise InputError(f"can't write predictions to {str(file)!r}: expected a name in {' or '.join(WRITERS)}")
-    return WRITERS[file.suffix.lower()]
+    if file.suffix.lower() == ".parquet":
+        optional("pyarrow", "parquet", "a Parquet file")
+    room_for(file if started_processes() == 1 else file.parent / "parts")  # several may find the folder of before
 
 
-def write_predictions(
-    file: Path,
-    classes: Sequence[str],
-    data: Unlabelled,
-    blocks: Iterable[Predictions],
-    replaced: Mapping[int, str] | None = None,
-    more: Mapping[str, Mapping[int, float]] | None = None,
-) -> Path:
+def own_part(file: Path, world: World) -> Path:
+    """The file that this process writes: `file` itself, or its part of a folder of that name.
+
+    A folder of Parquet files is one table to pandas, DuckDB and Spark; so are CSV and JSON lines to the latter two.
+    """
+    place = file / f"part-{world.rank:05}-of-{world.size:05}{file.suffix}" if world.size > 1 else file
+    if world.size > 1 and world.is_first:
+        # What an earlier run left, alone or with more processes.
+        for old in [file] if file.is_file() else file.glob("part-*"):
+            old.unlink()
+    world.gather_objects(0)  # nobody writes before that is done
+    room_for(place)
+    return place
+
+
+def in_turns(rows: Iterator[Row], world: World) -> Iterator[Row]:
+    """The rows of all processes in the order of their ranks, on each of them, some thousands in memory at a time."""
+    if world.size == 1:
+        yield from rows
+        return
+    for rank in range(world.size):
+        while group := world.broadcast(list(islice(rows, ROWS)) if rank == world.rank else [], rank):
+            yield from group
+
+
+def write_rows(file: Path, rows: Iterator[Row], safe_csv: bool = False) -> Path:
     """Write the rows to a file of the kind that its name tells."""
-    write = writer_for(file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write(file, prediction_rows(classes, data, blocks, replaced, more))
+    write = WRITERS[file.suffix.lower()]
+    with whole(file) as partial:
+        write(partial, map(_without_formulas, rows) if safe_csv and file.suffix.lower() == ".csv" else rows)
     return file
+
+
+class Share(NamedTuple):
+    """What came of the predictions of one process, or of all."""
+
+    n: int
+    sample: FeatureSet  # some features of all processes
+
+
+def predict_share(
+    file: Path,
+    classifier: BaseClassifier,
+    data: Unlabelled,
+    inference: InferenceConfig,
+    extras: Extras = NOTHING,
+    seen: Callable[[FeatureSet], None] = lambda encoded: None,
+) -> Share:
+    """Each process writes what it predicts for its share of the data, in its own file: nobody holds or gathers all.
+
+    Args:
+        file: one process writes it, several write a folder of that name.
+        seen: is shown the features of each block before its rows are written, and may add to the extras.
+    """
+    world, place = inference.world, own_part(file, inference.world)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+    chosen, some, count = set(order[:FITTED_ON].tolist()), [], 0
+
+    def noted(encoded: FeatureSet) -> None:
+        nonlocal count
+        count += len(encoded.indices)
+        some.append(encoded.only(chosen))
+        seen(encoded)
+
+    def blocks() -> Iterator[Predictions]:
+        yield from classifier.infer_blocks(data, inference, noted)
+        if not count and world.size == 1:
+            data.check_readable()
+
+    rows = prediction_rows(classifier.classes, data, blocks(), extras)
+    first = next(rows, None)
+    if first is not None:
+        write_rows(place, chain([first], rows), extras.safe_csv)
+    n = share_skipped(data, world, count)
+    if not n:
+        data.check_readable()
+    return Share(n, classifier.some_features(in_order(some), world))

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
@@ -24,8 +26,9 @@ from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.pseudo_labels import pseudo_labelled
 from pouf.training.trainer import Training, train, watched
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
+from pouf.validation.drift import Drift
 from pouf.validation.selectors import Choice
-from pouf.validation.verdict import Verdict, assess, not_judged
+from pouf.validation.verdict import Verdict, assess, not_judged, nothing_to_judge
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +44,12 @@ class Adaptation:
     total: int
     checkpoints: Checkpoints | None = field(repr=False)
     verdict: Verdict
+    held: Tensor | None = field(default=None, repr=False)  # (k,), shares that corrected predictions keep to
     method: str = "pouf"
+    absent: list[str] = field(
+        default_factory=list
+    )  # class names that seem not to occur, where predictions were written
+    drift: Drift | None = None  # of names outside of the task, where some are to be kept
     files: dict[str, Path] = field(default_factory=dict)  # the run, its predictions and its report, where written
 
     def restore(self, use: Use) -> None:
@@ -79,6 +87,7 @@ def adapt(
     cache: FeatureCache | None = None,
     callbacks: Iterable[Callback] = (),
     checkpoint_dir: Path | None = None,
+    resume: bool = False,
 ) -> Adaptation:
     """Tune a classifier on unlabelled data, in place, and correct its predictions as a whole where the recipe says so.
 
@@ -88,7 +97,9 @@ def adapt(
         recipe: all settings.
         shots: a few examples with labels, for the term `labels` of the recipe. The data stay without.
         cache: where features that training can't change are kept and found again.
-        checkpoint_dir: where weights wait; a temporary folder by default.
+        checkpoint_dir: where weights wait, and the state of a run that was ended; by default weights wait in a
+            temporary folder, and there is no way to go on.
+        resume: go on from the state in `checkpoint_dir`, if there is one.
 
     Raises:
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
@@ -96,34 +107,75 @@ def adapt(
     told = Callbacks(callbacks)
     world = join(classifier.device)
     inference = InferenceConfig(recipe.compute.chunk or 64, recipe.compute.workers, cache, world=world)
+    inference = told.watching(inference, "encoding")
+    world.broadcast_weights(classifier)
+    for source in (data, shots.inputs if shots is not None else None):
+        world.agree(source.fingerprint() if source is not None else "", "inputs")
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None
+    recipe = _for_many_classes(recipe, len(classifier.classes))
     if recipe.steps and recipe.few_classes and inputs is not None and classifier.prior is None and shots is None:
         recipe = _for_few_classes(classifier, inputs, recipe, inference)
+    held = Held(classifier.prior, classifier.prior)
+    if recipe.steps and recipe.keep_shares >= len(classifier.classes) and classifier.prior is None and shots is None:
+        recipe, held = _keep_shares(classifier, inputs, recipe, inference)
     training = Training([], 0, None)
     if recipe.steps > 0:
-        training = train(classifier, data, recipe, shots, inference, told, checkpoint_dir)
+        training = train(
+            classifier, data, recipe, shots, inference, told, checkpoint_dir, held.probabilities, resume=resume
+        )
     elif recipe.postprocess != "none" and inputs is not None:
         training = Training([], 0, watched(classifier, inputs, recipe, inference, checkpoint_dir))
     checkpoints = training.checkpoints
-    choice = checkpoints.choose() if checkpoints is not None and recipe.steps else None
+    told.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
+    choice = world.broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
     if recipe.postprocess != "none":
         if inputs is None:
             raise InputError(f"nothing to fit {recipe.postprocess!r} on: give unlabelled data")
         last = training.history[-1].step if training.history else 0
         if checkpoints is not None and choice is not None and choice.step not in (0, last):
             with checkpoints.at(Checkpoint(choice.step)):
-                correct(classifier, inputs, recipe, inference, checkpoints, choice.step)
-        correct(classifier, inputs, recipe, inference, checkpoints, last)
+                correct(classifier, inputs, recipe, inference, checkpoints, choice.step, held.predictions)
+        correct(classifier, inputs, recipe, inference, checkpoints, last, held.predictions)
     total = sum(p.numel() for p in classifier.parameters())
-    verdict = assess(checkpoints, choice or _corrected(checkpoints)) if checkpoints is not None else None
+    if checkpoints is not None:
+        verdict = world.broadcast(assess(checkpoints, choice or _corrected(checkpoints)))
+    else:
+        verdict = not_judged(_why_unjudged(recipe)) if training.history else nothing_to_judge()
     result = Adaptation(
-        classifier, recipe, training.history, training.trainable, total, checkpoints,
-        verdict or not_judged(bool(training.history)),
-    )  # fmt: skip
+        classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, held.predictions
+    )
     result.restore("advised")
+    if checkpoints is not None:
+        checkpoints.release()
     return result
+
+
+def _why_unjudged(recipe: Recipe) -> str:
+    """Why a run has no checkpoints: see `watched`."""
+    if recipe.pseudo_labels:
+        return "this method learns from the surest predictions alone and looks at no other input on its way"
+    if not recipe.objective.needs_unlabelled:
+        return "this method learns from labelled shots alone, and no unlabelled input was there to judge it by"
+    if recipe.snapshots == 0:
+        return "snapshots = 0 in the recipe, so there were no checkpoints to choose from or to compare"
+    return "the data are a stream, which can't be looked at again along the way"
+
+
+def _for_many_classes(recipe: Recipe, k: int) -> Recipe:
+    """With a batch that follows the number of classes: in a batch that holds most of them not even once, the entropy of
+    the mean prediction says little about the data. Memory does not follow, since a larger batch is encoded in parts."""
+    wanted = recipe.samples_per_class * k
+    if wanted > recipe.batch_size:
+        chunk = recipe.compute.chunk or recipe.batch_size
+        recipe = recipe.with_settings({"batch_size": wanted, "compute.chunk": chunk})
+    if recipe.steps and recipe.objective.information and recipe.batch_size < 2 * k:
+        logger.warning(
+            "%d samples per step for %d classes are too few for the mutual information: take at least %d",
+            recipe.batch_size, k, 4 * k,
+        )  # fmt: skip
+    return recipe
 
 
 def _for_few_classes(
@@ -135,13 +187,48 @@ def _for_few_classes(
     """
     if data.streamed:
         return recipe
-    encoded = classifier.encode(data, inference)
-    total = sum(block.log_probabilities.exp().sum(0) for block in classifier.score_blocks(encoded))
-    used = share_of_classes(torch.as_tensor(total) / len(encoded.indices))
+    encoded, world = classifier.encode_share(data, inference), inference.world
+    total = torch.zeros(len(classifier.classes))
+    for block in classifier.score_blocks(encoded):
+        total = total + block.log_probabilities.exp().sum(0)
+    used = world.broadcast(share_of_classes(world.sum(total) / sum(world.gather_objects(len(encoded.indices)))))
     if used >= recipe.few_classes:
         return recipe
     logger.info("predictions use %.0f %% of the classes: nothing is trained, they are corrected instead", 100 * used)
     return recipe.with_settings(steps=0, postprocess="few-classes")
+
+
+class Held(NamedTuple):
+    """Shares of the classes (k,) that training holds to; None where it goes by the recipe."""
+
+    probabilities: Tensor | None  # mean_i p(y|x_i)
+    predictions: Tensor | None  # of argmax p
+
+
+def _keep_shares(
+    classifier: BaseClassifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig
+) -> tuple[Recipe, Held]:
+    """Hold to the shares that zero-shot gives the classes.
+
+    With two classes a share is a threshold and nothing else. That zero-shot has it wrong and that the data are skewed
+    look the same without labels, and a pull towards equal shares is right for the one and ruins the other.
+    """
+    if data is None or data.streamed or not recipe.objective.information:
+        return recipe, Held(None, None)
+    own, world = classifier.log_probabilities(classifier.encode_share(data, inference)), inference.world
+    n = sum(world.gather_objects(len(own)))
+    counts = world.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
+    mean = own.exp().mean(0) if world.size == 1 else world.sum(own.exp().sum(0)) / n
+    kept = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classifier.classes, strict=True))
+    logger.info(
+        "the classes keep the shares that zero-shot gives them (%s), for want of better knowledge: if you know them, "
+        "or that they are about equal, give a prior",
+        kept,
+    )
+    rate = recipe.optimisation.lr * recipe.keep_shares_rate
+    return recipe.with_settings(
+        {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_rate": 1.0}
+    ), world.broadcast(Held(mean, counts / n))
 
 
 def correct(
@@ -151,10 +238,12 @@ def correct(
     inference: InferenceConfig,
     checkpoints: Checkpoints | None,
     step: int,
+    prior: Tensor | None,
 ) -> None:
     """Fit the recipe's correction to what the classifier predicts now: that of another step would not fit it."""
     classifier.postprocessor = None
-    classifier.fit_postprocessor(recipe.postprocess, classifier.encode(data, inference), recipe.seed)
+    encoded = classifier.encode_share(data, inference)
+    classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior, inference.world)
     if checkpoints is not None:
         checkpoints.take_postprocessed(step)
 

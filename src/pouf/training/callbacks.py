@@ -1,13 +1,30 @@
-"""Who is told of a run while it goes on. Subclass `Callback` and write the methods that matter to you."""
+"""Who is told of a run while it goes on. Subclass `Callback` and write the methods that matter to you.
+
+    class Watch(Callback):
+        def on_step(self, step):
+            print(step.step, step.loss)
+
+    clf.adapt("photos/", callbacks=[Watch()])
+
+The order of calls: `on_estimate`; `on_start`, `on_resume` where a run goes on, `on_checkpoint(0)`; then for each step
+`on_step` and, at some of them, `on_checkpoint`; at last `on_end`, or `on_error` where the run broke off. `on_phase` and
+`on_progress` come whenever something long begins and goes on. With several processes, each has its own callbacks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pouf.errors import InputError
+
 if TYPE_CHECKING:
+    from pouf.inference import InferenceConfig
     from pouf.recipe import Recipe
     from pouf.training.adaptation import Adaptation
+    from pouf.training.estimate import Estimate
 
 
 class Step(NamedTuple):
@@ -23,19 +40,72 @@ class Step(NamedTuple):
 
 
 class Callback:
-    """Nothing here changes what is learned, but that training can be ended early."""
+    """Nothing here changes what is learned, but that training can be ended early: by any callback, in any process."""
+
+    def on_estimate(self, estimate: Estimate) -> None:
+        """Before anything long: how long it will take, and why."""
+
+    def on_phase(self, phase: str, total: int) -> None:
+        """Something begins that has so many parts: `encoding images`, 2,000. 0 where their number is not known."""
+
+    def on_progress(self, n: int) -> None:
+        """So many more parts of the phase are done. Steps of training are told by `on_step`."""
 
     def on_start(self, recipe: Recipe, trainable: int, total: int) -> None:
         """Before the first step: all settings, and how many parameters are trained of how many."""
 
+    def on_resume(self, history: list[Step]) -> None:
+        """After `on_start`, where a run goes on: the steps that it has behind it."""
+
     def on_step(self, step: Step) -> bool | None:
         """After each step. True ends the training, and this step is its last."""
 
-    def on_checkpoint(self, step: int) -> None:
-        """The classifier stands at a step that is looked at, and may be looked at here; 0 is before training."""
+    def on_checkpoint(self, step: int) -> bool | None:
+        """The classifier stands at a step that is looked at, and may be looked at here; 0 is before training.
+
+        True ends the training, but at 0.
+        """
 
     def on_end(self, result: Adaptation) -> None:
         """The verdict is made, and the classifier stands where it says."""
+
+    def on_error(self, error: BaseException) -> None:
+        """The run broke off, or was interrupted; the error goes on its way afterwards."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that goes on is to know again: numbers, texts, tensors, lists and dictionaries of these."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The same, before `on_resume`."""
+
+
+class EarlyStopping(Callback):
+    """Ends the training once the mean loss of the last `patience` steps is not below that of the `patience` before.
+
+    Args:
+        patience: steps that a mean is taken over. The loss of one batch is noisy: rather dozens than a few.
+        min_delta: how far it must have fallen to count.
+    """
+
+    def __init__(self, patience: int = 50, min_delta: float = 0.0) -> None:
+        if patience < 1:
+            raise InputError(f"the patience must be at least one step, not {patience}")
+        self.patience, self.min_delta = patience, min_delta
+        self.losses: list[float] = []
+
+    def on_start(self, recipe: Recipe, trainable: int, total: int) -> None:
+        self.losses = []  # of one run: a search has several
+
+    def on_resume(self, history: list[Step]) -> None:
+        self.losses = [step.loss for step in history]
+
+    def on_step(self, step: Step) -> bool:
+        self.losses = [*self.losses[1 - 2 * self.patience :], step.loss]
+        if len(self.losses) < 2 * self.patience:
+            return False
+        before, now = mean(self.losses[: self.patience]), mean(self.losses[self.patience :])
+        return before - now <= self.min_delta
 
 
 class Callbacks:
@@ -48,3 +118,29 @@ class Callbacks:
         """Whether any of them answered with True."""
         answers = [event(callback) for callback in self.all]  # all are told, whatever the first one answers
         return True in answers
+
+    def phase(self, phase: str, total: int = 0) -> None:
+        self.tell(lambda callback: callback.on_phase(phase, total))
+
+    def progress(self, n: int) -> None:
+        self.tell(lambda callback: callback.on_progress(n))
+
+    def broke_off(self, error: BaseException) -> None:
+        self.tell(lambda callback: callback.on_error(error))
+
+    def watching(self, inference: InferenceConfig, phase: str) -> InferenceConfig:
+        """The same, and everything that is encoded is told as this phase."""
+        return replace(inference, on_start=lambda n: self.phase(phase, n), on_batch=self.progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: state for name, callback in self._named().items() if (state := callback.state_dict())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, callback in self._named().items():
+            if name in state:
+                callback.load_state_dict(state[name])
+
+    def _named(self) -> dict[str, Callback]:
+        """By class, and by number among those of the same class."""
+        kinds = [type(callback).__qualname__ for callback in self.all]
+        return {f"{kind} {kinds[:i].count(kind)}": self.all[i] for i, kind in enumerate(kinds)}

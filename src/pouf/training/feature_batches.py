@@ -1,16 +1,16 @@
-"""Batches of features for training: looked up where training leaves them alone, else computed, whole or in chunks."""
+"""Batches for training: features are looked up where training leaves them alone, else inputs are read to be encoded."""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from itertools import chain, islice, pairwise
-from typing import NamedTuple
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -18,48 +18,110 @@ from torch import Tensor
 
 from pouf.base import BaseClassifier
 from pouf.data.augment import AUGMENTATIONS, Augmentation
-from pouf.data.base import Draw, Transform, Unlabelled
+from pouf.data.base import Transform, Unlabelled
 from pouf.data.loader import Read, Reader, read_batches
+from pouf.data.random_batches import Draw, RandomBatches
 from pouf.distributed import World
 from pouf.errors import InputError
 from pouf.inference import FeatureSet, InferenceConfig
 from pouf.recipe import Recipe
-from pouf.tuners import Tuner
+from pouf.training.engine import Engine, OwnInputs, Piece, in_pieces
+from pouf.training.state import random_state, set_random_state
+
+logger = logging.getLogger(__name__)
 
 
-class FeatureBatch(NamedTuple):
-    """The features of one batch over all processes.
-
-    `push_back` is called after the loss has been differentiated: it carries the gradient on to the weights where that
-    has not happened yet.
-    """
-
-    features: Tensor  # (n, d)
-    indices: list[int]  # which samples these are
-    push_back: Callable[[], None]
+class InputBatch(NamedTuple):
+    own: OwnInputs  # what this process has of it
+    indices: list[int]  # which samples the rows of all processes are, in the order of ranks
 
 
-def feature_batches(
-    classifier: BaseClassifier,
-    tuner: Tuner,
-    data: Unlabelled,
-    recipe: Recipe,
-    generator: torch.Generator,
-    inference: InferenceConfig,
-) -> Iterator[FeatureBatch]:
-    """Random batches without end."""
-    world = inference.world
-    if len(set(sizes := world.gather_objects(len(data)))) > 1:
-        raise InputError(
-            f"the processes see {', '.join(map(str, sizes))} inputs in {data.source}: give all the same data"
-        )
-    crop = _crop(classifier, data, recipe)
-    frozen = not tuner.touches_inputs and classifier.demonstrations is None and not data.streamed
-    if frozen and (crop is None or recipe.views > 0):
+class InputBatches(Iterator[InputBatch]):
+    """Random batches without end, and where they stand."""
+
+    def __init__(
+        self,
+        classifier: BaseClassifier,
+        engine: Engine,
+        data: Unlabelled,
+        recipe: Recipe,
+        generator: torch.Generator,
+        inference: InferenceConfig,
+    ) -> None:
+        self.classifier, self.engine, self.data, self.recipe = classifier, engine, data, recipe
+        self.world, self.draws = inference.world, data.random_batches(recipe.batch_size, generator)
+        self.dropout = random.Random(f"{recipe.seed} {self.world.rank}")
+        self.batches = self._batches(inference)
+
+    def __next__(self) -> InputBatch:
+        return next(self.batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Each process has its own random numbers for dropout."""
+        seeds = {"draws": self.world.gather_objects(random_state(self.dropout))}
+        return {"draws": self.draws.state_dict(), "dropout": seeds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.draws.load_state_dict(state["draws"])
+        set_random_state(self.dropout, state["dropout"]["draws"][self.world.rank])
+
+    def _batches(self, inference: InferenceConfig) -> Iterator[InputBatch]:
+        classifier, data, recipe = self.classifier, self.data, self.recipe
+        crop = _crop(classifier, data, recipe)
+        touched = self.engine.tuner.touches_inputs or classifier.demonstrations is not None
+        if touched or data.streamed or (crop is not None and recipe.views == 0):
+            return self._read(crop)
         views = [None] if crop is None else [crop.view(recipe.seed, number) for number in range(recipe.views)]
-        tables = [classifier.encode(data, inference, transform=view) for view in views]
-        return _looked_up(tables, data, recipe, generator, classifier.device)
-    return _computed(classifier, tuner, data, recipe, generator, world, crop)
+        tables = [classifier.encode_share(data, inference, transform=view) for view in views]
+        return _looked_up(tables, self.draws, self.world, classifier.device)
+
+    def _read(self, crop: Crop | None) -> Iterator[InputBatch]:
+        backbone, world, data = self.classifier.backbone, self.world, self.data
+        shots = self.classifier.demonstrations
+        reader = Reader(data, backbone.prepare, shots.at_random if shots is not None else crop, backbone.image_size)
+        trained = self.engine.tuner.touches_inputs
+        sizes: deque[int] = deque()  # in how many pieces each batch comes that has been asked for
+
+        def pieces() -> Iterator[list[Draw]]:
+            for batch in self.draws:
+                parts = in_pieces(list(world.share(batch)), self._count(len(batch)))
+                sizes.append(len(parts))
+                yield from parts
+                if len(parts) > 1 and trained:
+                    yield from parts  # once more, for the gradient
+
+        spare = Spare(world)
+        reads = read_batches(reader, pieces(), self.recipe.compute.workers)
+        for first in reads:
+            size = sizes.popleft()
+            self.draws.done()
+            if size == 1:
+                own, indices = self._at_once(first, spare), first.indices
+                failed, again = first.failed, None
+            else:
+                parts = _Parts.of(chain([first], islice(reads, size - 1)), self.engine, self.dropout, spare)
+                again = partial(parts.again, islice(reads, size), spare) if trained else None
+                own, indices, failed = OwnInputs(parts.features, None, again), parts.indices, parts.failed
+            told = world.gather_objects((indices, failed))
+            for _, others in told:
+                data.skipped.update(others)
+            indices = [index for part, _ in told for index in part]
+            if indices:
+                yield InputBatch(own, indices)
+            else:
+                data.check_readable()
+                for _ in islice(reads, size if size > 1 and trained else 0):
+                    pass  # nothing to learn from, but what is to come again must be passed
+
+    def _count(self, n: int) -> int:
+        """In how many pieces n samples come, on each process alike."""
+        most, size = -(-n // self.world.size), self.recipe.compute.chunk
+        return max(1, -(-most // size)) if size else 1
+
+    def _at_once(self, read: Read, spare: Spare) -> OwnInputs:
+        seed = self.dropout.getrandbits(62)
+        tensors = spare.instead_of(read)
+        return OwnInputs(None, Piece(tensors, seed, len(read.indices)) if tensors is not None else None, None)
 
 
 @dataclass(frozen=True)
@@ -102,173 +164,89 @@ def _crop(classifier: BaseClassifier, data: Unlabelled, recipe: Recipe) -> Crop 
 
 
 def _looked_up(
-    tables: list[FeatureSet], data: Unlabelled, recipe: Recipe, generator: torch.Generator, device: torch.device
-) -> Iterator[FeatureBatch]:
-    row = {index: i for i, index in enumerate(tables[0].indices)}
-    for draws in data.random_batches(recipe.batch_size, generator):
-        indices = [draw.place for draw in draws]
+    tables: list[FeatureSet], draws: RandomBatches, world: World, device: torch.device
+) -> Iterator[InputBatch]:
+    """Each process gives the rows of a batch that lie in its own share of the data."""
+    # Each has its own: a file that went while the views were computed is in the first ones alone, and is not drawn.
+    rows = [{index: row for row, index in enumerate(table.indices)} for table in tables]
+    for batch in draws:
+        draws.done()
+        own = [draw for draw in batch if draw.place in rows[0]]
+        indices = [draw.place for draw in own]
         if len(tables) == 1:
-            features = tables[0].features[[row[index] for index in indices]]
+            features = tables[0].features[[rows[0][index] for index in indices]]
+        elif own:
+            views = [draw.seed % len(tables) for draw in own]
+            features = torch.stack([tables[v].features[rows[v][i]] for v, i in zip(views, indices, strict=True)])
         else:
-            features = torch.stack([tables[draw.seed % len(tables)].features[row[draw.place]] for draw in draws])
-        yield FeatureBatch(features.to(device).float(), indices, _nothing)
+            features = tables[0].features[:0]
+        everyone = [index for part in world.gather_objects(indices) for index in part]
+        yield InputBatch(OwnInputs(features.to(device).float(), None, None), everyone)
 
 
-def _computed(
-    classifier: BaseClassifier,
-    tuner: Tuner,
-    data: Unlabelled,
-    recipe: Recipe,
-    generator: torch.Generator,
-    world: World,
-    crop: Crop | None,
-) -> Iterator[FeatureBatch]:
-    backbone = classifier.backbone
-    transform = classifier.demonstrations.at_random if classifier.demonstrations is not None else crop
-    encode = Encoder(classifier, recipe, world.rank)
-    sizes: deque[int] = deque()  # in how many pieces each batch comes that has been asked for
-
-    def pieces() -> Iterator[list[Draw]]:
-        for draws in data.random_batches(recipe.batch_size, generator):
-            parts = _cut(list(world.share(draws)), recipe.compute.chunk)
-            sizes.append(len(parts))
-            yield from parts
-            if len(parts) > 1 and tuner.touches_inputs:
-                yield from parts  # once more, for the gradient
-
-    reads = read_batches(Reader(data, backbone.prepare, transform), pieces(), recipe.compute.workers)
-    for first in reads:
-        size = sizes.popleft()
-        with torch.set_grad_enabled(tuner.touches_inputs and size == 1):
-            own = LocalFeatures.of(encode, chain([first], islice(reads, size - 1)))
-        features, push_back = own.features, _nothing
-        if tuner.touches_inputs:
-            features.requires_grad_()
-            if size > 1:
-                push_back = partial(_push_back, encode, own, islice(reads, size), data.source)
-        parts = world.gather_objects((own.indices, own.failed))
-        for _, failed in parts:
-            data.skipped.update(failed)
-        indices = [index for part, _ in parts for index in part]
-        if indices:
-            yield FeatureBatch(world.gather(features), indices, push_back)
-        else:
-            data.check_readable()
-            push_back()  # nothing to learn from, but what is to come again must be passed
-
-
-class LocalFeatures(NamedTuple):
-    """What this process encoded of a batch."""
+class _Parts(NamedTuple):
+    """What this process encoded of a batch, piece by piece."""
 
     features: Tensor  # (n, d); (0, 0) where nothing could be read
-    pieces: list[list[int]]  # the samples of each piece
+    pieces: list[list[int] | None]  # the samples of each piece; None where no process could read any
     seeds: list[int]  # of the dropout of each piece
     failed: dict[int, str]  # what could not be read
 
     @property
     def indices(self) -> list[int]:
-        return [index for piece in self.pieces for index in piece]
+        return [index for piece in self.pieces for index in piece or ()]
 
     @classmethod
-    def of(cls, encode: Encoder, reads: Iterable[Read]) -> LocalFeatures:
+    def of(cls, reads: Iterator[Read], engine: Engine, dropout: random.Random, spare: Spare) -> _Parts:
         """One piece in memory at a time."""
         features: list[Tensor] = []
-        pieces: list[list[int]] = []
+        pieces: list[list[int] | None] = []
         seeds: list[int] = []
         failed: dict[int, str] = {}
         for read in reads:
-            pieces.append(read.indices)
-            seeds.append(encode.draw.getrandbits(62))
+            seeds.append(dropout.getrandbits(62))
             failed |= read.failed
-            if read.indices:
-                features.append(encode(read.tensors, seeds[-1]))
-        return cls(torch.cat(features) if features else torch.zeros(0, 0, device=encode.device), pieces, seeds, failed)
+            tensors = spare.instead_of(read)
+            pieces.append(None if tensors is None else read.indices)
+            if tensors is not None:
+                features.append(engine.encode(Piece(tensors, seeds[-1], len(read.indices))))
+        whole = torch.cat(features) if features else torch.zeros(0, 0, device=engine.device)
+        return cls(whole, pieces, seeds, failed)
+
+    def again(self, reads: Iterator[Read], spare: Spare, gradient: Tensor) -> Iterator[tuple[Piece, Tensor]]:
+        """All pieces once more, with the gradients of their rows. What has gone meanwhile has no part in this step."""
+        gradients = iter(gradient.split([len(piece) for piece in self.pieces if piece is not None]))
+        for read, piece, seed in zip(reads, self.pieces, self.seeds, strict=True):
+            if piece is None:
+                continue
+            own = next(gradients)
+            tensors, indices = read.tensors or spare.own, read.indices
+            if indices != piece:
+                logger.warning("%d inputs went while they were read: this step leaves them out", len(read.failed))
+                there = [row for row, index in enumerate(indices) if index in piece]
+                if there:
+                    tensors = {name: tensor[there] for name, tensor in tensors.items()}
+                own = own[[row for row, index in enumerate(piece) if index in indices]]
+            if tensors:  # one process alone has no spare, and needs none
+                yield Piece(tensors, seed, len(own)), own
 
 
-def _push_back(encode: Encoder, own: LocalFeatures, again: Iterator[Read], source: str) -> None:
-    """The exact gradient of a batch of any size, in the memory of one piece.
+class Spare:
+    """A sample to go through the model with, for a process that could read none while others did."""
 
-    The features were computed without a graph, and the loss was differentiated by them alone. Now each piece is read
-    and computed again with its graph, which takes its rows of that gradient to the weights.
-    """
-    sizes = [len(piece) for piece in own.pieces]
-    gradients = own.features.grad.split(sizes) if own.features.grad is not None else [None] * len(sizes)
-    for read, piece, seed, gradient in zip(again, own.pieces, own.seeds, gradients, strict=True):
-        if read.indices != piece:
-            raise InputError(f"{source} changed while it was being read: a file is missing that was there before")
-        if piece and gradient is not None:
-            features = encode(read.tensors, seed)
-            if features.requires_grad:  # not where nothing on this side is trained
-                features.backward(gradient)
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.own: dict[str, Tensor] = {}
 
-
-def _nothing() -> None:
-    """There is no graph to go back through, or it has been gone through already."""
-
-
-class Encoder:
-    """Tensors → features, in the recipe's precision and with its dropout."""
-
-    def __init__(self, classifier: BaseClassifier, recipe: Recipe, rank: int) -> None:
-        self.recipe, self.classifier = recipe, classifier
-        self.device = classifier.device
-        self.draw = random.Random(f"{recipe.seed} {rank}")
-        encode: Callable[[dict[str, Tensor]], Tensor] = classifier.backbone.encode_inputs
-        self.encode_inputs = torch.compile(encode) if recipe.compute.compile else encode
-
-    def __call__(self, tensors: dict[str, Tensor], seed: int) -> Tensor:
-        """The same seed drops the same units."""
-        tensors = {name: tensor.to(self.device) for name, tensor in tensors.items()}
-        with training_mode(self.classifier, self.recipe, seed), precision(self.recipe, self.device):
-            return self.encode_inputs(tensors).float()
-
-
-def _cut(draws: list[Draw], size: int) -> list[list[Draw]]:
-    """Pieces of at most `size` samples, of about equal size, at least one; 0 does not cut."""
-    pieces = max(1, -(-len(draws) // size)) if size else 1
-    bounds = [len(draws) * i // pieces for i in range(pieces + 1)]
-    return [draws[first:last] for first, last in pairwise(bounds)]
-
-
-def precision(recipe: Recipe, device: torch.device) -> torch.autocast:
-    """bf16 where the recipe asks for it. Losses are computed in fp32 all the same."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.compute.precision == "bf16")
-
-
-@contextmanager
-def training_mode(classifier: BaseClassifier, recipe: Recipe, seed: int) -> Iterator[None]:
-    """With dropout where the recipe asks for it, by a seed of its own: the caller's random numbers are left alone.
-
-    The classifier stays in training mode: activations that are computed again, for their gradient, drop the same units.
-    """
-    if not recipe.optimisation.dropout:
-        yield
-        return
-    with torch.random.fork_rng([classifier.device] if classifier.device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        classifier.train()
-        yield
-
-
-@contextmanager
-def checkpointing(classifier: BaseClassifier) -> Iterator[None]:
-    """While open, layers forget their activations and compute them again when their gradient is needed.
-
-    transformers does so only for layers in training mode; these get it for themselves and not for their parts, so that
-    dropout stays off.
-    """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    model = getattr(classifier.backbone, "model", None)
-    if model is None or not getattr(model, "supports_gradient_checkpointing", False):
-        kind = type(classifier.backbone).__name__
-        raise InputError(f"{kind} can't forget activations and compute them again: set compute.checkpointing = false")
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True
-    try:
-        yield
-    finally:
-        model.gradient_checkpointing_disable()
-        classifier.eval()
+    def instead_of(self, read: Read) -> dict[str, Tensor] | None:
+        """What was read, or a sample that stands for it; None where no process could read anything."""
+        if read.indices and not self.own and self.world.size > 1:
+            self.own = {name: tensor[:1].clone() for name, tensor in read.tensors.items()}
+        there = self.world.gather_objects((bool(read.indices), bool(self.own)))
+        if not any(has_read for has_read, _ in there):
+            return None
+        if not all(has_one for _, has_one in there):
+            lender = next(rank for rank, (has_read, _) in enumerate(there) if has_read)
+            lent = self.world.broadcast(self.own, lender)
+            self.own = self.own or lent
+        return read.tensors if read.indices else self.own

@@ -14,11 +14,31 @@ from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess import Postprocessor
-from pouf.recipe import DEFAULTS, Kind, Recipe
+from pouf.recipe import DEFAULTS, PRESETS, Kind, Recipe
 
 # A tuner brings settings of its own: at full tuning's 5e-7 a soft prompt does not move.
-TUNER_RECIPES: dict[tuple[Kind, str], str] = {("image", "prompt"): "office31-prompt"}
-PROMPT: dict[Kind, str] = {**DEFAULTS, "image": TUNER_RECIPES["image", "prompt"]}
+TUNER_RECIPES: dict[tuple[Kind, str], str] = {
+    ("image", "full"): "office31-full",
+    ("image", "layernorm"): "images-layernorm",
+    ("image", "lora"): "images-lora",
+    ("image", "prompt"): "office31-prompt",
+    ("image", "prototypes"): PRESETS["fast"]["image"],
+    ("text", "prototypes"): PRESETS["fast"]["text"],
+    ("cloze", "prototypes"): PRESETS["fast"]["cloze"],
+    ("text", "lora"): "texts-lora",
+    ("cloze", "lora"): "masked-lora",
+    ("causal", "full"): "masked",
+    ("causal", "prompt"): "causal-prompt",
+    ("causal", "prototypes"): PRESETS["fast"]["causal"],
+}
+_ENCODERS = ("full", "prompt", "layernorm", "lora", "prototypes")
+TUNERS_OF: dict[Kind, tuple[str, ...]] = {
+    "image": _ENCODERS, "text": _ENCODERS, "cloze": _ENCODERS, "causal": _ENCODERS, "vector": ("prototypes", "map"),
+}  # fmt: skip
+PROMPT: dict[Kind, str] = {
+    **DEFAULTS, "image": TUNER_RECIPES["image", "prompt"], "causal": TUNER_RECIPES["causal", "prompt"],
+}  # fmt: skip
+RATE = ("name", "lr", "schedule", "nesterov", "weight_decay")
 FEW_SHOT: dict[Kind, str] = {**DEFAULTS, "cloze": "lm-bff", "text": "lm-bff"}
 
 
@@ -42,7 +62,7 @@ class Method:
     needs_shots: bool = False
     demonstrations: Literal["", "after", "before"] = ""
     fresh_head: bool = False
-    kinds: tuple[Kind, ...] = ("image", "text", "cloze", "vector")
+    kinds: tuple[Kind, ...] = ("image", "text", "cloze", "causal", "vector")
 
     def recipe(
         self, kind: Kind, recipe: Recipe | str | Path | None = None, changes: Mapping[str, Any] | None = None
@@ -50,20 +70,27 @@ class Method:
         """All settings for a kind of model: the given recipe, or the method's own, with what makes the method.
 
         Args:
-            changes: by dotted name. Another tuner than the recipe's brings its own settings, or its learning rate where
-                a recipe is given; not where the changes or the recipe choose a rate.
+            changes: by dotted name. Another tuner than the usual one brings its own settings; of a recipe by name, at
+                least the optimiser, unless it has a learning rate of its own.
         """
         settings, changes = dict(self.settings), dict(changes or {})
         if kind == "vector" and settings.get("tuner.name") == "prompt":
             settings["tuner.name"] = "prototypes"  # there is no prompt, only what came of it
         usual = Recipe.load(self.recipes[kind])
-        given = Recipe.load(recipe, base=usual) if isinstance(recipe, (str, Path)) else recipe or usual
-        tuner = changes.get("tuner.name", given.tuner.name)
-        own = TUNER_RECIPES.get((kind, str(tuner))) if tuner != given.tuner.name else None
-        if own is not None and "optimisation.lr" not in changes and given.optimisation.lr == usual.optimisation.lr:
-            tuners = Recipe.load(own)
-            rate = {"optimisation.lr": tuners.optimisation.lr}
-            given = tuners if recipe is None else given.with_settings(rate)
+
+        def read(base: Recipe) -> Recipe:
+            return Recipe.load(recipe, base, kind) if isinstance(recipe, (str, Path)) else recipe or base
+
+        given = read(usual)
+        tuner = changes.get("tuner.name", settings.get("tuner.name", given.tuner.name))
+        if "tuner.name" in changes and tuner not in TUNERS_OF[kind]:
+            raise InputError(f"can't tune {tuner!r} of {_SPOKEN[kind]}: choose one of {', '.join(TUNERS_OF[kind])}")
+        if tuner != usual.tuner.name and (kind, tuner) in TUNER_RECIPES:
+            own = Recipe.load(TUNER_RECIPES[kind, tuner])
+            given = read(own)  # what a file does not name comes from there
+            rates = {usual.optimisation.lr, *(Recipe.preset(name, kind).optimisation.lr for name in PRESETS)}
+            if tuner != given.tuner.name and given.optimisation.lr in rates:
+                given = given.with_settings({f"optimisation.{name}": getattr(own.optimisation, name) for name in RATE})
         return given.with_settings(settings).with_settings(changes)
 
     def check(self, name: str, kind: Kind, shots: Shots | None) -> None:
@@ -89,7 +116,8 @@ class Method:
 
 
 _SPOKEN: dict[Kind, str] = {
-    "image": "images", "text": "sentence encoders", "cloze": "texts with a [MASK] template", "vector": "vectors",
+    "image": "images", "text": "sentence encoders", "cloze": "texts with a [MASK] template",
+    "causal": "causal language models", "vector": "vectors",
 }  # fmt: skip
 _UNTRAINED = {"steps": 0, "postprocess": "none"}
 _LABELS_ONLY = {
@@ -105,12 +133,16 @@ METHODS: dict[str, Method] = {
     "em": Method("shares of the classes by expectation maximisation", {**_UNTRAINED, "postprocess": "em"}),
     "stata": Method("classes as Gaussians, held by their prototypes", {**_UNTRAINED, "postprocess": "stata"}),
     "few-classes": Method("StatA on em, for few of many classes", {**_UNTRAINED, "postprocess": "few-classes"}),
+    "transclip": Method("Gaussians of one width, set by the surest inputs", {**_UNTRAINED, "postprocess": "transclip"}),
+    "zlap": Method("labels spread from classes over a graph of inputs", {**_UNTRAINED, "postprocess": "zlap"}),
+    "inmap": Method("prototypes learned from an assignment to equal shares", {**_UNTRAINED, "postprocess": "inmap"}),
     "propagation": Method("inputs ask their neighbours", {**_UNTRAINED, "postprocess": "propagation"}),
     "tent": Method(
         "entropy alone, on a soft prompt",
         {
             "objective.transport": 0.0, "objective.information": 0.0, "objective.entropy": 0.3,
             "objective.prior": "uniform", "tuner.name": "prompt", "postprocess": "none", "few_classes": 0.0,
+            "keep_shares": 0,
         },
         PROMPT,
     ),

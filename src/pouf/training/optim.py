@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from pouf.recipe import Optimisation
 
@@ -17,9 +18,15 @@ Groups = list[dict[str, Any]]
 def make_optimizer(parameters: Mapping[str, nn.Parameter], settings: Optimisation) -> torch.optim.Optimizer:
     """Parameters by name. The temperature is a group of its own where it has a rate of its own."""
     own = {name for name in parameters if settings.temperature_lr and name.split(".")[-1] == "logit_scale"}
-    groups = [
+    groups: Groups = [
         {"params": [p for name, p in parameters.items() if name not in own], "share": 1.0},
         {"params": [parameters[name] for name in own], "share": settings.temperature_lr / settings.lr},
+    ]
+    # Shards and whole tensors can't be updated by one call.
+    groups = [
+        group | {"params": [p for p in group["params"] if isinstance(p, DTensor) is sharded]}
+        for group in groups
+        for sharded in (False, True)
     ]
     return OPTIMIZERS[settings.name]([group for group in groups if group["params"]], settings)
 

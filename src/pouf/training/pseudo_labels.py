@@ -19,9 +19,11 @@ def pseudo_labelled(
     if data is None or shots is not None:
         raise InputError("pseudo-labels are made from unlabelled data alone: give data, and no labelled shots")
     surest = Surest(count)
-    for block in classifier.score_blocks(classifier.encode(data, inference)):
+    for block in classifier.score_blocks(classifier.encode_share(data, inference)):
         surest.see(block)
-    places, labels = surest.found()
+    for others in inference.world.gather_objects(surest.best):
+        surest.add(others)
+    places, labels = inference.world.broadcast(surest.found())
     return Shots(Subset(data, places), F.one_hot(torch.tensor(labels), len(classifier.classes)).float())
 
 
@@ -34,9 +36,16 @@ class Surest:
 
     def see(self, block: Predictions) -> None:
         sureness, label = block.log_probabilities.max(1)
+        seen: dict[int, list[tuple[float, int]]] = {}
         for place, value, k in zip(block.indices, sureness.tolist(), label.tolist(), strict=True):
-            self.best.setdefault(k, []).append((value, place))
-        self.best = {k: sorted(found, key=lambda pair: -pair[0])[: self.n] for k, found in self.best.items()}
+            seen.setdefault(k, []).append((value, place))
+        self.add(seen)
+
+    def add(self, seen: dict[int, list[tuple[float, int]]]) -> None:
+        """What was met elsewhere, or here already."""
+        for k, found in seen.items():
+            every = dict.fromkeys([*self.best.get(k, ()), *found])
+            self.best[k] = sorted(every, key=lambda pair: -pair[0])[: self.n]
 
     def found(self) -> tuple[list[int], list[int]]:
         pairs = [(place, k) for k, found in sorted(self.best.items()) for _, place in found]

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,12 @@ from torch import Tensor
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
+from pouf.distributed import ALONE, World
 from pouf.errors import Diverged, InputError
+from pouf.interruption import AtOnce
 from pouf.recipe import Recipe
 from pouf.training.adaptation import Adaptation, correct
+from pouf.training.state import read_state, write_state
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
 from pouf.validation.diagnostics import alarms
 from pouf.validation.selectors import Choice, ensemble_labels
@@ -48,7 +52,7 @@ class Search:
     trials: list[Trial] = field(repr=False)
     ranking: Ranking
     result: Adaptation  # of the chosen trial; of the first, at zero-shot, where none is believable
-    interrupted: bool = False  # before all trials were run
+    ended_by: BaseException | None = None  # what ended it before all trials were run
 
     @property
     def settings(self) -> dict[str, Any] | None:
@@ -73,8 +77,37 @@ def usual_grid(recipe: Recipe) -> dict[str, list[float]]:
     return {"optimisation.lr": [times * recipe.optimisation.lr for times in RATES]}
 
 
-# A copy of the classifier and its recipe -> what came of adapting it.
-Adapt = Callable[[BaseClassifier, Recipe], Adaptation]
+class TrialLog:
+    """Trials that have come to their end, on disk, so that a search that was ended goes on with the next.
+
+    Args:
+        file: where; None keeps them in memory.
+        about: what the search is of. One of something else is not gone on with.
+    """
+
+    def __init__(self, file: Path | None = None, about: Any = None, world: World = ALONE) -> None:
+        self.file, self.about, self.world = file, about, world
+        self.trials: list[Trial] = []
+
+    def read(self) -> None:
+        there = self.file is not None and self.world.is_first and self.file.is_file()
+        stored = self.world.broadcast(read_state(self.file) if there and self.file is not None else None)
+        if stored is not None and stored["about"] != self.about:
+            raise InputError(
+                "can't go on with this search: its grid or its recipe changed. Overwrite it, or set that back"
+            )
+        for settings, believable, why_not, kept in stored["trials"] if stored is not None else ():
+            self.trials.append(Trial(settings, believable, why_not, frozenset(kept) if kept is not None else None))
+
+    def add(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        if self.file is not None and self.world.is_first:
+            rows = [[*each[:3], sorted(each.kept) if each.kept is not None else None] for each in self.trials]
+            write_state(self.file, {"about": self.about, "trials": rows})
+
+
+# A copy of the classifier, its recipe and the number of the trial -> what came of adapting it.
+Adapt = Callable[[BaseClassifier, Recipe, int], Adaptation]
 
 
 def search(
@@ -83,11 +116,13 @@ def search(
     settings: Sequence[Mapping[str, Any]],
     adapt: Adapt,
     on_trial: Callable[[dict[str, Any]], None],
+    log: TrialLog,
 ) -> Search:
     """Adapt a copy of the classifier with each setting, and choose among all their steps.
 
     Weights are kept of the best trial so far alone. Where the vote of all ends elsewhere, that trial is run again: it
-    repeats itself to the bit. An interruption ends the search with the trials that have come to their end.
+    repeats itself to the bit. An interruption ends the search with the trials that have come to their end; those in
+    the log are not run again.
     """
     if recipe.snapshots == 0:
         raise InputError("a choice among settings needs checkpoints: set snapshots = 10")
@@ -96,40 +131,45 @@ def search(
         raise InputError("nothing to choose from: give the grid at least one value per setting")
 
     def run(number: int) -> Adaptation:
+        on_trial(dict(settings[number]))
         # The classifier keeps its own tensors; what is not trained could be shared, but trials may tune anything.
-        return adapt(copy.deepcopy(classifier), recipes[number])
+        return adapt(copy.deepcopy(classifier), recipes[number], number)
 
     trials: list[Trial] = []
-    kept: tuple[int, Adaptation] | None = None
-    failed, interrupted = "", False
+    kept: int | None = None  # the best trial so far
+    result: Adaptation | None = None  # what came of it, unless it was run before an interruption
+    ended_by: BaseException | None = None
     for number, changes in enumerate(map(dict, settings)):
-        on_trial(changes)
-        try:
-            result = run(number)
-        except Diverged as error:
-            trials.append(Trial(changes, {}, str(error)))
-            failed = str(error)
-            continue
-        except KeyboardInterrupt:
-            if kept is None:
-                raise
-            interrupted = True
-            break
-        if result.checkpoints is None or not result.history:
-            raise InputError("these settings leave nothing to choose between: data must not be a stream, steps above 0")
-        trials.append(judge_trial(changes, result.checkpoints, result.checkpoints.choose()))
-        if kept is None or choose_trial(trials).best == number:
-            kept = number, result
+        came: Adaptation | None = None
+        if number == len(log.trials):
+            try:
+                came = run(number)
+                log.add(_judged(changes, came))
+            except Diverged as error:
+                log.add(Trial(changes, {}, str(error)))
+            except BaseException as error:
+                if result is None or isinstance(error, AtOnce):
+                    raise
+                ended_by = error
+                break
+        trials.append(log.trials[number])
+        if trials[-1].kept is not None and (kept is None or choose_trial(trials).best == number):
+            kept, result = number, came
     if kept is None:
-        raise InputError(f"every trial diverged; the last one: {failed}")
+        raise InputError(f"every trial diverged; the last one: {trials[-1].why_not}")
     ranking = choose_trial(trials)
-    wanted = ranking.best if ranking.best is not None else kept[0]
-    if kept[0] != wanted and not interrupted:
-        on_trial(dict(settings[wanted]))
-        kept = wanted, run(wanted)
-    if kept[0] != wanted:  # there is no time to run it again
-        ranking = ranking._replace(best=kept[0], step=kept[1].verdict.chosen or 0)
-    return Search(trials, ranking, kept[1], interrupted)
+    wanted = ranking.best if ranking.best is not None else kept
+    if result is None or (kept != wanted and ended_by is None):
+        kept, result = wanted, run(wanted)
+    if kept != wanted:  # there is no time to run it again
+        ranking = ranking._replace(best=kept, step=result.verdict.chosen or 0)
+    return Search(trials, ranking, result, ended_by)
+
+
+def _judged(changes: dict[str, Any], result: Adaptation) -> Trial:
+    if result.checkpoints is None or not result.history:
+        raise InputError("these settings leave nothing to choose between: data must not be a stream, steps above 0")
+    return judge_trial(changes, result.checkpoints, result.checkpoints.choose())
 
 
 def stand_at(result: Adaptation, step: int, data: Unlabelled, inference: Any) -> None:
@@ -138,7 +178,7 @@ def stand_at(result: Adaptation, step: int, data: Unlabelled, inference: Any) ->
     assert checkpoints is not None
     if result.recipe.postprocess != "none" and Checkpoint(step, True) not in checkpoints.states:
         with checkpoints.at(Checkpoint(step)) as classifier:
-            correct(classifier, data, result.recipe, inference, checkpoints, step)
+            correct(classifier, data, result.recipe, inference, checkpoints, step, result.held)
     result.verdict = assess(checkpoints, checkpoints.choose()._replace(step=step))
     result.restore("advised")
 

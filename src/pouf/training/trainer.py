@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,16 +19,21 @@ from pouf.data.labelled import Shots
 from pouf.distributed import World
 from pouf.errors import Diverged, InputError
 from pouf.inference import InferenceConfig
+from pouf.interruption import AtOnce, held
 from pouf.losses import PaperPrior, PriorEstimate, effective_classes
-from pouf.losses.objective import LABEL_LOSSES, total_loss, unlabelled_terms
+from pouf.losses.objective import LABEL_LOSSES, UNIFORM, Shares, total_loss, unlabelled_terms
 from pouf.models.base import Scores, check_modality
-from pouf.recipe import Recipe
-from pouf.training.callbacks import Callbacks, Step
-from pouf.training.feature_batches import FeatureBatch, checkpointing, feature_batches, precision, training_mode
+from pouf.recipe import SAVE_EVERY, Recipe
+from pouf.training.callbacks import Callback, Callbacks, Step
+from pouf.training.engine import Engine, StepLoss, checkpointing
+from pouf.training.feature_batches import InputBatches
 from pouf.training.optim import learning_rate, make_optimizer, set_rate
-from pouf.tuners import Tuner
+from pouf.training.state import Saver, TrainingState, random_state, set_random_state
 from pouf.validation.checkpoints import Checkpoints, Sample
 from pouf.validation.selectors import snapshot_steps
+
+LOOKING, TRAINING = "looking at a sample", "training"
+TRIES = 20  # steps that fp16 may skip until it has found a scale of the loss that it can hold
 
 
 class Training(NamedTuple):
@@ -45,10 +50,15 @@ def train(
     inference: InferenceConfig,
     callbacks: Callbacks,
     checkpoint_dir: Path | None = None,
+    prior: Tensor | None = None,
+    resume: bool = False,
 ) -> Training:
     """Tune a classifier in place, to its last step.
 
     L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * KL(shots)
+
+    Args:
+        prior: (k,), class proportions to hold to, instead of what the recipe assumes.
     """
     stream = data if data is not None else shots.inputs if shots is not None else None
     if stream is None:
@@ -64,25 +74,48 @@ def train(
     # Without dropout, unless asked for: its noise falls on features and prototypes unlike, and the plan between them
     # follows the noise.
     classifier.eval()
-    checkpoints = watched(classifier, stream, recipe, inference, checkpoint_dir)
+    about = _about(classifier, stream, shots, recipe, inference.world) if checkpoint_dir is not None else {}
+    saver = Saver(checkpoint_dir, recipe.compute.save_every, about, inference.world)
+    saved = saver.read() if resume else None
+    own_dir = checkpoint_dir if inference.world.is_first else None
+    checkpoints = watched(classifier, stream, recipe, callbacks.watching(inference, LOOKING), own_dir)
     tuner = classifier.tune(recipe.tuner)
     if checkpoints is not None:
         checkpoints.begin(tuner)
+        if own_dir is not None:
+            checkpoints.retain()  # whoever is killed can go on from them
     total = sum(parameter.numel() for parameter in classifier.parameters())
     callbacks.tell(lambda callback: callback.on_start(recipe, tuner.trainable, total))
-    terms = _terms(classifier, tuner, stream, shots, recipe, inference)
-
-    def look(step: int) -> None:
-        if checkpoints is not None:
-            checkpoints.take(step)
-        callbacks.tell(lambda callback: callback.on_checkpoint(step))
-
+    engine = Engine(classifier, tuner, recipe, inference.world)
+    terms = Terms(classifier, engine, stream, shots, recipe, inference, prior)
+    callbacks.phase(TRAINING, recipe.steps)
+    start = [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.anchor else []
+    optimizer = make_optimizer(engine.parameters, recipe.optimisation)
+    state = TrainingState(engine, optimizer, terms, checkpoints, callbacks, inference.world)
+    if saved is not None:
+        state.load_state_dict(saved)
+        callbacks.tell(lambda callback: callback.on_resume(state.history))
     try:
-        with checkpointing(classifier) if recipe.compute.checkpointing else nullcontext():
-            history = _train(tuner, terms, recipe, inference.world, callbacks, look)
+        with held(), checkpointing(engine.trained) if recipe.compute.checkpointing else nullcontext():
+            _train(state, recipe, saver, start)
     finally:
         classifier.eval()
-    return Training(history, tuner.trainable, checkpoints)
+    return Training(state.history, tuner.trainable, checkpoints)
+
+
+def _about(
+    classifier: BaseClassifier, data: Unlabelled, shots: Shots | None, recipe: Recipe, world: World
+) -> dict[str, Any]:
+    """What must be the same where a run goes on, by what to call it."""
+    settings = {name: value for name, value in recipe.flat().items() if name != SAVE_EVERY}
+    return settings | {
+        "the model": classifier.backbone.fingerprint(),
+        "the classes": str([classifier.classes, classifier.descriptions]),
+        "the templates": list(classifier.templates),
+        "the data": data.fingerprint(),
+        "the shots": shots.inputs.fingerprint() if shots is not None else None,
+        "the number of processes": world.size,
+    }
 
 
 def watched(
@@ -114,137 +147,172 @@ def _check_shots(shots: Shots | None, recipe: Recipe, classifier: BaseClassifier
         )
 
 
-class StepTerms(NamedTuple):
-    """What a step sums up, the scores it came from, and what remains to be done once it is differentiated."""
+class Terms(Iterator[StepLoss]):
+    """The terms of one step after another, without end, and where they stand."""
 
-    terms: dict[str, Tensor]  # scalars, before weighting
-    scores: Scores
-    push_back: list[Callable[[], object]]
+    def __init__(
+        self,
+        classifier: BaseClassifier,
+        engine: Engine,
+        stream: Unlabelled,
+        shots: Shots | None,
+        recipe: Recipe,
+        inference: InferenceConfig,
+        prior: Tensor | None,
+    ) -> None:
+        def batches_of(data: Unlabelled) -> InputBatches:
+            # Each with random numbers of its own, so that what is read ahead of one does not change another.
+            generator = torch.Generator().manual_seed(recipe.seed)
+            return InputBatches(classifier, engine, data, recipe, generator, inference)
+
+        self.engine, self.recipe, self.shots = engine, recipe, shots
+        # Before the first step: what training leaves alone is encoded here, once.
+        self.batches = batches_of(stream)
+        self.shot_batches = batches_of(shots.inputs) if shots is not None and shots.inputs is not stream else None
+        self.estimate, self.shares = _shares(len(classifier.classes), recipe, prior)
+        self.draw = random.Random(recipe.seed)
+
+    def __next__(self) -> StepLoss:
+        batch = labelled = next(self.batches)
+        seed = self.draw.getrandbits(62)
+        if self.shot_batches is not None:
+            labelled = next(self.shot_batches)
+        objective = self.recipe.objective
+
+        def loss_of(scores: list[Scores]) -> StepLoss:
+            """From the scores of the batch, and of the labelled one where that is another."""
+            first, last = scores[0], scores[-1]
+            terms = unlabelled_terms(
+                *first, self.shares(first), wanted=objective.weights(), plan=objective.plan, cost=objective.cost,
+                regularisation=objective.regularisation,
+            )  # fmt: skip
+            if self.shots is not None:
+                targets = self.shots.targets[labelled.indices].to(last.logits.device)
+                terms["labels"] = LABEL_LOSSES[objective.label_loss](last.logits, targets)
+            known = {name: term.detach() for name, term in terms.items()}
+            return StepLoss(total_loss(terms, objective.weights()), known, Scores(*(each.detach() for each in first)))
+
+        inputs = [batch.own] if labelled is batch else [batch.own, labelled.own]
+        return self.engine.loss(inputs, seed, loss_of)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "batches": self.batches.state_dict(),
+            "shots": self.shot_batches.state_dict() if self.shot_batches is not None else None,
+            "prior": vars(self.estimate) if self.estimate is not None else None,
+            "dropout": random_state(self.draw),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches.load_state_dict(state["batches"])
+        if self.shot_batches is not None:
+            self.shot_batches.load_state_dict(state["shots"])
+        if self.estimate is not None:
+            vars(self.estimate).update(state["prior"])
+        set_random_state(self.draw, state["dropout"])
 
 
-def _terms(
-    classifier: BaseClassifier,
-    tuner: Tuner,
-    stream: Unlabelled,
-    shots: Shots | None,
-    recipe: Recipe,
-    inference: InferenceConfig,
-) -> Iterator[StepTerms]:
-    """The terms of one step after another, without end."""
-
-    def batches_of(data: Unlabelled) -> Iterator[FeatureBatch]:
-        # Each with a stream of random numbers of its own, so that what is read ahead of one does not change another.
-        generator = torch.Generator().manual_seed(recipe.seed)
-        return feature_batches(classifier, tuner, data, recipe, generator, inference)
-
-    # Before the first step: what training leaves alone is encoded here, once.
-    batches = batches_of(stream)
-    shot_batches = batches_of(shots.inputs) if shots is not None and shots.inputs is not stream else None
-    return _summed_up(classifier, recipe, batches, shots, shot_batches)
+Estimate = PaperPrior | PriorEstimate
 
 
-def _summed_up(
-    classifier: BaseClassifier,
-    recipe: Recipe,
-    batches: Iterator[FeatureBatch],
-    shots: Shots | None,
-    shot_batches: Iterator[FeatureBatch] | None,
-) -> Iterator[StepTerms]:
-    objective = recipe.objective
-    wanted = objective.weights()
-    prior_of = _prior(classifier, recipe)
-    draw = random.Random(recipe.seed)
-    for batch in batches:
-        with training_mode(classifier, recipe, draw.getrandbits(62)), precision(recipe, classifier.device):
-            prototypes = classifier.prototypes().float()
-        scores = classifier.backbone.scores(batch.features, prototypes)
-        terms = unlabelled_terms(
-            *scores, prior_of(scores), wanted=wanted, plan=objective.plan, cost=objective.cost,
-            regularisation=objective.regularisation, pull=objective.prior != "paper",
-        )  # fmt: skip
-        push_back: list[Callable[[], object]] = [batch.push_back]
-        if shots is not None:
-            labelled, logits = batch, scores.logits
-            if shot_batches is not None:
-                labelled = next(shot_batches)
-                push_back.append(labelled.push_back)
-                logits = classifier.backbone.scores(labelled.features, prototypes).logits
-            targets = shots.targets[labelled.indices].to(logits.device)
-            terms["labels"] = LABEL_LOSSES[objective.label_loss](logits, targets)
-        if recipe.optimisation.dropout:
-            push_back.append(classifier.eval)
-        yield StepTerms(terms, scores, push_back)
+def _shares(k: int, recipe: Recipe, prior: Tensor | None) -> tuple[Estimate | None, Callable[[Scores], Shares]]:
+    """What is estimated, if anything, and the proportions of k classes to assume with a batch.
 
-
-def _prior(classifier: BaseClassifier, recipe: Recipe) -> Callable[[Scores], Tensor | None]:
-    """The class proportions to use with a batch: the known ones, or what the recipe says."""
-    of, k = recipe.objective.prior, len(classifier.classes)
-    if classifier.prior is not None or of == "uniform":
-        return lambda scores: classifier.prior
+    Those to hold to, or what the recipe says.
+    """
+    of = recipe.objective.prior
+    if prior is not None:
+        # One pull is enough: with the prior in the plan as well, the predictions overshoot it.
+        fixed = Shares(marginal=prior, known=True)
+        return None, lambda scores: fixed
     if of == "paper":
         papers = PaperPrior(k, recipe.steps)
-        return lambda scores: papers.update(scores.sim / scores.temperature)
-    estimate = PriorEstimate(k, recipe.steps)
-    return lambda scores: estimate.update(scores.logits)
+        return papers, lambda scores: Shares(plan=papers.update(scores.sim / scores.temperature))
+    if of == "estimated":
+        estimate = PriorEstimate(k, recipe.steps)
+        return estimate, lambda scores: Shares(*(estimate.update(scores.logits),) * 2)
+    return None, lambda scores: UNIFORM
 
 
-def _train(
-    tuner: Tuner,
-    terms: Iterator[StepTerms],
-    recipe: Recipe,
-    world: World,
-    callbacks: Callbacks,
-    look: Callable[[int], None],
-) -> list[Step]:
-    parameters = list(tuner.parameters.values())
-    optimizer = make_optimizer(tuner.parameters, recipe.optimisation)
+def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence[Tensor]) -> None:
+    engine = state.engine
+    parameters = list(engine.parameters.values())
     last_good = [parameter.detach().clone() for parameter in parameters]
-    history: list[Step] = []
+    history, callbacks = state.history, state.callbacks
     to_look_at = set(snapshot_steps(recipe.steps, recipe.snapshots))
-    start = time.perf_counter()
+    start = time.perf_counter() - (history[-1].seconds if history else 0.0)
+    skipped = 0  # steps in a row whose scaled gradient was too large for fp16
+
+    def agreed(event: Callable[[Callback], bool | None]) -> bool:
+        """Whether a callback of any process answered with True: all go on, or none."""
+        return any(state.world.gather_objects(callbacks.tell(event)))
+
+    def look(step: int) -> bool:
+        engine.publish()
+        if state.checkpoints is not None:
+            state.checkpoints.take(step)
+            if not state.checkpoints.finite:
+                raise Diverged(step, "a prediction", recipe.optimisation.lr)
+        return agreed(lambda callback: callback.on_checkpoint(step))
+
     try:
-        if 0 in to_look_at:
+        if 0 in to_look_at and not history:
             look(0)
-        for step in range(1, recipe.steps + 1):
+        for step in range(len(history) + 1, recipe.steps + 1):
             lr = learning_rate(recipe.optimisation, step - 1, recipe.steps)
-            set_rate(optimizer, lr)
-            current = next(terms)
-            loss = total_loss(current.terms, recipe.objective.weights())
-            if not loss.isfinite():
+            set_rate(state.optimizer, lr)
+            current = next(state.terms)
+            if not current.loss.isfinite():
                 raise Diverged(step, "the loss", recipe.optimisation.lr)
             # This loss is finite, so the weights that gave it are good.
             _copy(parameters, last_good)
-            optimizer.zero_grad()
-            loss.backward()
-            for push_back in current.push_back:
-                push_back()
-            world.average_gradients(parameters)
-            norm = torch.nn.utils.clip_grad_norm_(parameters, recipe.optimisation.clip or math.inf)
-            if not norm.isfinite():
+            state.optimizer.zero_grad()
+            engine.backward(current.loss)
+            engine.scaler.unscale_(state.optimizer)
+            norm = engine.clip_gradients(recipe.optimisation.clip or math.inf)
+            skipped = 0 if norm.isfinite() else skipped + 1
+            if skipped > (TRIES if engine.scaler.is_enabled() else 0):
                 raise Diverged(step, "the gradient", recipe.optimisation.lr)
-            optimizer.step()
+            engine.scaler.step(state.optimizer)
+            engine.scaler.update()
+            _pull(parameters, anchors, recipe.anchor)
+            if recipe.optimisation.dropout:
+                engine.trained.eval()
             history.append(
                 Step(
                     step=step,
-                    loss=loss.item(),
+                    loss=current.loss.item(),
                     terms={name: term.item() for name, term in current.terms.items()},
-                    effective_classes=effective_classes(current.scores.logits.detach()).item(),
+                    effective_classes=effective_classes(current.scores.logits).item(),
                     temperature=current.scores.temperature.item(),
                     lr=lr,
                     seconds=time.perf_counter() - start,
                 )
             )
-            enough = callbacks.tell(lambda callback: callback.on_step(history[-1]))
+            enough = agreed(lambda callback: callback.on_step(history[-1]))
             if step in to_look_at or (enough and to_look_at):
-                look(step)
+                enough = look(step) or enough
             if enough:
                 break
-        if not all(parameter.isfinite().all() for parameter in parameters):
+            saver.after_step(state)
+        if not engine.all_finite():
             raise Diverged(recipe.steps, "a weight after the update", recipe.optimisation.lr)
+        engine.publish()
     except Diverged:
         _copy(last_good, parameters)
+        engine.publish()
         raise
-    return history
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not isinstance(error, AtOnce):  # all processes end after the same step; of other errors others know nothing
+            engine.publish()
+        raise
+
+
+@torch.no_grad()
+def _pull(parameters: Sequence[Tensor], anchors: Sequence[Tensor], share: float) -> None:
+    """θ ← θ + share (θ₀ - θ), where there are anchors."""
+    for parameter, anchor in zip(parameters if share else (), anchors, strict=True):
+        parameter.add_(anchor - parameter, alpha=share)
 
 
 @torch.no_grad()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from pouf.models.base import Backbone
 from pouf.recipe import TunerSettings
@@ -15,8 +16,9 @@ class Target(NamedTuple):
     """What is to be tuned."""
 
     backbone: Backbone
-    classes: tuple[str, ...]
+    texts: tuple[tuple[str, ...], ...]  # what stands for each class in a prompt: its name, or its descriptions
     prompt: nn.Module | None  # what an earlier call of the same tuner put in the place of the text side
+    prototypes: Callable[[], Tensor]  # as the classifier has them now, (k, d)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pouf.data.class_names import spoken
 from pouf.errors import InputError
+from pouf.models.base import class_means
 from pouf.models.masked_lm import MaskedLM
 from pouf.models.text_side import TextSide, replaced_embeddings
 from pouf.tuners.base import Target, Tuner, TunerSettings
@@ -28,7 +28,7 @@ def prompt(target: Target, settings: TunerSettings) -> Tuner:
         raise InputError(f"{type(backbone).__name__} has no text_side, which prompt tuning needs: tune 'full' instead")
     soft = target.prompt
     if not isinstance(soft, SoftPrompt):
-        soft = SoftPrompt(backbone.text_side, target.classes, settings).to(backbone.device)
+        soft = SoftPrompt(backbone.text_side, target.texts, settings).to(backbone.device)
     named = {"prompt.vectors": soft.vectors}
     named |= {f"backbone.{n}": p for n, p in backbone.named_parameters() if n.split(".")[-1] == "logit_scale"}
     return Tuner(named, touches_inputs=False, touches_prompts=True, keeps_base=True, prompt=soft)
@@ -38,49 +38,66 @@ class SoftPrompt(nn.Module):
     """Prototypes from `[context] name.`, where the context is p trainable vectors instead of words.
 
     The vectors start as the embeddings of the context's words, so that before the first step the prototypes are those
-    of the template "a photo of a {}.". They are (p, h), shared by all classes, or (k, p, h), one context each.
+    of the template "a photo of a {}.". They are (p, h), shared by all classes, or (k, p, h), one context each. A class
+    with descriptions has one such prompt for each of them, and the mean as its prototype.
     """
 
     positions: Tensor
 
-    def __init__(self, text_side: TextSide, classes: Sequence[str], settings: TunerSettings) -> None:
+    def __init__(self, text_side: TextSide, texts: Sequence[Sequence[str]], settings: TunerSettings) -> None:
         super().__init__()
         self.text_side = text_side
         words = text_side.token_ids(settings.context)
         if not words:
             raise InputError("the context of prompt tuning is empty: give the words to start from, as 'a photo of a'")
-        rows = [self._lay_out(name, words, settings.position) for name in classes]
-        tokens = text_side.pad([ids for ids, _ in rows])  # (k, length)
+        self.counts = [len(own) for own in texts]
+        rows = [self._lay_out(text, words, settings.position) for own in texts for text in own]
+        tokens = text_side.pad([ids for ids, _ in rows])  # (m, length), m = k where each class has one text
         if int(tokens["input_ids"].shape[1]) > text_side.max_length:
-            raise InputError(f"a class name is too long for the model's {text_side.max_length} tokens: shorten it")
+            raise InputError(
+                f"a class name or description is too long for the model's {text_side.max_length} tokens: shorten it"
+            )
         start = text_side.embedding.weight.detach()[words].clone()  # (p, h)
         if settings.class_specific:
-            start = start.expand(len(classes), -1, -1).clone()
+            start = start.expand(len(texts), -1, -1).clone()
         self.vectors = nn.Parameter(start)
         self.token_names = list(tokens)
         for name, tensor in tokens.items():
             self.register_buffer(f"token_{name}", tensor, persistent=False)
-        # (k, p), where the context stands
+        # (m, p), where the context stands
         self.register_buffer("positions", torch.tensor([at for _, at in rows]), persistent=False)
 
     def forward(self) -> Tensor:
         """(k, d), each of length 1."""
-        vectors = self.vectors.expand(len(self.positions), -1, -1)  # (k, p, h)
+        encoded = self.encode(range(len(self.positions)))
+        return encoded if len(encoded) == len(self.counts) else F.normalize(class_means(encoded, self.counts), dim=1)
+
+    def encode(self, rows: Sequence[int]) -> Tensor:
+        """Some of the m prompts, by their number: (len(rows), d), each of length 1."""
+        vectors: Tensor = self.vectors  # (p, h) or (k, p, h)
+        if vectors.ndim == 3 and len(vectors) < len(self.positions):
+            vectors = vectors.repeat_interleave(torch.tensor(self.counts, device=vectors.device), dim=0)
+        vectors = vectors.expand(len(self.positions), -1, -1)  # (m, p, h)
         tokens = {name: getattr(self, f"token_{name}") for name in self.token_names}
-        with replaced_embeddings(self.text_side.embedding, self.positions, vectors):
+        positions = self.positions
+        if len(rows) < len(positions):
+            some = torch.tensor(list(rows), device=positions.device)
+            vectors, positions = vectors[some], positions[some]
+            tokens = {name: tensor[some] for name, tensor in tokens.items()}
+        with replaced_embeddings(self.text_side.embedding, positions, vectors):
             return F.normalize(self.text_side.encode_tokens(tokens), dim=1)
 
-    def _lay_out(self, name: str, words: list[int], position: str) -> tuple[list[int], list[int]]:
-        """Token ids of one class's prompt, and the places of the context in it."""
+    def _lay_out(self, text: str, words: list[int], position: str) -> tuple[list[int], list[int]]:
+        """Token ids of one prompt, and the places of the context in it."""
         before, after = self.text_side.frame()
         ids = self.text_side.token_ids
         half = len(words) // 2
         if position == "end":  # [context] name.
-            lead, middle, tail, close = words, ids(f"{spoken(name)}."), [], []
+            lead, middle, tail, close = words, ids(text if text.endswith(".") else f"{text}."), [], []
         elif position == "middle":  # [first half] name [second half].
-            lead, middle, tail, close = words[:half], ids(spoken(name)), words[half:], ids(".")
+            lead, middle, tail, close = words[:half], ids(text), words[half:], ids(".")
         else:  # name [context].
-            lead, middle, tail, close = [], ids(spoken(name)), words, ids(".")
+            lead, middle, tail, close = [], ids(text), words, ids(".")
         sentence = [*before, *lead, *middle, *tail, *close, *after]
         first = len(before)
         second = first + len(lead) + len(middle)

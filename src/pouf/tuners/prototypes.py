@@ -1,6 +1,10 @@
-"""For bare vectors without a model: the prototypes themselves, and a linear map of the features."""
+"""One vector per class, trained itself; for bare vectors also a linear map of the features."""
 
 from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from pouf.errors import InputError
 from pouf.models.precomputed import Precomputed
@@ -8,19 +12,38 @@ from pouf.tuners.base import Target, Tuner, TunerSettings
 
 
 def prototypes(target: Target, settings: TunerSettings) -> Tuner:
-    """The prototypes themselves."""
-    backbone = _bare_vectors(target, settings)
-    return Tuner({"backbone.table": backbone.table}, touches_inputs=False, touches_prompts=True, keeps_base=False)
+    """The prototypes themselves: k x d numbers. Neither encoder is trained, so every input is encoded once."""
+    if isinstance(target.backbone, Precomputed):
+        named = {"backbone.table": target.backbone.table}
+        return Tuner(named, touches_inputs=False, touches_prompts=True, keeps_base=False)
+    table = target.prompt
+    if not isinstance(table, PrototypeTable):
+        with torch.no_grad():
+            table = PrototypeTable(target.prototypes(), unit=target.backbone.cloze is None)
+    return Tuner(
+        {"prompt.table": table.table}, touches_inputs=False, touches_prompts=True, keeps_base=True, prompt=table
+    )
 
 
 def linear_map(target: Target, settings: TunerSettings) -> Tuner:
     """The prototypes and a linear map of the features."""
-    backbone = _bare_vectors(target, settings)
-    named = {"backbone.table": backbone.table, "backbone.map": backbone.add_map()}
+    if not isinstance(target.backbone, Precomputed):
+        raise InputError(f"{settings.name!r} is for vectors without a model: tune 'prototypes' or another instead")
+    named = {"backbone.table": target.backbone.table, "backbone.map": target.backbone.add_map()}
     return Tuner(named, touches_inputs=True, touches_prompts=True, keeps_base=False)
 
 
-def _bare_vectors(target: Target, settings: TunerSettings) -> Precomputed:
-    if not isinstance(target.backbone, Precomputed):
-        raise InputError(f"{settings.name!r} is for vectors without a model: tune 'full', 'prompt' or 'layernorm'")
-    return target.backbone
+class PrototypeTable(nn.Module):
+    """(k, d), starting as what the text side gives.
+
+    Args:
+        unit: each is of length 1. Not for masked language models, whose logits need the lengths.
+    """
+
+    def __init__(self, start: Tensor, unit: bool) -> None:
+        super().__init__()
+        self.unit = unit
+        self.table = nn.Parameter(start.detach().float().clone())
+
+    def forward(self) -> Tensor:
+        return F.normalize(self.table, dim=1) if self.unit else self.table

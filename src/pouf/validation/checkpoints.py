@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from pouf.base import BaseClassifier, State
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.perturb import perturbation
+from pouf.files import drop, temporary_folder, write_tensors
 from pouf.inference import InferenceConfig
+from pouf.reading import read_tensors
 from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share
+from pouf.validation.names import NamesFit, check_names
 from pouf.validation.selectors import Choice, choose, votes
 
 SAMPLE = 512  # inputs that checkpoints are judged on
@@ -51,6 +52,8 @@ class Checkpoints:
         folder: where weights are kept; a temporary one by default. It goes with this object.
     """
 
+    names: NamesFit | None = None  # how the class names fit the data, where that can be told
+
     def __init__(
         self,
         classifier: BaseClassifier,
@@ -59,18 +62,30 @@ class Checkpoints:
         folder: Path | None = None,
     ) -> None:
         self.classifier, self.sample, self.steps = classifier, sample, steps
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="pouf-checkpoints-"))
+        self.folder = folder or temporary_folder()
+        self._goes: weakref.finalize[Any, Any] | None = None
+        self.needed: set[int] = set()  # steps whose weights the saved state of the run refers to
         self.tuner: Tuner | None = None
         self.predictions: dict[Checkpoint, SnapshotPredictions] = {}
         self.states: dict[Checkpoint, State] = {}
         self.here = ZERO_SHOT  # where the classifier stands
-        # The weights go when the last one who could ask for them goes.
-        weakref.finalize(self, shutil.rmtree, self.folder, True)
+        self.release()
+
+    def release(self) -> None:
+        """The weights go when the last one who could ask for them goes."""
+        self.retain()
+        self._goes = weakref.finalize(self, drop, self.folder)
+
+    def retain(self) -> None:
+        """The weights stay when this object goes, for a run that may be gone on with."""
+        if self._goes is not None:
+            self._goes.detach()
 
     def take_zero_shot(self) -> None:
         """Before anything is tuned."""
         self.states[ZERO_SHOT] = self.classifier.state()
-        self.predictions[ZERO_SHOT] = self.sample.look(self.classifier, touched=False)
+        self._look(ZERO_SHOT, touched=False)
+        self.names = check_names(self.classifier, self.sample.features)
 
     def begin(self, tuner: Tuner) -> None:
         """Keep the weights that training starts from."""
@@ -87,15 +102,58 @@ class Checkpoints:
         if step > 0:
             self._write(step)
             self.here, self.states[here] = here, self.classifier.state()
-            self.predictions[here] = self.sample.look(self.classifier, self.tuner.touches_inputs)
+            self._look(here, self.tuner.touches_inputs)
             self._forget(step)
+
+    @property
+    def finite(self) -> bool:
+        """Whether what was seen last can be judged: weights out of all bounds predict no numbers."""
+        return self.here not in self.predictions or bool(self.predictions[self.here].probabilities.isfinite().all())
 
     def take_postprocessed(self, step: int) -> None:
         """The same step, with the correction that the classifier has now."""
         here = Checkpoint(step, True)
         touched = self.tuner is not None and self.tuner.touches_inputs and step > 0
         self.here, self.states[here] = here, self.classifier.state()
-        self.predictions[here] = self.sample.look(self.classifier, touched)
+        self._look(here, touched)
+
+    def _look(self, here: Checkpoint, touched: bool) -> None:
+        """Predictions of all checkpoints are of the same inputs: what can't be read any more goes from all of them."""
+        before = self.sample.before.indices
+        seen = self.sample.look(self.classifier, touched)
+        if (after := self.sample.before.indices) != before:
+            rows = [before.index(index) for index in after]
+            self.predictions = {place: each.only(rows) for place, each in self.predictions.items()}
+        self.predictions[here] = seen
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the weights, which are on disk."""
+        predictions = [[list(place), list(seen)] for place, seen in self.predictions.items()]
+        return {"predictions": predictions, "kept": [place.step for place in self.states],
+                "inputs": self.sample.before.indices}  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of the same run before it was interrupted, where this one has begun anew."""
+        assert self.tuner is not None
+        self.sample.narrow(set(state["inputs"]))
+        self.predictions = {Checkpoint(*place): SnapshotPredictions(*seen) for place, seen in state["predictions"]}
+        world = self.sample.inference.world
+        for file in self.folder.glob("[0-9]*.safetensors"):  # steps that will be taken again
+            if int(file.stem) not in state["kept"]:
+                file.unlink()
+        for step in state["kept"]:
+            tensors = world.broadcast(self._read(step) if world.is_first else {})
+            if not world.is_first:  # its weights were in a temporary folder
+                write_tensors(self._file(step), tensors)
+            if step > 0:
+                self.states[Checkpoint(step)] = self.classifier.state()
+        self.here, self.needed = self.last, set(state["kept"])
+
+    def saved(self) -> None:
+        """The state was saved: weights that only the one before referred to can go."""
+        self.needed, before = {place.step for place in self.states}, self.needed
+        for step in before - self.needed:
+            self._file(step).unlink(missing_ok=True)
 
     @property
     def last(self) -> Checkpoint:
@@ -112,7 +170,7 @@ class Checkpoints:
         self.classifier.set_state(self.states[checkpoint])
         self.here = checkpoint
         if self.tuner is not None:
-            tensors = load_file(self._file(checkpoint.step))
+            tensors = self._read(checkpoint.step)
             for name, parameter in self.tuner.parameters.items():
                 parameter.copy_(tensors[name])
 
@@ -135,7 +193,12 @@ class Checkpoints:
 
     def diagnose(self, checkpoint: Checkpoint, convergence: float = 1.0) -> Diagnostics:
         """Of a checkpoint against zero-shot."""
-        return diagnose(self.predictions[ZERO_SHOT], self.predictions[checkpoint], convergence)
+        before, after = self.predictions[ZERO_SHOT], self.predictions[checkpoint]
+        found = diagnose(before, after, self.last.step, convergence, self.classifier.prior is not None)
+        if self.names is None:
+            return found
+        near, span, worst = self.names
+        return found._replace(names_near=near, names_span=span, names_worst=", ".join(worst))
 
     def _forget(self, latest: int) -> None:
         """Drop the weights of all but the start, the best so far and the latest."""
@@ -145,16 +208,20 @@ class Checkpoints:
         if ensemble is not None:
             kept = [place.step for place in self.states if place.step > 0]
             best = max(kept, key=lambda step: (share(seen[step].argmax(1) == ensemble), step))
+            best = self.sample.inference.world.broadcast(best)  # a tie must not be broken differently
         for place in list(self.states):
             if place.step not in (0, best, latest):
                 del self.states[place]
-                self._file(place.step).unlink()
+                if place.step not in self.needed:
+                    self._file(place.step).unlink(missing_ok=True)
 
     def _write(self, step: int) -> None:
         assert self.tuner is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: p.detach().cpu().contiguous() for name, p in self.tuner.parameters.items()}
-        save_file(tensors, self._file(step))
+        write_tensors(self._file(step), self.tuner.parameters)
+
+    def _read(self, step: int) -> dict[str, Tensor]:
+        return read_tensors(self._file(step), "overwrite the run")
 
     def _file(self, step: int) -> Path:
         return self.folder / f"{step}.safetensors"
@@ -169,22 +236,36 @@ class Sample:
         self.inputs = Subset(data, [by_content[int(place)] for place in order[:SAMPLE]])
         self.few = Subset(self.inputs, range(min(PERTURBED, len(self.inputs))))
         self.perturb = perturbation(data.modality)
-        self.inference = replace(inference, on_batch=None)
+        self.inference = inference
         self.before = classifier.encode(self.inputs, self.inference)
         self.before_perturbed = classifier.encode(self.few, self.inference, transform=self.perturb)
-        self.features = self.before.features
         # The changed ones stand for the first of the others: what can't be read must not shift them.
-        self.both = sum(place < len(self.few) for place in self.before.indices)
+        self.narrow({i for i in self.before.indices if i >= len(self.few) or i in self.before_perturbed.indices})
+
+    @property
+    def features(self) -> Tensor:
+        """(n, d), as they were before training."""
+        return self.before.features
+
+    def narrow(self, there: set[int]) -> None:
+        """Go on with those that are still there."""
+        lost = len(set(self.before.indices) - there)
+        if lost:
+            logger.warning("%d of the %d inputs that checkpoints are judged on can't be read any more",
+                           lost, len(self.before.indices))  # fmt: skip
+        self.before, self.before_perturbed = (each.only(there) for each in (self.before, self.before_perturbed))
 
     def look(self, classifier: BaseClassifier, touched: bool) -> SnapshotPredictions:
         """What the classifier says now; where its features have been touched they are computed anew."""
         seen, changed = self.before, self.before_perturbed
         if touched:
-            fresh = replace(self.inference, cache=None)
+            fresh = replace(self.inference, cache=None, skip_not_finite=False)
             seen = classifier.encode(self.inputs, fresh)
             changed = classifier.encode(self.few, fresh, transform=self.perturb)
+            self.narrow({i for i in seen.indices if i >= len(self.few) or i in changed.indices})
+            seen, changed = (each.only(set(self.before.indices)) for each in (seen, changed))
         probabilities = [classifier.log_probabilities(each).exp() for each in (seen, changed)]
-        return SnapshotPredictions(probabilities[0], probabilities[1][: self.both], classifier.nearness(seen))
+        return SnapshotPredictions(probabilities[0], probabilities[1], classifier.nearness(seen))
 
 
 def _size(n: float) -> str:

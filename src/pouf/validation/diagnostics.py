@@ -1,13 +1,15 @@
-"""What predictions before and after adaptation show without labels, and the alarms that follow from it."""
+"""What predictions before and after adaptation show without labels; the alarms and cautions that follow from it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pouf.losses.information import mutual_information
 from pouf.losses.prior import gated_shares, share_of_classes
 
 
@@ -17,6 +19,11 @@ class SnapshotPredictions(NamedTuple):
     probabilities: Tensor  # (n, k)
     perturbed: Tensor  # (m, k)
     nearness: Tensor  # (n,), cosine with the nearest prototype
+
+    def only(self, rows: list[int]) -> SnapshotPredictions:
+        """Some of the inputs, in their order."""
+        changed = [row for row in rows if row < len(self.perturbed)]
+        return SnapshotPredictions(self.probabilities[rows], self.perturbed[changed], self.nearness[rows])
 
     def stability(self) -> float:
         same = self.perturbed.argmax(1) == self.probabilities[: len(self.perturbed)].argmax(1)
@@ -39,27 +46,67 @@ class Diagnostics(NamedTuple):
     confidence_after: float
     stability_before: float  # share of predictions that survive a small change of the input
     stability_after: float
+    information_before: float  # mutual information of inputs and zero-shot's predictions, over log k
+    inputs: int  # that were looked at
+    perturbed: int  # of these, which were also seen slightly changed
+    steps: int = 0  # that were trained; 0 where predictions were corrected only
     convergence: float = 1.0  # kappa of the run's last two thirds with its end, at the lowest
+    opinion_fell: float = 0.0  # how far agreement with a clustering fell, where it never rose along the run; else 0
+    known_shares: bool = False  # proportions of the classes were given
+    names_near: float = 1.0  # share of sets of random words that are less near to the inputs than the class names
+    names_span: float = 1.0  # share of those that tell the inputs less apart
+    names_worst: str = ""  # the names that fit worst
+
+    @property
+    def one_sided(self) -> float:
+        """How much of the change is a move of shares: 1 where nothing went the other way, 0 where as much did."""
+        return self.shift / max(1 - self.agreement, 1e-9)
 
 
-class Alarm(NamedTuple):
+class Finding(NamedTuple):
+    """An alarm or a caution."""
+
     name: str
     message: str  # for people: what was seen and what it may mean
     advice: str = ""  # a sentence on what to do
 
 
 class Rule(NamedTuple):
-    """When an alarm is raised; its message and advice are filled in with the diagnostics."""
+    """When a finding is reported; its message and advice are filled in with the diagnostics.
+
+    On an alarm zero-shot is used. A caution is said wherever the verdict is, and changes nothing about what is used.
+    """
 
     name: str
     fires: Callable[[Diagnostics], bool]
     message: str
     advice: str = ""
+    level: Literal["alarm", "caution"] = "alarm"
 
 
+OTHER_NAMES = "Are these the classes in the data? If so, try other words for them, or another template."
 SLOWER = "Try a smaller learning rate."
-# The plainest first. How the limits were set: see docs/trust.md.
+FEW_INPUTS, FEW_STEPS = 30, 10
+FEW_CLASSES = 10  # among hundreds, nearly every change is a move from class to class
+# The plainest first: the verdict quotes the first alarm, and its advice. What speaks against zero-shot itself comes
+# before what speaks against the run, which can't be better than what it started from. How the limits were set: see
+# docs/trust.md.
 RULES = (
+    Rule(
+        "unfitting names",
+        lambda d: d.names_near < 0.05 and d.names_span < 0.5,
+        "random words in the place of the class names fit these inputs better: {d.names_near:.0%} of such sets are "
+        "less near to the inputs, {d.names_span:.0%} tell them less apart. The worst fit: {d.names_worst}",
+        OTHER_NAMES,
+    ),
+    Rule(
+        "unstable",
+        lambda d: d.perturbed >= FEW_INPUTS and d.stability_before + 2 * _standard_error(d) < 0.68,
+        "zero-shot itself is unreliable here: only {d.stability_before:.0%} of its predictions survive a small change "
+        "of the input",
+        "The model may not be able to read inputs of this kind, or the class names may not fit them: try another "
+        "model, or other names and templates.",
+    ),
     Rule(
         "collapse",
         lambda d: d.effective_after < 0.5 * d.effective_before,
@@ -79,7 +126,7 @@ RULES = (
         lambda d: d.kappa < 0.2,
         "zero-shot and adapted agree on {d.agreement:.0%} of the inputs, by chance it would be {d.chance:.0%}: either "
         "zero-shot is near chance, or the run has gone astray",
-        SLOWER,
+        "Try a smaller learning rate, or a model and class names that fit these inputs better.",
     ),
     Rule(
         "not converged",
@@ -95,28 +142,99 @@ RULES = (
         "{d.unused_after:.0%} of the classes are given to no input, {d.unused_before:.0%} before",
     ),
     Rule(
-        "unstable",
-        lambda d: d.stability_before < 0.62,
-        "only {d.stability_before:.0%} of zero-shot's predictions survive a small change of the input",
-        "Are the classes that were named the ones in the data, and more than one of them?",
-    ),
-    Rule(
         "overconfident",
         lambda d: d.confidence_after - d.stability_after > 0.4,
         "a mean probability of {d.confidence_after:.2f} for the predicted class, but only {d.stability_after:.0%} of "
         "the predictions survive a small change of the input",
     ),
+    Rule(
+        "shares moved",
+        lambda d: (
+            d.classes <= FEW_CLASSES and d.steps > 0 and d.shift > 0.1 and d.one_sided > 0.8 and not d.known_shares
+        ),
+        "{d.shift:.0%} of the predictions moved from some classes to others, and hardly any the other way: either "
+        "zero-shot favoured the ones, or training pulled towards shares that the data do not have, which look the same "
+        "without labels",
+        "If you know the class proportions, give them as the prior; if not, 20 answers to `pouf review` will tell.",
+        "caution",
+    ),
+    Rule(
+        "doubtful names",
+        lambda d: 0.05 <= d.names_near < 0.5 and d.names_span < 0.5,
+        "the class names fit these inputs no better than random words do: {d.names_near:.0%} of such sets are less "
+        "near to the inputs, {d.names_span:.0%} tell them less apart. The worst fit: {d.names_worst}",
+        OTHER_NAMES,
+        "caution",
+    ),
+    Rule(
+        "second opinion fell",
+        lambda d: d.opinion_fell > 0.02,
+        "agreement of the predictions with a clustering of the inputs fell all along the run, by {d.opinion_fell:.2f}",
+        "Fewer steps or a smaller learning rate may do less harm.",
+        "caution",
+    ),
+    Rule(
+        "few inputs",
+        lambda d: d.inputs < FEW_INPUTS,
+        "too few inputs to adapt to and to judge by ({d.inputs})",
+        f"Give {FEW_INPUTS} at the least, better hundreds.",
+        "caution",
+    ),
+    Rule(
+        "few steps",
+        lambda d: 0 < d.steps < FEW_STEPS,
+        "too few steps to judge by ({d.steps})",
+        "",
+        "caution",
+    ),
+    Rule(
+        "uninformative",
+        lambda d: d.inputs >= FEW_INPUTS and d.information_before < 0.01,
+        "zero-shot says nearly the same of every input (its predictions tell {d.information_before:.1%} of what they "
+        "could)",
+        "Are the model's weights trained, and is more than one class in the data?",
+        "caution",
+    ),
+    Rule(
+        "nothing changed",
+        lambda d: d.agreement == 1.0,
+        "adaptation changed no prediction of the {d.inputs} inputs that were looked at",
+        "",
+        "caution",
+    ),
 )
 
 
-def alarms(diagnostics: Diagnostics) -> list[Alarm]:
+def alarms(diagnostics: Diagnostics) -> list[Finding]:
     """What speaks against the adapted classifier."""
+    return _findings(diagnostics, "alarm")
+
+
+def cautions(diagnostics: Diagnostics) -> list[Finding]:
+    """What leaves open whether the adapted classifier is any better."""
+    return _findings(diagnostics, "caution")
+
+
+def _findings(diagnostics: Diagnostics, level: str) -> list[Finding]:
     return [
-        Alarm(rule.name, rule.message.format(d=diagnostics), rule.advice) for rule in RULES if rule.fires(diagnostics)
+        Finding(rule.name, rule.message.format(d=diagnostics), rule.advice)
+        for rule in RULES
+        if rule.level == level and rule.fires(diagnostics)
     ]
 
 
-def diagnose(before: SnapshotPredictions, after: SnapshotPredictions, convergence: float = 1.0) -> Diagnostics:
+def _standard_error(d: Diagnostics) -> float:
+    """Of the stability before: in a small sample a low one may be chance."""
+    return math.sqrt(d.stability_before * (1 - d.stability_before) / d.perturbed)
+
+
+def diagnose(
+    before: SnapshotPredictions,
+    after: SnapshotPredictions,
+    steps: int = 0,
+    convergence: float = 1.0,
+    known_shares: bool = False,
+) -> Diagnostics:
     k = before.probabilities.shape[1]
     p, labels = before.probabilities, [each.probabilities.argmax(1) for each in (before, after)]
     found = gated_shares(p)  # which of the classes seem to be there at all
@@ -135,7 +253,12 @@ def diagnose(before: SnapshotPredictions, after: SnapshotPredictions, convergenc
         confidence_after=after.probabilities.max(1).values.mean().item(),
         stability_before=before.stability(),
         stability_after=after.stability(),
+        information_before=float(mutual_information(p.clamp_min(1e-30).log())) / math.log(k),
+        inputs=len(p),
+        perturbed=len(before.perturbed),
+        steps=steps,
         convergence=convergence,
+        known_shares=known_shares,
     )
 
 

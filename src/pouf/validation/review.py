@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import same_name
-from pouf.data.texts import read_rows
+from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError
 from pouf.inference import InferenceConfig
 
 DISAGREE, AGREE = "disagree", "agree"
+SHOWN = 128  # images of a review are shown at up to twice this side
+NONE = "none of these"  # an answer: the input belongs to no class
 
 
 class Question(NamedTuple):
@@ -36,10 +38,6 @@ class Review(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         return {"sizes": self.sizes, "questions": [question._asdict() for question in self.questions]}
 
-    @classmethod
-    def from_json(cls, plan: dict[str, Any]) -> Review:
-        return cls(plan["sizes"], [Question(**question) for question in plan["questions"]])
-
 
 class Estimate(NamedTuple):
     """An accuracy with its 95 % confidence interval."""
@@ -55,8 +53,17 @@ class ReviewResult(NamedTuple):
     adapted: Estimate
     adapted_wins: int  # of the answered inputs on which they disagree
     zero_shot_wins: int
+    none_of_these: int  # answers that name no class: whatever is predicted for these inputs is wrong
     better: str | None  # adapted or zero-shot; None where the answers leave it open
     advice: str
+
+    def __str__(self) -> str:
+        told = [
+            f"{name} is right in {100 * value:.1f} % (95 % confidence interval {100 * low:.1f} to {100 * high:.1f})"
+            for name, (value, low, high) in (("zero-shot", self.zero_shot), ("adapted", self.adapted))
+        ]
+        none = f" {self.none_of_these} of the answers are {NONE!r}." if self.none_of_these else ""
+        return f"By {self.answered} answers, {' and '.join(told)}.{none} {self.advice}"
 
     def to_json(self) -> dict[str, Any]:
         return self._asdict() | {"zero_shot": self.zero_shot._asdict(), "adapted": self.adapted._asdict()}
@@ -80,8 +87,12 @@ def ask(
     if n < 2:
         raise InputError(f"a review needs at least 2 questions, not {n}")
     said = [classifier.infer(data, inference or InferenceConfig()) for classifier in (zero_shot, adapted)]
-    guesses = [each.log_probabilities.argmax(1) for each in said]
-    indices = said[0].indices
+    both = set(said[0].indices) & set(said[1].indices)  # a file may go while others are read
+    indices = sorted(both)
+    guesses = [
+        each.log_probabilities.argmax(1)[[row for row, index in enumerate(each.indices) if index in both]]
+        for each in said
+    ]
     differs = (guesses[0] != guesses[1]).tolist()
     groups = {
         DISAGREE: [row for row, other in enumerate(differs) if other],
@@ -99,21 +110,26 @@ def ask(
         for group, row in chosen
     ]
     sizes = {group: len(rows) for group, rows in groups.items()}
-    return Review(sizes, questions), [data.read(indices[row]) for _, row in chosen]
+    return Review(sizes, questions), [data.show(indices[row], SHOWN) for _, row in chosen]
 
 
 def read_answers(file: str | Path, classes: Sequence[str]) -> dict[str, str]:
-    """id -> class, from a CSV or JSONL file with columns id and label; rows without a label are left out."""
-    known = {same_name(name): name for name in classes}
-    answers = {}
-    for row in read_rows(file, "id", "label"):
-        if "id" not in row:
+    """id -> class or `NONE`, from a CSV or JSONL file with columns id and label; rows without a label are left out."""
+    known = {same_name(NONE): NONE, "none": NONE} | {same_name(name): name for name in classes}
+    answers: dict[str, str] = {}
+    table = read_table(file, "id", "label")
+    for identifier, label in zip(table["id"], table["label"], strict=True):
+        label = "" if label is None or isinstance(label, BadRow) else str(label).strip()
+        if not label:
+            continue
+        if isinstance(identifier, BadRow):
             raise InputError(f"{str(file)!r}: a row without id; expected the columns id and label")
-        label = str(row.get("label") or "").strip()
-        if label and same_name(label) not in known:
-            raise InputError(f"{str(file)!r}: label {label!r} of {row['id']} is no class: {', '.join(classes[:10])}")
-        if label:
-            answers[str(row["id"])] = known[same_name(label)]
+        if same_name(label) not in known:
+            expected = f"{', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}, or {NONE!r}"
+            raise InputError(f"{str(file)!r}: label {label!r} of {identifier} is no class: expected {expected}")
+        before = answers.setdefault(str(identifier), known[same_name(label)])
+        if before != known[same_name(label)]:
+            raise InputError(f"{str(file)!r}: {identifier} has two labels, {before} and {label}: keep one")
     return answers
 
 
@@ -133,8 +149,8 @@ def conclude(review: Review, answers: Mapping[str, str]) -> ReviewResult:
         for which in ("zero_shot", "adapted")
     )
     wins, losses = sum(right("adapted", DISAGREE)), sum(right("zero_shot", DISAGREE))
-    better, advice = _advice(wins, losses)
-    return ReviewResult(len(answered), zero_shot, adapted, wins, losses, better, advice)
+    none = sum(answers[question.id] == NONE for question in answered)
+    return ReviewResult(len(answered), zero_shot, adapted, wins, losses, none, *_advice(wins, losses))
 
 
 def _stratified(right: Mapping[str, list[bool]], sizes: Mapping[str, int]) -> Estimate:

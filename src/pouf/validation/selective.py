@@ -31,9 +31,9 @@ def reliability(
     looks = [classifier.log_probabilities(encoded).exp()]
     guess = looks[0].argmax(1, keepdim=True)
     for number in range(VIEWS):
-        view = classifier.encode(data, inference, transform=perturbation(data.modality, number))
+        view = classifier.encode_share(data, inference, transform=perturbation(data.modality, number))
         looks.append(classifier.log_probabilities(view).exp())
-    looks.append(zero_shot.infer(data, inference).log_probabilities.exp())
+    looks.append(zero_shot.log_probabilities(zero_shot.encode_share(data, inference)).exp())
     if any(look.shape != looks[0].shape for look in looks):
         raise InputError(f"{data.source} changed while it was being read: try again")
     return torch.stack([look.gather(1, guess).squeeze(1) for look in looks]).mean(0)
@@ -63,9 +63,13 @@ def doubtful(
     rate: float,
     inference: InferenceConfig,
 ) -> tuple[list[int], dict[int, float]]:
-    """Positions to leave out, so that at most this share of the rest is wrong, and how reliable each input is."""
-    estimated = reliability(classifier, zero_shot, data, encoded, inference)
-    kept = kept_at(rate, estimated).tolist()
+    """Positions to leave out, so that at most this share of the rest is wrong, and how reliable each input is.
+
+    Of this process's share, where several share the work; the rate is that of all.
+    """
+    estimated, world = reliability(classifier, zero_shot, data, encoded, inference), inference.world
+    every = world.gather_objects(estimated)
+    kept = kept_at(rate, torch.cat(every)).split([len(part) for part in every])[world.rank].tolist()
     left_out = [index for index, stays in zip(encoded.indices, kept, strict=True) if not stays]
     return left_out, dict(zip(encoded.indices, estimated.tolist(), strict=True))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,13 @@ class Choice(NamedTuple):
     @property
     def chosen(self) -> Snapshot:
         return next(snapshot for snapshot in self.snapshots if snapshot.step == self.step)
+
+
+def opinion_fell(snapshots: Sequence[Snapshot]) -> float:
+    """How far the agreement with a clustering fell from the first to the last; 0 where it rose on the way."""
+    opinions = [snapshot.clustering for snapshot in snapshots]
+    fell = all(later <= earlier + 0.005 for earlier, later in pairwise(opinions))
+    return max(0.0, opinions[0] - opinions[-1]) if fell and opinions else 0.0
 
 
 def snapshot_steps(steps: int, count: int) -> list[int]:

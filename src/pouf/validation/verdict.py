@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pouf.errors import Diverged
 from pouf.saving import Use
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoints
-from pouf.validation.diagnostics import Alarm, Diagnostics, alarms
-from pouf.validation.selectors import Choice, Snapshot
+from pouf.validation.diagnostics import Diagnostics, Finding, alarms, cautions
+from pouf.validation.review import ReviewResult
+from pouf.validation.selectors import Choice, Snapshot, opinion_fell
+
+ONLY_LABELS = "whether it beats zero-shot, only labels can show: `pouf review`"
 
 
 @dataclass(frozen=True)
@@ -18,30 +21,40 @@ class Verdict:
 
     advised: Use  # zero-shot, chosen or last
     message: str
-    trusted: bool  # nothing speaks against the adapted model
+    trusted: bool  # nothing speaks against the adapted model: neither an alarm nor a caution
     chosen: int | None = None  # the step, where one was chosen
     last: int | None = None
-    alarms: list[Alarm] = field(default_factory=list)  # of the chosen step, or of the last where the run ended badly
+    alarms: list[Finding] = field(default_factory=list)  # of the chosen step, or of the last where the run ended badly
+    cautions: list[Finding] = field(default_factory=list)  # these do not change what is advised
     diagnostics: Diagnostics | None = None  # of the same step
     snapshots: list[Snapshot] = field(default_factory=list)
     near: dict[str, float] = field(default_factory=dict)  # cosine with a prototype that 99 of 100 inputs reach, by use
+    review: ReviewResult | None = None  # what labels said, once some were given
 
     def __str__(self) -> str:
-        return self.message
+        return self.message if self.review is None else f"{self.message} {self.review}"
+
+    @property
+    def level(self) -> Literal["alarm", "caution", "none"]:
+        """How loudly to say it. What labels have shown counts for more than what was guessed without them."""
+        if self.review is not None and self.review.better is not None:
+            used = "zero-shot" if self.advised == "zero-shot" else "adapted"
+            return "none" if self.review.better == used else "alarm"
+        return "none" if self.trusted else "alarm" if self.advised == "zero-shot" else "caution"
+
+    @property
+    def adapted(self) -> Use:
+        """What stands for the adapted model, trusted or not: the chosen step, or the last where that is zero-shot."""
+        return "last" if self.chosen in (0, None, self.last) else "chosen"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {
             "alarms": [alarm._asdict() for alarm in self.alarms],
+            "cautions": [caution._asdict() for caution in self.cautions],
             "diagnostics": self.diagnostics._asdict() if self.diagnostics is not None else None,
             "snapshots": [snapshot._asdict() for snapshot in self.snapshots],
+            "review": self.review.to_json() if self.review is not None else None,
         }
-
-    @classmethod
-    def from_json(cls, facts: dict[str, Any]) -> Verdict:
-        diagnostics = Diagnostics(**facts["diagnostics"]) if facts["diagnostics"] is not None else None
-        found = [Alarm(**alarm) for alarm in facts["alarms"]]
-        snapshots = [Snapshot(**snapshot) for snapshot in facts["snapshots"]]
-        return cls(**facts | {"diagnostics": diagnostics, "alarms": found, "snapshots": snapshots})
 
 
 def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
@@ -64,31 +77,49 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
     advised: Use = "zero-shot" if found or chosen == ZERO_SHOT else "last" if chosen == last else "chosen"
     places = {"zero-shot": ZERO_SHOT, "chosen": chosen, "last": last}
     near = {use: checkpoints.predictions[place].nearness.quantile(0.01).item() for use, place in places.items()}
+    diagnostics = diagnostics._replace(opinion_fell=opinion_fell(choice.snapshots))
+    open_questions = cautions(diagnostics)
     if advised == "zero-shot":
-        message = _mistrust(found)
-    elif trained:
-        message = f"No alarm. Step {choice.step} of {last.step} was chosen without labels and is used."
+        message = _mistrust(found, open_questions)
     else:
-        message = "No alarm. Nothing was trained; predictions are corrected as a whole."
+        what = f"step {choice.step} of {last.step}, picked without labels"
+        message = _use(what if trained else "zero-shot with corrected predictions", open_questions)
     return Verdict(
-        advised, message, advised != "zero-shot", choice.step, last.step, found, diagnostics, choice.snapshots, near
-    )
+        advised, message, not found and not open_questions and advised != "zero-shot", choice.step, last.step, found,
+        open_questions, diagnostics, choice.snapshots, near,
+    )  # fmt: skip
 
 
-def _mistrust(found: list[Alarm]) -> str:
+def _use(what: str, found: list[Finding]) -> str:
+    """No warning sign is no evidence of a gain: only labels are."""
+    if not found:
+        return f"No warning signs. Using {what}. This does not show that it beats zero-shot: `pouf review`."
+    why, advice = _told(found)
+    return f"Caution: {why}.{advice} Using {what}; {ONLY_LABELS}."
+
+
+def _mistrust(found: list[Finding], less: list[Finding]) -> str:
     why, advice = "no later step agrees as well with the rest of the run as zero-shot itself", ""
     if found:
-        first, *others = found
-        also = f" (also: {', '.join(alarm.name for alarm in others)})" if others else ""
-        why, advice = first.message + also, f" {first.advice}" if first.advice else ""
+        why, advice = _told(found + less)
     return f"Do not trust the adapted model: {why}. Zero-shot is used instead.{advice}"
 
 
-def not_judged(trained: bool) -> Verdict:
+def _told(found: list[Finding]) -> tuple[str, str]:
+    """The first in full, the others by name; and what to do about the first."""
+    first, *others = found
+    also = f" (also: {', '.join(each.name for each in others)})" if others else ""
+    return first.message + also, f" {first.advice}" if first.advice else ""
+
+
+def not_judged(why: str) -> Verdict:
     """Of a run without checkpoints."""
-    if trained:
-        message = "Not judged: this run kept no checkpoints, so no step was chosen and no alarm could be raised."
-        return Verdict("last", message, False)
+    message = f"Not judged: {why}. Using the last step; {ONLY_LABELS}."
+    return Verdict("last", message, False)
+
+
+def nothing_to_judge() -> Verdict:
+    """Of zero-shot itself."""
     return Verdict("last", "Nothing was trained.", True)
 
 
@@ -96,6 +127,6 @@ def broken_off(error: BaseException) -> Verdict:
     """Of a run that did not come to its end."""
     if isinstance(error, Diverged):
         return Verdict("zero-shot", f"{error} Zero-shot is used instead.", False)
-    why = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    why = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
     message = f"The run has not come to its end ({why}), so nothing speaks for it or against it."
     return Verdict("last", message, False)

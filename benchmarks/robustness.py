@@ -1,0 +1,287 @@
+"""Is the default ever below zero-shot? Many sets, as they are and with their classes skewed, one default for each kind.
+
+    python benchmarks/robustness.py --development DIR --masked-model DIR --out benchmarks/results/robustness.json
+    python benchmarks/robustness.py FILE_OR_FOLDER ... --out results.json            # your own sets
+
+The development sets are those of `DEVELOPMENT` below, from a folder with `clip_features/` and `text/`, and the digits
+of `pouf demo`. Own sets are
+- `.npz` with `features` (n, d), `labels` (n,), `prototypes` (k, d) and, optionally, `names` (k,);
+- `.jsonl` with `text` (or `text_a` and `text_b`) and `label`. A file `NAME.toml` beside `NAME.jsonl` says how the model
+  is asked: `template` (with [MASK] for a masked language model, with {} otherwise) and, in `[classes]`, what each label
+  is called. Without it, labels are their own names and a sentence encoder is asked.
+
+Each set is taken as it is and in draws: of two classes 70:30, 85:15 and 10:1 (which is the larger alternates with the
+seed), of more classes with shares that fall off to a tenth in an order drawn at random. Labels make the draws and judge
+the results; no method sees them. "default" is what `adapt` without any setting leaves the classifier at, "last" the
+last step whatever the verdict. Cells that are in the file already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pouf import EMBEDDED, Classifier, InputError, Texts, Vectors
+from pouf.bench.archives import read_task
+from pouf.bench.language import TASKS
+from pouf.data.base import Subset, Unlabelled
+from pouf.data.labelled import read_labelled
+from pouf.data.tables import read_table
+from pouf.demo import DIGITS, write_digits
+from pouf.runs.folder import versions
+from pouf.validation.evaluation import accuracy
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+sys.path.insert(0, str(Path(__file__).parent))
+from masked_lm import domain
+from texts import TASKS as ENCODED
+from texts import model_folder
+
+SEEDS = (0, 1, 2)
+UNTRAINED = ("prior-correction", "sinkhorn", "em", "stata")
+SIZE = 600  # texts of a cell at most
+# What was tried on while the defaults were made, and what was only reported.
+CHOSEN_ON = ("imagenet287", "digits", "mr", "trec", "tweets", "nyt")
+DEVELOPMENT = (*CHOSEN_ON, "imagenet1k", "subj", "SST-2", "RTE", "MRPC", "amazon", "movies")
+
+
+class Labelled(NamedTuple):
+    """A set, what made its classifier, and the labels that training never sees."""
+
+    classifier: Callable[[], Classifier]
+    data: Unlabelled
+    labels: list[int]
+
+    @property
+    def classes(self) -> int:
+        return max(self.labels) + 1
+
+
+def from_arrays(file: Path) -> Labelled:
+    with np.load(file, allow_pickle=False) as arrays:
+        if "features" in arrays:
+            vectors, labels, prototypes = arrays["features"], arrays["labels"], arrays["prototypes"]
+        else:  # by shots, as the file of 287 classes has them
+            parts = sorted(name.removeprefix("image_") for name in arrays if name.startswith("image_"))
+            vectors = np.concatenate([arrays[f"image_{part}"] for part in parts])
+            labels, prototypes = np.concatenate([arrays[f"label_{part}"] for part in parts]), arrays["text"]
+        names = arrays["names"].tolist() if "names" in arrays else [str(i) for i in range(len(prototypes))]
+    prototypes = torch.from_numpy(prototypes.astype(np.float32))
+    unique = names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names)]
+    return Labelled(
+        functools.partial(Classifier.from_vectors, prototypes, unique),
+        Vectors(vectors.astype(np.float32)), labels.astype(int).tolist(),
+    )  # fmt: skip
+
+
+def from_rows(file: Path, encoder: Path | None, masked: Path | None) -> Labelled:
+    try:
+        texts, marked = read_table(file, "text", "label").values()
+    except InputError:  # pairs
+        first, second, marked = read_table(file, "text_a", "text_b", "label").values()
+        texts = list(zip(first, second, strict=True))
+    description = file.with_suffix(".toml")
+    told: dict[str, Any] = tomllib.loads(description.read_text()) if description.is_file() else {}
+    called = told.get("classes") or {name: name for name in sorted({str(label) for label in marked})}
+    labels = [list(called).index(str(label)) for label in marked]
+    template = told.get("template")
+    if template and "[MASK]" in template:
+        if masked is None:
+            raise SystemExit(f"{description} asks a masked language model: give --masked-model")
+        make = functools.partial(
+            Classifier.from_pretrained, masked, list(called), [template], words=list(called.values())
+        )
+        return Labelled(make, Texts(texts), labels)
+    templates = [template] if template else None
+    make = functools.partial(Classifier.from_pretrained, model_folder(encoder), list(called.values()), templates)
+    return Labelled(make, Texts(texts), labels)
+
+
+def development(name: str, data: Path, encoder: Path | None, masked: Path | None, scratch: Path) -> Labelled:
+    """One of the sets that the defaults were made with."""
+    if name.startswith("imagenet"):
+        return from_arrays(next((data / "clip_features").glob(f"{name}_*.npz")))
+    if name == "digits":
+        digits = read_labelled(write_digits(scratch / "digits"), DIGITS, "image")
+        return Labelled(functools.partial(Classifier.from_pretrained, EMBEDDED, DIGITS), digits.inputs, digits.labels)
+    if name in ENCODED:
+        called, templates = ENCODED[name]
+        table = read_table(data / "text" / name / "train.jsonl", "text", "label")
+        make = functools.partial(Classifier.from_pretrained, model_folder(encoder), list(called.values()), templates)
+        labels = [list(called).index(label) for label in table["label"]]
+        return Labelled(make, Texts(table["text"]), labels)
+    if masked is None:
+        raise SystemExit(f"{name} asks a masked language model: give --masked-model")
+    task = TASKS.get(name, TASKS["SST-2"])
+    rated = (
+        read_task(task, data / "text", "train")
+        if name in TASKS
+        else domain(data / "text" / "sentiment_domains" / f"{name}.jsonl")
+    )
+    make = functools.partial(
+        Classifier.from_pretrained, masked, task.labels, [task.template], words=list(task.words.values()),
+        max_length=task.max_length,
+    )  # fmt: skip
+    return Labelled(make, rated.inputs, rated.targets.argmax(1).tolist())
+
+
+def draws(labels: Sequence[int], classes: int, size: int, seeds: Sequence[int]) -> Iterator[tuple[str, int, list[int]]]:
+    """The name of a draw, its seed and its rows."""
+    for seed in seeds:
+        yield "as it is", seed, sorted(random.Random(seed).sample(range(len(labels)), min(size, len(labels))))
+    skews = {"70:30": 0.7 / 0.3, "85:15": 0.85 / 0.15, "10:1": 10.0} if classes == 2 else {"10:1": 10.0}
+    for name, ratio in skews.items():
+        for seed in seeds:
+            order = [seed % 2, 1 - seed % 2] if classes == 2 else random.Random(seed).sample(range(classes), classes)
+            weights = [ratio ** (-order[k] / (classes - 1)) for k in range(classes)]
+            yield name, seed, drawn(labels, weights, size, seed)
+
+
+def drawn(labels: Sequence[int], weights: Sequence[float], size: int, seed: int) -> list[int]:
+    """As many rows as there are, up to the size, whose classes have shares in these proportions."""
+    own = [[i for i, label in enumerate(labels) if label == k] for k in range(len(weights))]
+    total = min(size, *(len(rows) * sum(weights) / weight for rows, weight in zip(own, weights, strict=True) if rows))
+    draw = random.Random(seed)
+    counts = [max(1, round(total * weight / sum(weights))) for weight in weights]
+    return sorted(i for rows, count in zip(own, counts, strict=True) for i in draw.sample(rows, min(count, len(rows))))
+
+
+def run(of: Labelled, rows: list[int], seed: int, known: bool) -> dict[str, Any]:
+    data = Subset(of.data, rows)
+    truth = torch.tensor([of.labels[i] for i in rows])
+    classifier = of.classifier()
+    encoded = classifier.encode(data)
+
+    def judged() -> float:
+        return accuracy(classifier.log_probabilities(encoded).argmax(1), truth)
+
+    cell: dict[str, Any] = {"n": len(rows), "zero-shot": judged()}
+    for method in UNTRAINED:
+        classifier.fit_postprocessor(method, encoded)
+        cell[method] = judged()
+    start = time.perf_counter()
+    classifier = of.classifier()
+    result = classifier.adapt(data, seed=seed)
+    cell["seconds"] = round(time.perf_counter() - start, 1)
+    encoded = classifier.encode(data)
+    cell["default"] = judged()
+    result.restore("last")
+    encoded = classifier.encode(data)
+    cell["last"] = judged()
+    cell["noticed"] = [notice.name for notice in (*result.verdict.alarms, *result.verdict.cautions)]
+    if known:
+        shares = (torch.bincount(truth, minlength=of.classes) + 1e-3) / (len(truth) + 1e-3 * of.classes)
+        classifier = of.classifier()
+        classifier.adapt(data, prior=shares.tolist(), seed=seed).restore("last")
+        said = classifier.log_probabilities(classifier.encode(data)).argmax(1)
+        cell["known"] = accuracy(said, truth)
+        cell["known, share error"] = float(
+            (torch.bincount(said, minlength=of.classes) / len(said) - shares).abs().max()
+        )
+    return cell
+
+
+def table(cells: dict[str, dict[str, Any]]) -> str:
+    """Means over the seeds, accuracies in %."""
+    columns = ("zero-shot", *UNTRAINED, "default", "last")
+    lines = [f"| set | draw | {' | '.join(columns)} | noticed |", "|---" * (len(columns) + 3) + "|"]
+    for key in dict.fromkeys(cell.rsplit("/", 1)[0] for cell in cells):
+        seeds = [cell for name, cell in cells.items() if name.rsplit("/", 1)[0] == key]
+        means = [100 * statistics.mean(cell[column] for cell in seeds) for column in columns]
+        seen = sorted({name for cell in seeds for name in cell["noticed"]})
+        noticed = f"{sum(bool(cell['noticed']) for cell in seeds)} of {len(seeds)}: {', '.join(seen)}" if seen else ""
+        set_name, draw = key.split("/")
+        lines.append(f"| {set_name} | {draw} | {' | '.join(f'{mean:.1f}' for mean in means)} | {noticed} |")
+    return "\n".join(lines)
+
+
+def summary(cells: Sequence[dict[str, Any]]) -> dict[str, float | int]:
+    """In points. A run is bad that ends more than one below zero-shot, and good that ends above it."""
+    gains = [round(100 * (cell["default"] - cell["zero-shot"]), 3) for cell in cells]
+    ends = [round(100 * (cell["last"] - cell["zero-shot"]), 3) for cell in cells]
+    noticed = [bool(cell["noticed"]) for cell in cells]
+    bad = [seen for end, seen in zip(ends, noticed, strict=True) if end < -1]
+    good = [seen for end, seen in zip(ends, noticed, strict=True) if end > 0]
+    return {
+        "runs": len(cells),
+        "mean gain": round(statistics.mean(gains), 2),
+        "worst loss": round(min(0.0, *gains, 0.0), 2),
+        "worst loss, nothing noticed": round(
+            min([gain for gain, seen in zip(gains, noticed, strict=True) if not seen] + [0.0]), 2
+        ),
+        "bad runs": len(bad),
+        "bad runs noticed": sum(bad),
+        "good runs": len(good),
+        "good runs noticed": sum(good),
+    }
+
+
+def own_sets(paths: Sequence[Path]) -> dict[str, Path]:
+    files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    return {file.stem: file for file in files if file.suffix in (".npz", ".jsonl")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="*", type=Path, help="npz and JSONL files, or folders of them")
+    parser.add_argument("--development", type=Path, help="folder of the development sets")
+    parser.add_argument("--only", nargs="+", help="some of the sets, by name")
+    parser.add_argument("--encoder", type=Path, help="folder of a sentence encoder; default: the installed package")
+    parser.add_argument("--masked-model", type=Path, help="folder of a masked language model")
+    parser.add_argument(
+        "--size", type=int, default=SIZE, help="texts and images per cell at most; vectors are all used"
+    )
+    parser.add_argument("--known", action="store_true", help="also with the true proportions given, last step")
+    parser.add_argument("--draws", nargs="+", help="some of the draws, as 'as it is' 85:15")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--out", type=Path, help="file for the results, JSON; cells in it are not run again")
+    given = parser.parse_args()
+    cells: dict[str, dict[str, Any]] = {}
+    if given.out is not None and given.out.is_file():
+        cells = json.loads(given.out.read_text())["cells"]
+    own = own_sets(given.sets)
+    names = [*(DEVELOPMENT if given.development else ()), *own]
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in (name for name in names if given.only is None or name in given.only):
+            if name in own and own[name].suffix == ".npz":
+                of = from_arrays(own[name])
+            elif name in own:
+                of = from_rows(own[name], given.encoder, given.masked_model)
+            else:
+                of = development(name, given.development, given.encoder, given.masked_model, Path(scratch))
+            size = len(of.labels) if isinstance(of.data, Vectors) else given.size
+            for draw, seed, rows in draws(of.labels, of.classes, size, given.seeds):
+                if f"{name}/{draw}/{seed}" in cells or (given.draws and draw not in given.draws):
+                    continue
+                cell = cells[f"{name}/{draw}/{seed}"] = run(of, rows, seed, given.known)
+                shown = " ".join(f"{key} {100 * value:.1f}" for key, value in cell.items() if isinstance(value, float))
+                print(f"{name}, {draw}, seed {seed}: {shown} {', '.join(cell['noticed'])}", flush=True)
+                if given.out is not None:
+                    facts = {"chosen on": CHOSEN_ON, "versions": versions(), "cells": cells}
+                    given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(table(cells))
+    groups = {"all sets": names, "chosen on": CHOSEN_ON, "reported": [n for n in names if n not in CHOSEN_ON]}
+    for group, members in groups.items():
+        found = [cell for key, cell in cells.items() if key.split("/")[0] in members]
+        if found:
+            print(f"{group}:", ", ".join(f"{name} {value}" for name, value in summary(found).items()))
+
+
+if __name__ == "__main__":
+    main()

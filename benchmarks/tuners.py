@@ -1,0 +1,210 @@
+"""What to train: all weights, LayerNorms, LoRA, a prompt or prototypes, compared in accuracy and cost.
+
+    python benchmarks/tuners.py --sets digits
+    python benchmarks/tuners.py --data DIR --sets mr subj trec tweets webcam --names NAMES --limit 300
+
+DIR holds `text/<task>/{train,test}.jsonl`, `text/sentiment_domains/<domain>.jsonl` and `images/office_caltech10/`; the
+models for texts and photographs come from pip, as in `texts.py` and `photos.py`. Every cell runs in a process of its
+own, whose peak of memory is told; a cell that is in the results already is not computed again. `--table FILE` puts the
+table between the marks in a page.
+
+Each tuner has its own recipe, one for all sets of a kind. Labels are read after training, for the table alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from pouf import EMBEDDED, Classifier, InferenceConfig, Recipe, Texts
+from pouf.data.base import Subset, Unlabelled
+from pouf.data.labelled import read_labelled
+from pouf.demo import DIGITS, write_digits
+from pouf.files import write_json
+from pouf.runs.folder import versions
+from pouf.validation.evaluation import accuracy
+
+RESULTS = Path(__file__).parent / "results" / "tuners.json"
+TUNERS = ("full", "layernorm", "lora", "prompt", "prototypes")
+BEGIN, END = "<!-- tuners: begin -->", "<!-- tuners: end -->"
+DOMAINS = ("tweets", "amazon", "movies", "nyt")
+
+IMAGE_RECIPES = {"full": "demo", "prompt": "demo-prompt", "layernorm": "images-layernorm", "lora": "images-lora",
+                 "prototypes": "features"}  # fmt: skip
+TEXT_RECIPES = {
+    "full": ("texts", {}),
+    # Far fewer numbers than full tuning trains, at the rate that images have for them.
+    "layernorm": ("texts", {"tuner.name": "layernorm", "optimisation.lr": 1e-3}),
+    "prompt": ("texts", {"tuner.name": "prompt", "optimisation.lr": 1e-3}),
+    "lora": ("texts-lora", {}),
+    "prototypes": ("texts-fast", {}),
+}
+
+
+class Task(NamedTuple):
+    """A zero-shot classifier, what it adapts to, and what it is judged on."""
+
+    classifier: Classifier
+    data: Unlabelled
+    test: Unlabelled
+    labels: list[int]
+    recipe: Recipe
+
+
+def digits(tuner: str, options: argparse.Namespace) -> Task:
+    folder = write_digits(Path(tempfile.gettempdir()) / "pouf-benchmark-digits")
+    labelled = read_labelled(folder, DIGITS, "image")
+    recipe = Recipe.load(IMAGE_RECIPES[tuner])
+    return _transductive(Classifier.from_pretrained(EMBEDDED, DIGITS), labelled, recipe, options.limit)
+
+
+def photographs(domain: str, tuner: str, options: argparse.Namespace) -> Task:
+    import photos
+
+    from pouf import FeatureCache
+
+    bench = photos.Bench(options.data / "images", options.names, FeatureCache())
+    classes, labelled = bench.read(f"office-caltech:{domain}")
+    lora = photos.FULL.with_settings({"tuner.name": "lora", "optimisation.lr": 1e-3})
+    recipe = {**photos.TUNED, "lora": lora}[tuner]
+    return _transductive(bench.classifier(classes), labelled, recipe, options.limit)
+
+
+def _transductive(classifier: Classifier, labelled: Any, recipe: Recipe, limit: int | None) -> Task:
+    places = random.Random(0).sample(range(len(labelled.labels)), min(limit or 10**9, len(labelled.labels)))
+    some = Subset(labelled.inputs, places)
+    return Task(classifier, some, some, [labelled.labels[place] for place in places], recipe)
+
+
+def texts(task: str, tuner: str, options: argparse.Namespace) -> Task:
+    import texts as prompts
+
+    model = prompts.model_folder(None)
+    if task in DOMAINS:
+        rows = [json.loads(line) for line in (options.data / "text/sentiment_domains" / f"{task}.jsonl").open()]
+        rows = [row for row in rows if abs(row["score"]) >= 0.5]  # neither clearly good nor bad is neither
+        pairs = [(row["text"], "positive" if row["score"] > 0 else "negative") for row in rows]
+        words, templates = prompts.TASKS["mr"]
+        random.Random(0).shuffle(pairs)
+        train = test = pairs
+    else:
+        words, templates = prompts.TASKS[task]
+        train, test = (
+            list(zip(*prompts.read(options.data / "text" / task / f"{part}.jsonl"), strict=True))
+            for part in ("train", "test")
+        )
+        random.Random(0).shuffle(train)
+        random.Random(1).shuffle(test)
+    train, test = train[: options.limit], test[: options.limit]
+    name, changes = TEXT_RECIPES[tuner]
+    return Task(
+        Classifier.from_pretrained(model, list(words.values()), templates),
+        Texts([text for text, _ in train]),
+        Texts([text for text, _ in test]),
+        [list(words).index(label) for _, label in test],
+        Recipe.load(name).with_settings(changes),
+    )
+
+
+def make_task(name: str, tuner: str, options: argparse.Namespace) -> Task:
+    if name == "digits":
+        return digits(tuner, options)
+    if name in ("webcam", "dslr"):
+        return photographs(name, tuner, options)
+    return texts(name, tuner, options)
+
+
+def run_cell(name: str, tuner: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    task = make_task(name, tuner, options)
+    classifier, labels = task.classifier, torch.tensor(task.labels)
+
+    def judged() -> float:
+        said = classifier.infer(task.test, InferenceConfig(64))
+        return round(100 * accuracy(said.log_probabilities.argmax(1), labels[said.indices]), 1)
+
+    before = judged()
+    start = time.perf_counter()
+    result = classifier.adapt(task.data, recipe=task.recipe, seed=seed)
+    seconds = time.perf_counter() - start
+    advised = judged()
+    result.restore("last")
+    with tempfile.TemporaryDirectory() as folder:
+        classifier.save_pretrained(folder)
+        size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.name != "README.md")
+    return {
+        "set": name, "tuner": tuner, "seed": seed, "zero_shot": before, "last": judged(), "advised": advised,
+        "use": result.verdict.advised, "trainable": result.trainable, "total": result.total,
+        "megabytes": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024), "seconds": round(seconds, 1),
+        "bytes": size, "inputs": len(task.data), "judged_on": len(task.labels), "steps": task.recipe.steps,
+    }  # fmt: skip
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    lines = [
+        "| data | tuner | zero-shot | last step | advised | trained numbers | peak memory | seconds | on disk |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for c in cells:
+        lines.append(
+            f"| {c['set']} ({c['inputs']:,}) | {c['tuner']} | {c['zero_shot']:.1f} | {c['last']:.1f} | "
+            f"{c['advised']:.1f} | {c['trainable']:,} | {c['megabytes']:,} MB | {c['seconds']:.0f} | "
+            f"{c['bytes'] / 1e6:.2f} MB |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of texts and photographs; not needed for digits")
+    parser.add_argument("--names", type=Path, help="for photographs: the names of ImageNet, as in photos.py")
+    parser.add_argument("--sets", nargs="+", default=["digits"],
+                        choices=["digits", "mr", "subj", "trec", *DOMAINS, "webcam", "dslr"])  # fmt: skip
+    parser.add_argument("--tuners", nargs="+", default=list(TUNERS), choices=TUNERS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--limit", type=int, help="inputs to adapt to, and to be judged on, at most")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", type=Path, help="a page to put the table into")
+    parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)  # of one process
+    options = parser.parse_args()
+    if options.cell:
+        name, tuner, seed = options.cell
+        print(json.dumps(run_cell(name, tuner, int(seed), options)))
+        return
+    stored = json.loads(options.out.read_text()) if options.out.is_file() else {"cells": []}
+    there = {(c["set"], c["tuner"], c["seed"]) for c in stored["cells"]}
+    for name in options.sets:
+        for tuner in options.tuners:
+            for seed in options.seeds:
+                if (name, tuner, seed) in there:
+                    continue
+                # The last of two values of an option counts, so that the cell can follow what was given.
+                command = [sys.executable, *sys.argv, "--cell", name, tuner, str(seed)]
+                told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+                stored["cells"].append(cell := json.loads(told.splitlines()[-1]))
+                stored["versions"] = versions()
+                order = {
+                    s: i for i, s in enumerate((*TUNERS, "digits", "mr", "subj", "trec", *DOMAINS, "webcam", "dslr"))
+                }
+                stored["cells"].sort(key=lambda c: (order[c["set"]], order[c["tuner"]], c["seed"]))
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                write_json(options.out, stored)
+                print(table([cell]).splitlines()[-1], flush=True)
+    print(table(stored["cells"]))
+    if options.table is not None:
+        page = options.table.read_text(encoding="utf-8")
+        head, _, rest = page.partition(BEGIN)
+        options.table.write_text(f"{head}{BEGIN}\n{table(stored['cells'])}\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    main()

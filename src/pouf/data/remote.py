@@ -1,0 +1,99 @@
+"""Inputs in object stores and on servers, through fsspec: `s3://`, `gs://`, `hf://`, `https://` and all that it knows.
+
+A folder of images is listed, and each image is read when it is needed. A single file (texts, vectors, a tar archive) is
+copied once into the cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pouf.errors import InputError
+from pouf.files import whole
+
+# `Path` makes one slash of two. A single letter is a drive of Windows.
+URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
+LOCAL = ("file", "local", "memory")  # whose places begin with a slash
+OF_CONTENT = ("ETag", "md5Hash", "blob_id")  # what stores say of a file's content when they list it
+
+
+class RemoteFile(NamedTuple):
+    """A file elsewhere, as its listing told of it."""
+
+    url: str
+    size: int  # bytes, -1 where the server does not say
+    mark: str  # changes with the content; empty where the server does not say
+
+    def read_bytes(self) -> bytes:
+        filesystem, place = _opened(self.url)
+        with filesystem.open(place, "rb") as stream:
+            return stream.read()  # type: ignore[no-any-return]
+
+    def digest(self) -> bytes:
+        """By what the store says of the content; only where it says nothing by the content itself."""
+        content = f"{self.mark} {self.size}".encode() if self.mark else self.read_bytes()
+        return blake2b(content, digest_size=16).digest()
+
+
+def as_url(path: str | Path) -> str | None:
+    """The address of something elsewhere; None for a path on this machine."""
+    found = URL.fullmatch(str(path))
+    if found is None:
+        return None
+    scheme, rest = found.groups()
+    return f"{scheme}://{'/' if scheme in LOCAL else ''}{rest}"
+
+
+def files_below(url: str, endings: Sequence[str]) -> Iterator[tuple[str, RemoteFile]]:
+    """Files with these endings below a folder, or one such file, by their names in it, in their order."""
+    filesystem, root = _opened(url)
+    try:
+        found: dict[str, dict[str, Any]] = filesystem.find(root, detail=True)
+    except Exception as error:  # each store has errors of its own
+        raise InputError(f"can't list {url!r}: {error or type(error).__name__}") from None
+    for place in sorted(found):
+        name = place.removeprefix(root).lstrip("/") or place.rsplit("/", 1)[-1]
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if name.lower().endswith(tuple(endings)) and not hidden:
+            facts = found[place]
+            size = facts.get("size")
+            mark = next((str(facts[fact]) for fact in OF_CONTENT if facts.get(fact)), "")
+            yield name, RemoteFile(filesystem.unstrip_protocol(place), -1 if size is None else int(size), mark)
+
+
+def local_copy(path: str | Path) -> Path:
+    """A file on this machine as it is; one from elsewhere copied into the cache, once for each of its versions."""
+    url = as_url(path)
+    if url is None:
+        return Path(path)
+    filesystem, place = _opened(url)
+    try:
+        facts = filesystem.info(place)
+        told = [str(facts.get(fact)) for fact in (*OF_CONTENT, "size", "mtime", "LastModified", "created")]
+        name = blake2b(" ".join([url, *told]).encode(), digest_size=16).hexdigest()
+        folder = Path(os.environ.get("POUF_CACHE") or Path.home() / ".cache" / "pouf").expanduser() / "files" / name
+        file = folder / url.rsplit("/", 1)[-1]
+        if not file.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            with whole(file) as partial:
+                filesystem.get_file(place, str(partial))
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"can't read {url!r}: {error or type(error).__name__}") from None
+    return file
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    """The file system of an address, and the place in it."""
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+    except (ImportError, ValueError) as error:  # the message names the package that is missing, or the unknown scheme
+        raise InputError(f"can't open {url!r}: {error}") from None

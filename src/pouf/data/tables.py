@@ -1,0 +1,272 @@
+"""Columns of a file: CSV, TSV, JSONL, JSON, Parquet, Excel, or plain text with one entry per line.
+
+Delimiter and encoding are found. A row that can't be read keeps its place: a `BadRow` stands there and says why.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pouf.data.remote import local_copy
+from pouf.errors import InputError, nearest, optional
+from pouf.reading import encoding_of, read_bytes
+
+Columns = dict[str, list[Any]]  # by the names that were asked for, all of one length
+DELIMITERS = (",", ";", "\t", "|")
+NO_DELIMITER = "\x1f"  # for a file of one column, whose entries may hold any of the others
+logger = logging.getLogger(__name__)
+
+
+class BadRow(str):
+    """Stands in the place of a row that can't be read, and says why."""
+
+
+def read_table(file: str | Path, *needed: str) -> Columns:
+    """The needed columns of a file. Case does not matter in their names; all other columns stay unread."""
+    file = local_copy(file)
+    if not file.is_file():
+        raise InputError(f"no text file {str(file)!r}: expected a {', '.join(READERS)} file")
+    reader = READERS.get(file.suffix.lower())
+    if reader is None:
+        raise InputError(f"can't read {file.name!r} as texts: expected a file that ends in {', '.join(READERS)}")
+    return reader(file, needed)
+
+
+def read_text(file: str | Path) -> str:
+    """A text file in whatever encoding it has."""
+    try:
+        content = read_bytes(file)
+    except OSError as error:
+        raise InputError(f"can't read {str(file)!r}: {error.strerror or error}") from None
+    encoding = found_encoding(content[:4096])
+    try:
+        return content.decode(encoding).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        if encoding == "utf-8" and (text := _western(content)) is not None:
+            logger.warning(
+                "%s is not UTF-8 (line %d) and is read as Windows-1252. If letters look wrong, save it as UTF-8.",
+                file, line,
+            )  # fmt: skip
+            return text
+        raise InputError(
+            f"{str(file)!r} is not {encoding.upper()} text (line {line}: {error.reason}), and no other encoding fits "
+            "the whole of it: save it as UTF-8"
+        ) from None
+
+
+def found_encoding(start: bytes) -> str:
+    """By the mark at the start of a file; without one UTF-16 is known by its zeros, and all else is taken for UTF-8."""
+    marked = encoding_of(start)
+    if marked != "utf-8":
+        return marked
+    pairs = len(start) // 2
+    zeros_first, zeros_second = start[0 : 2 * pairs : 2].count(0), start[1 : 2 * pairs : 2].count(0)
+    if max(zeros_first, zeros_second) > 0.3 * pairs and min(zeros_first, zeros_second) < 0.1 * pairs:
+        return "utf-16-be" if zeros_first > zeros_second else "utf-16-le"
+    return "utf-8"
+
+
+def _western(content: bytes) -> str | None:
+    """Windows-1252, as Excel writes in much of Europe; None where the bytes look like anything else."""
+    letters = sum(byte >= 0x80 or chr(byte).isalpha() for byte in content)
+    beyond_ascii = sum(byte >= 0x80 for byte in content)
+    half_utf8 = re.search(rb"[\xc2-\xf4][\x80-\xbf]", content)
+    if b"\0" in content or half_utf8 is not None or beyond_ascii > 0.3 * letters:
+        return None
+    try:
+        return content.decode("cp1252")
+    except UnicodeDecodeError:
+        return None
+
+
+def header(file: Path, wanted: Sequence[str]) -> list[str]:
+    """The names of a CSV file's columns; those that are wanted tell what they are divided by."""
+    text = read_text(file).lstrip("\r\n")
+    delimiter = _delimiter(text, wanted, "\t" if file.suffix.lower() == ".tsv" else ",")
+    return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
+
+
+def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> list[int]:
+    """Where the needed columns are among those that are there, if need be by a name in other case."""
+    places = []
+    for name in needed:
+        found = [i for i, there in enumerate(names) if there == name]
+        if not found:
+            found = [i for i, there in enumerate(names) if there.strip().casefold() == name.strip().casefold()]
+            if len(found) == 1:
+                logger.warning("%s has no column %r: %r is read.", source, name, names[found[0]])
+        if not found:
+            there = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+            near = nearest(name, names)
+            raise InputError(f"{source!r} has no column {name!r}, only: {there or 'none'}. Name the right one{near}")
+        if len(found) > 1:
+            raise InputError(f"{source!r} has {len(found)} columns {name!r}: rename all but one of them")
+        places += found
+    return places
+
+
+def _plain(file: Path, needed: Sequence[str]) -> Columns:
+    # Only line feeds and carriage returns end a line here: a text may hold Unicode's other separators.
+    lines = io.StringIO(read_text(file), newline=None).read().split("\n")
+    return _columns(lines[:-1] if not lines[-1] else lines, needed, str(file))
+
+
+def _delimited(file: Path, needed: Sequence[str]) -> Columns:
+    csv.field_size_limit(2**31 - 1)  # the default refuses texts above 128 kB
+    text = read_text(file).lstrip("\r\n")
+    delimiter = _delimiter(text, needed, "\t" if file.suffix.lower() == ".tsv" else ",")
+    # Strict about quotes: else one that is left open swallows the rows after it, in pandas and pyarrow too.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows, line = [], 1
+    try:
+        for row in reader:
+            rows.append(row)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"{str(file)!r}: the row at line {line} can't be read ({error}). Is a quotation mark left open, or not "
+            "doubled inside a quoted text?"
+        ) from None
+    width = len(rows[0]) if rows else 0
+    for place, row in enumerate(rows):
+        if any(value.strip() for value in row[width:]):
+            why = f"{len(row)} values for {width} columns: a text that holds {delimiter!r} needs quotes"
+            rows[place] = [BadRow(why)] * width
+    return _from_grid(rows, needed, str(file))
+
+
+def _delimiter(text: str, needed: Sequence[str], usual: str) -> str:
+    """What the header is divided by: the one that gives the needed columns, or else most columns."""
+    first = next(iter(text.splitlines()), "")
+    ranks = {}
+    for delimiter in dict.fromkeys((usual, *DELIMITERS)):
+        names = next(csv.reader([first], delimiter=delimiter), [])
+        known = {name.strip().casefold() for name in names} & {name.strip().casefold() for name in needed}
+        ranks[delimiter] = (len(known), len(names))
+    best = max(ranks, key=ranks.__getitem__)
+    return best if ranks[best][1] > 1 else NO_DELIMITER
+
+
+def _from_grid(rows: Sequence[Sequence[Any]], needed: Sequence[str], source: str) -> Columns:
+    """A table whose first row is its header. Blank rows count, but for those at the end."""
+    filled = [place for place, row in enumerate(rows) if any(value not in ("", None) for value in row)]
+    if not filled:
+        return {name: [] for name in needed}
+    names = ["" if name is None else str(name) for name in rows[filled[0]]]
+    columns: Columns = {name: [] for name in needed}
+    places = find_columns(names, needed, source)
+    there = set(filled)
+    for number in range(filled[0] + 1, filled[-1] + 1):
+        row = rows[number]
+        for name, place in zip(needed, places, strict=True):
+            value = row[place] if place < len(row) else None
+            why = "the row is blank" if number not in there else f"no {name!r} in this row"
+            columns[name].append(BadRow(why) if value is None or number not in there else value)
+    return columns
+
+
+def _excel(file: Path, needed: Sequence[str]) -> Columns:
+    openpyxl = optional("openpyxl", "excel", "an Excel file")
+    try:
+        book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+        first, *others = book.worksheets
+        rows = [[None if cell is None else str(cell) for cell in row] for row in first.iter_rows(values_only=True)]
+        book.close()
+    except Exception as error:  # a damaged archive can raise nearly anything
+        raise InputError(f"{str(file)!r} can't be read as an Excel file: {error}. Save it as CSV") from None
+    if others:
+        logger.warning("%s has %d sheets: the first, %r, is read.", file, 1 + len(others), first.title)
+    return _from_grid(rows, needed, str(file))
+
+
+def parse_json(line: str | bytes) -> Any:
+    """A value of JSON, or a `BadRow`. A key that occurs twice is an error: one of its values would be lost."""
+    if not line.strip():
+        return BadRow("the line is blank")
+    try:
+        return json.loads(line, object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:
+        return BadRow(f"not valid JSON: {error}")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} occurs twice")
+    return row
+
+
+def _json_lines(file: Path, needed: Sequence[str]) -> Columns:
+    # As in plain text, only \n ends a line: U+2028 may stand in a JSON string.
+    lines = read_text(file).rstrip().split("\n")
+    return _columns([parse_json(line) for line in lines] if lines != [""] else [], needed, str(file))
+
+
+def _json(file: Path, needed: Sequence[str]) -> Columns:
+    """A list of rows, or a table by its columns: lists, or by the names of the rows as pandas writes it."""
+    table = parse_json(read_text(file))
+    if isinstance(table, BadRow):
+        raise InputError(f"{str(file)!r}: {table}")
+    if isinstance(table, dict):
+        by_column = [list(c.items()) if isinstance(c, dict) else list(enumerate(c)) if isinstance(c, list) else None
+                     for c in table.values()]  # fmt: skip
+        rows: dict[Any, dict[str, Any]] = {}
+        for name, cells in zip(table, by_column, strict=True):
+            if cells is None or len(cells) != len(by_column[0] or ()):
+                raise InputError(f"{str(file)!r}: expected a list of rows, or columns of one length; {name!r} is not")
+            for row, value in cells:
+                rows.setdefault(row, {})[name] = value
+        table = list(rows.values())
+    if not isinstance(table, list):
+        raise InputError(f"{str(file)!r}: expected a list of rows, not {type(table).__name__}")
+    return _columns(table, needed, str(file))
+
+
+def _columns(rows: Iterable[Any], needed: Sequence[str], source: str) -> Columns:
+    """Rows as dictionaries, or bare values of the first column."""
+    rows = [row if isinstance(row, (dict, BadRow)) else {needed[0]: row} for row in rows]
+    names = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
+    if not names:
+        return {name: list(rows) for name in needed}
+    found = [names[place] for place in find_columns(names, needed, source)]
+    return {
+        name: [row if isinstance(row, BadRow) else row.get(own, BadRow(f"no {name!r} in this row")) for row in rows]
+        for name, own in zip(needed, found, strict=True)
+    }
+
+
+def _parquet(file: Path, needed: Sequence[str]) -> Columns:
+    parquet = optional("pyarrow.parquet", "parquet", "a Parquet file")
+    try:
+        with parquet.ParquetFile(file) as opened:
+            names = opened.schema_arrow.names
+            found = [names[place] for place in find_columns(names, needed, str(file))]
+            table = opened.read(columns=found)
+        return {
+            name: [BadRow(f"no {name!r} in this row") if v is None else v for v in table[own].to_pylist()]
+            for name, own in zip(needed, found, strict=True)
+        }
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise InputError(f"{str(file)!r} is not a Parquet file that can be read: {error}") from None
+
+
+READERS: dict[str, Callable[[Path, Sequence[str]], Columns]] = {
+    ".csv": _delimited,
+    ".tsv": _delimited,
+    ".jsonl": _json_lines,
+    ".json": _json,
+    ".parquet": _parquet,
+    ".xlsx": _excel,
+    ".txt": _plain,
+}

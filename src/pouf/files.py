@@ -1,0 +1,158 @@
+"""Files that are whole or not there at all, folders that one process owns, and temporary ones that do not stay behind.
+
+Everything that is written goes through here: first under another name in the same folder, then to the disk, then in one
+move to its place. Whoever is killed in between leaves the file as it was before, and at most a hidden `*.partial`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from pouf.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PARTIAL, LOCK = ".partial", ".lock"
+TEMPORARY = "pouf-checkpoints-"
+
+
+@contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """A name to write to; what was written there takes the place of `file` at the end, unless an error came first."""
+    if file.exists() and not file.is_file():  # /dev/stdout, or a pipe: there is nothing to replace
+        yield file
+        return
+    partial = file.with_name(f".{uuid.uuid4().hex[:12]}{PARTIAL}")
+    try:
+        yield partial
+        _to_disk(partial)
+        os.replace(partial, file)
+        _to_disk(file.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_files(folder: Path) -> Iterator[Path]:
+    """A folder to write several files to; at the end each takes its place in `folder`, which may hold others."""
+    partial = Path(tempfile.mkdtemp(PARTIAL, ".", folder))
+    try:
+        yield partial
+        files = [file for file in partial.rglob("*") if file.is_file()]
+        for file in files:
+            _to_disk(file)
+        for file in files:
+            place = folder / file.relative_to(partial)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, place)
+        _to_disk(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def room_for(file: Path) -> None:
+    """The folder of a file to come, made if need be; an error where the file can't be written there."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"can't write {str(file)!r}: {error}. Choose another place") from None
+    if file.is_dir():
+        raise InputError(f"can't write {str(file)!r}, which is a folder: give the name of a file")
+
+
+def write_text(file: Path, text: str) -> None:
+    with whole(file) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
+
+
+def write_json(file: Path, value: Any) -> None:
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # the name of a folder need not be UTF-8
+        text = json.dumps(value, indent=2)
+    write_text(file, text + "\n")
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """As safetensors."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with whole(file) as partial:
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        try:
+            save_file(plain, partial, metadata)
+        except SafetensorError as error:  # its own name for a full disk
+            raise OSError(f"can't write {str(file)!r}: {error}") from None
+
+
+def clear_partial(folder: Path) -> None:
+    """What a killed process left half written. For the owner of the folder alone."""
+    for left in folder.rglob(f".*{PARTIAL}"):
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def own(folder: Path) -> FileLock:
+    """The right to write into a folder, until it is released or the process ends, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK, timeout=0, thread_local=False)
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            f"another process is writing into {str(folder.parent)!r}: wait for its end, or choose another folder"
+        ) from None
+    except OSError as error:
+        raise InputError(f"can't write into {str(folder.parent)!r}: {error}. Choose another folder") from None
+    return lock
+
+
+_temporary: dict[Path, FileLock] = {}  # those of this process
+
+
+def temporary_folder() -> Path:
+    """A new folder for this process alone, to be given to `drop`; first go those whose processes have been killed."""
+    root = Path(tempfile.gettempdir())
+    for left in root.glob(f"{TEMPORARY}*"):
+        if left not in _temporary and (left / LOCK).is_file():
+            with suppress(InputError):  # its owner lives, or it is another user's
+                lock = own(left)
+                shutil.rmtree(left, ignore_errors=True)
+                lock.release()
+    # Under its final name only once it is locked: otherwise another process might take it for left behind.
+    made = Path(tempfile.mkdtemp(prefix=f".{TEMPORARY}"))
+    lock = own(made)
+    folder = made.with_name(made.name[1:])
+    made.rename(folder)
+    _temporary[folder] = lock
+    return folder
+
+
+def drop(folder: Path) -> None:
+    """A folder that is not needed any more."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if (lock := _temporary.pop(folder, None)) is not None:
+        lock.release()
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until the disk has it: a move that outlives a power cut must not outlive what it moved."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows can't open folders
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,306 @@
+"""A classifier as ONNX files, which run without torch: the whole of it, and its encoders apart."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from pouf.base import BaseClassifier
+from pouf.data.base import Unlabelled, Unreadable
+from pouf.errors import InputError, optional
+from pouf.files import whole_files, write_json
+from pouf.models.base import Backbone, evaluating
+
+CLASSIFIER, INT8, DESCRIPTION = "classifier.onnx", "classifier.int8.onnx", "preprocessing.json"
+TOLERANCE = 1e-4  # of probabilities, between torch and onnxruntime
+EXAMPLES = 16  # inputs that an exported model is tried on
+QUIET = ("torch.onnx", "onnxscript", "onnx_ir")
+
+Named = Mapping[str, Tensor]
+
+
+class Exported(NamedTuple):
+    folder: Path
+    files: dict[str, str]  # by what they are: classifier, int8, image_encoder, text_encoder, …
+    difference: float  # from torch, the largest of a probability, over the examples
+    int8_agreement: float | None  # share of the examples that get the same class in int8
+
+
+def export_onnx(
+    classifier: BaseClassifier, folder: str | Path, examples: Unlabelled | None = None, *, int8: bool = False
+) -> Exported:
+    """Write a classifier with fixed prototypes, and its encoders apart, and try them under onnxruntime.
+
+        classifier.onnx         tensors of a batch of inputs -> probabilities (batch, k), features (batch, d)
+        image_encoder.onnx      the same tensors -> features; for other kinds it is called text_encoder, vector_encoder
+        text_encoder.onnx       of a dual encoder: tokens of sentences -> features of the same space
+        preprocessing.json      how inputs become these tensors; tokenizer.json and its kin, where there are texts
+
+    The number of inputs is free, and so is the length of texts. Corrections of predictions are part of the classifier.
+
+    Args:
+        examples: real inputs to try it on; else some are made up.
+        int8: also write `classifier.int8.onnx`, whose encoder has weights of 8 bits, with activations quantised as they
+            come. What that costs in accuracy is for you to measure.
+    """
+    onnxruntime = optional("onnxruntime", "onnx", "an export to ONNX")
+    optional("onnxscript", "onnx", "an export to ONNX")
+    extract_model = optional("onnx.utils", "onnx", "an export to ONNX").extract_model
+    if classifier.demonstrations is not None:
+        raise InputError(
+            "this classifier shows solved examples beside each text, which no single network does: export one without "
+            "demonstrations"
+        )
+    if classifier.device.type != "cpu":
+        classifier = copy.deepcopy(classifier).cpu()
+    backbone, folder = classifier.backbone, Path(folder)
+    examples = None if examples is None or examples.streamed else examples
+    samples = _samples(classifier, examples)
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_files(folder) as partial, evaluating(classifier), torch.no_grad():
+        inputs = backbone.prepare(samples)
+        _write(_Classifier(classifier, list(inputs)), inputs, partial / CLASSIFIER)
+        session = onnxruntime.InferenceSession(str(partial / CLASSIFIER))
+        difference = _difference(session, classifier, samples)
+        files = {"classifier": CLASSIFIER, f"{backbone.modality}_encoder": f"{backbone.modality}_encoder.onnx"}
+        extract_model(partial / CLASSIFIER, partial / files[f"{backbone.modality}_encoder"], list(inputs), ["features"])
+        if backbone.text_side is not None and backbone.modality == "image":
+            files["text_encoder"] = "text_encoder.onnx"
+            _write_text_side(classifier, partial / files["text_encoder"], onnxruntime)
+        agreement = None
+        if int8:
+            files["int8"] = INT8
+            _quantise(partial / CLASSIFIER, partial / INT8)
+            quantised = onnxruntime.InferenceSession(str(partial / INT8))
+            same = [run(each, inputs)[0].argmax(1) for each in (session, quantised)]
+            agreement = float((same[0] == same[1]).mean())
+        if (tokenizer := getattr(backbone, "tokenizer", None)) is not None:
+            tokenizer.save_pretrained(partial)
+        checked = {
+            "inputs": len(samples), "real": examples is not None, "largest_difference_from_torch": difference,
+            "int8_same_class": agreement,
+        }  # fmt: skip
+        write_json(partial / DESCRIPTION, describe(classifier, session) | {"files": files, "checked": checked})
+    return Exported(folder, files, difference, agreement)
+
+
+def run(session: Any, tensors: Named) -> list[np.ndarray]:
+    """All outputs of a session of onnxruntime for named tensors."""
+    outputs: list[np.ndarray] = session.run(None, {name: tensor.numpy() for name, tensor in tensors.items()})
+    return outputs
+
+
+class _Classifier(nn.Module):
+    """Tensors of a batch, in the order of their names -> probabilities (n, k) and features (n, d)."""
+
+    prototypes: Tensor
+
+    def __init__(self, classifier: BaseClassifier, names: Sequence[str]) -> None:
+        super().__init__()
+        self.backbone, self.postprocessor, self.names = classifier.backbone, classifier.postprocessor, names
+        self.register_buffer("prototypes", classifier.prototypes().detach().clone())
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.backbone.encode_inputs(dict(zip(self.names, tensors, strict=True))).float()
+        logits = self.backbone.scores(features, self.prototypes).logits
+        if self.postprocessor is not None:
+            logits = self.postprocessor(features, logits)
+        return logits.float().softmax(1), features
+
+
+class _TextSide(nn.Module):
+    """Tokens of sentences, in the order of their names -> features (m, d)."""
+
+    def __init__(self, backbone: Backbone, names: Sequence[str]) -> None:
+        super().__init__()
+        assert backbone.text_side is not None
+        self.backbone, self.encode, self.names = backbone, backbone.text_side.encode_tokens, names
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.encode(dict(zip(self.names, tensors, strict=True))).float()
+
+
+def _write(graph: _Classifier | _TextSide, tensors: Named, file: Path) -> None:
+    # Traced with several inputs: what is 1 while tracing stays 1 for ever.
+    some = {name: tensor[[0, len(tensor) // 2, -1]] for name, tensor in tensors.items()}
+    text = "input_ids" in tensors
+    shapes = tuple({0: "batch"} | ({1: "length"} if text and t.ndim == 2 else {}) for t in some.values())
+    outputs = ["probabilities", "features"] if isinstance(graph, _Classifier) else ["features"]
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                graph, tuple(some.values()), dynamo=True, verbose=False, dynamic_shapes=(shapes,),
+                input_names=list(some), output_names=outputs,
+            )  # fmt: skip
+            assert program is not None
+            program.save(file)
+        except Exception as error:  # of whatever the model is made of
+            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise InputError(f"torch can't export this model to ONNX: {why}") from error
+
+
+def _write_text_side(classifier: BaseClassifier, file: Path, onnxruntime: Any) -> None:
+    """The encoder of the class prompts of a dual encoder."""
+    side = classifier.backbone.text_side
+    assert side is not None
+    sentences = [prompt for own in classifier.prompts() for prompt in own][:EXAMPLES]
+    tokens = side.pad(side.all_token_ids(sentences))
+    graph = _TextSide(classifier.backbone, list(tokens))
+    _write(graph, tokens, file)
+    session = onnxruntime.InferenceSession(str(file))
+    for n in (len(sentences), 1):
+        some = {name: tensor[:n] for name, tensor in tokens.items()}
+        found, wanted = torch.from_numpy(run(session, some)[0]), graph(*some.values())
+        _refuse_above_tolerance(
+            float((F.normalize(found, dim=1) - F.normalize(wanted, dim=1)).abs().max()), "text side"
+        )
+
+
+def _difference(session: Any, classifier: BaseClassifier, samples: Sequence[Any]) -> float:
+    """From what the classifier itself says of the same inputs, one by one and all together."""
+    wanted = classifier.predict_proba(samples).numpy()
+    largest = 0.0
+    for size in (1, len(samples)):
+        batches = [samples[i : i + size] for i in range(0, len(samples), size)]
+        found = np.concatenate([run(session, classifier.backbone.prepare(batch))[0] for batch in batches])
+        largest = max(largest, float(np.abs(found - wanted).max()))
+    _refuse_above_tolerance(largest, "classifier")
+    return largest
+
+
+def _refuse_above_tolerance(difference: float, name: str) -> None:
+    if not difference <= TOLERANCE:
+        raise InputError(
+            f"the exported {name} differs from torch by {difference:.2g}, more than {TOLERANCE:g}: this model can't be "
+            "exported with these versions of torch and onnxruntime"
+        )
+
+
+def _quantise(file: Path, target: Path) -> None:
+    """Weights of matrix products to 8 bits, but for those behind the features: similarities are divided by T."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(file)
+    del model.graph.value_info[:]  # shapes of before: the quantiser turns Gemm into MatMul and infers them anew
+    nodes, behind = model.graph.node, {"features"}
+    for node in nodes:  # they are in the order of computation
+        if behind & set(node.input):
+            behind |= set(node.output)
+    head = [node.name for node in nodes if behind & set(node.input)]
+    with _quiet():
+        quantize_dynamic(
+            model, target, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=head,
+        )  # fmt: skip
+
+
+def describe(classifier: BaseClassifier, session: Any) -> dict[str, Any]:
+    """What whoever calls the exported classifier has to know."""
+    backbone: Any = classifier.backbone
+    facts: dict[str, Any] = {
+        "kind": classifier.kind,
+        "classes": list(classifier.classes),
+        "model": classifier.model,
+        "inputs": [{"name": i.name, "type": i.type, "shape": i.shape} for i in session.get_inputs()],
+        "outputs": [{"name": o.name, "type": o.type, "shape": o.shape} for o in session.get_outputs()],
+    }
+    if backbone.modality == "vector":
+        return facts | {"steps": ["vectors of the model that made the prototypes, of any length, as float32"]}
+    if hasattr(backbone, "image_processor"):
+        return facts | {"steps": IMAGE_STEPS, "image_processor": backbone.image_processor.to_dict()}
+    if not hasattr(backbone, "tokenizer"):
+        return facts | {"steps": [f"as `prepare` of {type(backbone).__name__} does it"]}
+    tokenizer, cloze = backbone.tokenizer, backbone.cloze
+    length = backbone.text_side.max_length if backbone.text_side is not None else getattr(backbone, "max_length", None)
+    facts["tokenizer"] = {
+        "files": "tokenizer.json and its kin, beside this file", "max_length": length,
+        "pad_token_id": tokenizer.pad_token_id, "padding": "on the right, to the longest of the batch",
+    }  # fmt: skip
+    if cloze is None:
+        return facts | {"steps": TEXT_STEPS}
+    facts["tokenizer"] |= {"max_length": cloze.max_length, "mask_token": tokenizer.mask_token}
+    return facts | {"steps": CLOZE_STEPS, "template": cloze.template, "words": [list(own) for own in cloze.words]}
+
+
+IMAGE_STEPS = [
+    "decode the first frame and turn it upright by its EXIF orientation",
+    "to 8-bit RGB; transparent pixels become white",
+    "what `image_processor` says: resize, crop, rescale and normalise, in this order, as far as its do_… are true",
+    "channels first: (batch, channels, height, width), float32",
+]
+TEXT_STEPS = [
+    "tokenize with the special tokens of the tokenizer around the text; the name of a special token inside a text is "
+    "plain text",
+    "cut to `max_length` tokens, special tokens included",
+    "pad the batch to its longest text; `attention_mask` is 1 for tokens and 0 for padding",
+]
+CLOZE_STEPS = [
+    "put the text into `template`, and `mask_token` in the place of [MASK]; the name of a special token inside a text "
+    "is broken up by a space after its first character",
+    "shorten the text, never the template, until all of it has `max_length` tokens at most, special tokens included",
+    "pad the batch to its longest text on the right; `attention_mask` is 1 for tokens and 0 for padding",
+    "`mask_position` is where the mask stands in `input_ids`, counted from 0",
+]
+
+
+def _samples(classifier: BaseClassifier, examples: Unlabelled | None) -> list[Any]:
+    """At least two inputs: some of those given that can be read, or made up."""
+    found: list[Any] = list(islice(_readable(classifier.backbone, examples), EXAMPLES)) if examples is not None else []
+    if not found:
+        found = _made_up(classifier)[:EXAMPLES]
+    return found if len(found) > 1 else found * 2
+
+
+def _readable(backbone: Backbone, data: Unlabelled) -> Iterator[Any]:
+    for place in range(0, len(data), max(1, len(data) // EXAMPLES)):
+        try:
+            yield data.read_for(place, backbone.image_size)
+        except Unreadable:
+            continue
+
+
+def _made_up(classifier: BaseClassifier) -> list[Any]:
+    noise, backbone = np.random.default_rng(0), classifier.backbone
+    if backbone.modality == "image":
+        pixels = noise.integers(0, 256, (EXAMPLES, 96, 96, 3), dtype=np.uint8)
+        return [Image.fromarray(each) for each in pixels]
+    if backbone.modality == "vector":
+        return list(classifier.prototypes().detach().numpy())
+    texts = [text for own in classifier.texts() for text in own]
+    pairs = len(classifier.columns) > 1
+    return [(text, text) for text in texts] if pairs else texts
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporters say of their own insides."""
+    loggers = [logging.getLogger(name) for name in QUIET]
+    levels = [each.level for each in loggers]
+    root = logging.root.level
+    for each in loggers:
+        each.setLevel(logging.ERROR)
+    logging.root.setLevel(logging.ERROR)  # onnxruntime's quantiser speaks there
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.root.setLevel(root)
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+__all__ = ["CLASSIFIER", "DESCRIPTION", "INT8", "Exported", "export_onnx", "run"]

@@ -1,0 +1,120 @@
+"""Predictions over a cluster: a callable for Ray Data's `map_batches`, and for all that hands over tables in batches.
+
+    import ray
+    from pouf.integrations.ray import BatchPredictor
+
+    photos = ray.data.read_images("s3://bucket/photos/")
+    photos.map_batches(
+        BatchPredictor, fn_constructor_args=["my-run"], compute=ray.data.ActorPoolStrategy(size=8), num_gpus=1,
+        batch_size=256,
+    )
+
+Nothing here needs Ray itself: Spark's `mapInPandas` takes the same callable, which gets tables of pandas there.
+
+    frame.mapInPandas(lambda tables: map(BatchPredictor("my-run"), tables), schema)
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from pouf.base import BaseClassifier
+from pouf.data.base import Modality, Unlabelled
+from pouf.data.images import Images
+from pouf.data.inputs import as_data
+from pouf.data.texts import Texts
+from pouf.data.vectors import Vectors
+from pouf.errors import InputError
+from pouf.inference import InferenceConfig
+from pouf.saving import Use
+
+# Names of the column that holds the samples, the first that is there; texts have those of their templates first.
+COLUMNS: dict[Modality, tuple[str, ...]] = {
+    "image": ("image", "img", "bytes", "path"),
+    "text": ("text", "sentence"),
+    "vector": ("features", "embedding", "vector"),
+}
+
+
+class BatchPredictor:
+    """Adds the columns `class`, `probability`, `runner_up` and `runner_up_probability` to a batch.
+
+    A batch is a dictionary of arrays, as Ray Data hands it over, or a table of pandas; what comes back is of the same
+    kind. An input that can't be read has no class, and a probability that is not a number.
+
+    Args:
+        run: the folder of a run, or what `save_pretrained` wrote. Every machine must see it.
+        column: what holds the samples, by default the first of the usual names. Images are arrays, encoded bytes or
+            paths; vectors are rows of numbers.
+        use: what the run advises, or its chosen step, its last one, or zero-shot.
+        device: the GPU if there is one. Ray gives each copy of this callable its own.
+    """
+
+    def __init__(
+        self,
+        run: str | Path,
+        column: str | None = None,
+        use: Use = "advised",
+        batch_size: int = 64,
+        device: str | None = None,
+    ) -> None:
+        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.classifier: BaseClassifier = BaseClassifier.from_pretrained(run, use=use, device=place)
+        self.column, self.inference = column, InferenceConfig(batch_size)
+        self.prototypes = self.classifier.fixed_prototypes()  # the same for every batch
+
+    def __call__(self, batch: Any) -> Any:
+        added = self._predict(self._data(batch))
+        if isinstance(batch, dict):
+            return batch | added
+        return batch.assign(**added)
+
+    def _predict(self, data: Unlabelled) -> dict[str, np.ndarray[Any, Any]]:
+        n, names = len(data), self.classifier.classes
+        classes, runners = np.full(n, None, dtype=object), np.full(n, None, dtype=object)
+        first, second = np.full(n, np.nan, np.float32), np.full(n, np.nan, np.float32)
+        for block in self.classifier.infer_blocks(data, self.inference, prototypes=self.prototypes):
+            best = block.log_probabilities.exp().topk(2, dim=1)
+            rows = block.indices
+            first[rows], second[rows] = best.values[:, 0].numpy(), best.values[:, 1].numpy()
+            classes[rows] = [names[k] for k in best.indices[:, 0].tolist()]
+            runners[rows] = [names[k] for k in best.indices[:, 1].tolist()]
+        return {"class": classes, "probability": first, "runner_up": runners, "runner_up_probability": second}
+
+    def _data(self, batch: Any) -> Unlabelled:
+        modality, names = self.classifier.backbone.modality, [str(name) for name in batch]
+        if modality == "text" and len(self.classifier.columns) == 2 and self.column is None:
+            return Texts(list(zip(*(list(batch[name]) for name in self.classifier.columns), strict=True)))
+        usual = (*self.classifier.columns, *COLUMNS["text"]) if modality == "text" else COLUMNS[modality]
+        wanted: Sequence[str] = (self.column,) if self.column is not None else usual
+        column = next((name for name in wanted if name in names), None)
+        if column is None:
+            raise InputError(f"the batch has no column {' or '.join(wanted)}, only: {', '.join(names)}: name one")
+        samples = list(batch[column])
+        if modality == "image":
+            return Images([_image(item) for item in samples])
+        if modality == "text":
+            return Texts([item if isinstance(item, str) else None for item in samples])
+        return Vectors(np.stack([np.asarray(item, dtype=np.float32) for item in samples]))
+
+
+def _image(item: Any) -> Any:
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        try:
+            return Image.open(io.BytesIO(item))
+        except (UnidentifiedImageError, OSError):
+            return Path("bytes that are no image")  # reading it will say so
+    if isinstance(item, dict) and item.get("bytes") is not None:  # as datasets writes pictures into Parquet
+        return _image(item["bytes"])
+    if isinstance(item, np.ndarray):
+        data = as_data([item], "image").data
+        assert isinstance(data, Images)
+        return data.items[0]
+    return item

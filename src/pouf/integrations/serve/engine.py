@@ -1,0 +1,217 @@
+"""A run that answers: zero-shot and adapted side by side, many requests in one batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
+from pouf.data.base import Subset, Unreadable
+from pouf.data.cache import FeatureCache
+from pouf.data.inputs import as_data
+from pouf.errors import InputError
+from pouf.inference import InferenceConfig
+from pouf.models.base import evaluating
+from pouf.models.demonstrations import Shown
+from pouf.reporting.pages import as_text, shorten, thumbnail
+from pouf.runs.folder import Run
+
+THUMB = 72  # pixels
+NEAR = 4  # training inputs that are shown with each answer
+
+
+class Busy(Exception):
+    """More waits already than can be answered soon."""
+
+
+class FixedClassifier:
+    """A classifier whose prototypes are computed once."""
+
+    @torch.no_grad()
+    def __init__(self, classifier: BaseClassifier) -> None:
+        self.classifier = classifier.eval()
+        shown = classifier.demonstrations
+        self.encoder = classifier.backbone if shown is None else Shown(classifier.backbone, shown)
+        with evaluating(classifier):
+            self.prototypes = classifier.prototypes()
+
+    @torch.inference_mode()
+    def features(self, samples: Sequence[Any]) -> Tensor:
+        """(n, d), on the model's device."""
+        tensors = self.encoder.prepare(samples)
+        return self.encoder.encode_inputs({k: v.to(self.encoder.device) for k, v in tensors.items()}).float()
+
+    @torch.inference_mode()
+    def probabilities(self, features: Tensor) -> Tensor:
+        """(n, d) -> (n, k), on the CPU."""
+        logits = self.classifier.backbone.scores(features, self.prototypes).logits
+        if self.classifier.postprocessor is not None:
+            logits = self.classifier.postprocessor(features, logits)
+        return logits.float().softmax(1).cpu()
+
+
+class Neighbour(NamedTuple):
+    """A training input as a person is to see it."""
+
+    name: str
+    image: str  # a small picture as a data address, or nothing
+    text: str
+    predicted: str  # by the adapted model
+
+
+class Answer(NamedTuple):
+    zero_shot: Tensor  # (k,), probabilities
+    adapted: Tensor  # (k,)
+    near: list[tuple[float, Neighbour]]  # cosines of the features, the nearest first
+
+
+class Engine:
+    """What a run says of inputs.
+
+    Args:
+        neighbours: training inputs to look for the nearest among, drawn at random; 0 shows none.
+        cache: where features of training inputs are found, or kept.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        device: str = "cpu",
+        trust_model: bool = False,
+        neighbours: int = 500,
+        cache: FeatureCache | None = None,
+    ) -> None:
+        self.run = Run(folder)
+        before, after = (
+            Classifier.from_pretrained(folder, use=use, device=device, trust_model=trust_model)
+            for use in ("zero-shot", self.run.adapted)
+        )
+        self.zero_shot, self.adapted = FixedClassifier(before), FixedClassifier(after)
+        # Where training left the encoder of inputs alone, one pass serves both.
+        alone = after.demonstrations is None and before.backbone.fingerprint() == after.backbone.fingerprint()
+        self.encodes_once = alone
+        self.neighbours: list[Neighbour] = []
+        self.unit = torch.zeros(0, 0)
+        if neighbours:
+            self._find_neighbours(neighbours, cache)
+
+    @property
+    def classifier(self) -> BaseClassifier:
+        return self.adapted.classifier
+
+    def _find_neighbours(self, count: int, cache: FeatureCache | None) -> None:
+        classifier = self.classifier
+        try:
+            columns = self.run.columns() or classifier.columns
+            data = as_data(Path(self.run.source()), classifier.backbone.modality, columns).data
+        except InputError:
+            return  # the data have gone, or were never files
+        drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count]
+        some = Subset(data, sorted(drawn.tolist()))
+        encoded = classifier.encode(some, InferenceConfig(cache=cache))
+        self.unit = F.normalize(encoded.features.float(), dim=1)
+        best = classifier.log_probabilities(encoded).argmax(1).tolist()
+        self.neighbours = [
+            _shown(some, place, classifier.classes[k]) for place, k in zip(encoded.indices, best, strict=True)
+        ]
+
+    def answers(self, samples: Sequence[Any]) -> list[Answer]:
+        """One for each sample, computed in one batch."""
+        features = self.adapted.features(samples)
+        first = features if self.encodes_once else self.zero_shot.features(samples)
+        if not bool(features.isfinite().all() and first.isfinite().all()):
+            raise InputError("the model gives numbers for it that are not finite")
+        before, after = self.zero_shot.probabilities(first), self.adapted.probabilities(features)
+        near: list[list[tuple[float, Neighbour]]] = [[] for _ in samples]
+        if self.neighbours:
+            cosines = F.normalize(features.cpu(), dim=1) @ self.unit.T
+            top = cosines.topk(min(NEAR, len(self.neighbours)), dim=1)
+            near = [
+                [(value, self.neighbours[i]) for value, i in zip(values, places, strict=True)]
+                for values, places in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+            ]
+        return [Answer(*each) for each in zip(before, after, near, strict=True)]
+
+
+def _shown(data: Subset, place: int, predicted: str) -> Neighbour:
+    try:
+        sample = data.show(place, THUMB)
+    except Unreadable:  # gone since it was encoded
+        sample = ""
+    picture = thumbnail(sample, THUMB) if isinstance(sample, Image.Image) else ""
+    text = "" if picture or data.modality == "vector" else shorten(as_text(sample), 160)
+    return Neighbour(str(data.ids[place]), picture, text, predicted)
+
+
+class Batcher:
+    """Gathers what concurrent requests ask for: while one batch is computed, the next one fills.
+
+    A request that comes alone does not wait for others. Where a batch fails, its samples are tried one by one, so that
+    nobody pays for another's input.
+
+    Args:
+        compute: samples -> as many answers; called in a thread of its own, one batch at a time.
+        size: samples of a batch at most.
+        most: samples that may wait; beyond that, `Busy`.
+        on_batch: is told how many samples each batch had.
+    """
+
+    def __init__(
+        self, compute: Callable[[list[Any]], list[Any]], size: int, most: int, on_batch: Callable[[int], object]
+    ) -> None:
+        self.compute, self.size, self.most, self.on_batch = compute, size, most, on_batch
+        self.waiting: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
+        self.thread = ThreadPoolExecutor(1)
+        self.worker: asyncio.Task[None] | None = None
+
+    async def __call__(self, samples: Sequence[Any]) -> list[Any]:
+        if self.waiting.qsize() + len(samples) > self.most:
+            raise Busy
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in samples]
+        for pair in zip(samples, futures, strict=True):
+            self.waiting.put_nowait(pair)
+        return await asyncio.gather(*futures)
+
+    def start(self) -> None:
+        self.worker = asyncio.create_task(self._work())
+
+    def stop(self) -> None:
+        if self.worker is not None:
+            self.worker.cancel()
+        self.thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _work(self) -> None:
+        while True:
+            batch = [await self.waiting.get()]
+            while len(batch) < self.size and not self.waiting.empty():
+                batch.append(self.waiting.get_nowait())
+            batch = [pair for pair in batch if not pair[1].done()]  # whoever asked may have gone
+            if batch:
+                await self._answer(batch)
+
+    async def _answer(self, batch: list[tuple[Any, asyncio.Future[Any]]]) -> None:
+        loop = asyncio.get_running_loop()
+        self.on_batch(len(batch))
+        try:
+            answers = await loop.run_in_executor(self.thread, self.compute, [sample for sample, _ in batch])
+        except Exception as error:
+            if len(batch) > 1:
+                for pair in batch:
+                    await self._answer([pair])
+            elif not batch[0][1].done():
+                batch[0][1].set_exception(error)
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)

@@ -1,0 +1,120 @@
+"""What one request may ask for, and one client; what is counted of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+ADDRESSES = 10_000  # of clients whose requests are counted
+# Nothing from elsewhere is loaded, and no other page may hold this one in a frame.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for, and one client."""
+
+    upload: int = 20 * 2**20  # bytes of a request
+    inputs: int = 256  # of a request
+    rows: int = 10_000  # of a table
+    rate: float = 100.0  # requests per second and client address, five times as many at once; 0 has no limit
+    batch: int = 64  # samples computed together
+    waiting: int = 4096  # samples that wait; beyond that, 503
+
+
+def fault(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": message}, status, headers)
+
+
+class Metrics:
+    """For Prometheus."""
+
+    def __init__(self) -> None:
+        own = self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "pouf_requests_total", "Requests by path and status.", ["path", "status"], registry=self.registry
+        )
+        self.seconds = Histogram("pouf_request_seconds", "Time to answer, by path.", ["path"], registry=own)
+        sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+        self.batches = Histogram(
+            "pouf_batch_size", "Samples that were computed together.", buckets=sizes, registry=self.registry
+        )
+        self.waiting = Gauge("pouf_waiting_samples", "Samples that wait to be computed.", registry=own)
+
+
+class Guard:
+    """Refuses what is too large or comes too often, counts all, and tells browsers what a page may load."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, paths: Callable[[], set[str]]) -> None:
+        self.app, self.limits, self.metrics, self.paths = app, limits, metrics, paths
+        self.allowance: dict[str, tuple[float, float]] = {}  # by address: requests that are left, and when that was
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status, received = time.perf_counter(), 500, 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *HEADERS]
+            await send(message)
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.limits.upload:
+                raise HTTPException(413, self._too_large())
+            return message
+
+        refusal = self._refusal(scope)
+        try:
+            if refusal is not None:
+                await refusal(scope, receive, watched)
+            else:
+                await self.app(scope, counted, watched)
+        finally:
+            path = scope["path"] if scope["path"] in self.paths() else "other"
+            self.metrics.requests.labels(path, str(status)).inc()
+            self.metrics.seconds.labels(path).observe(time.perf_counter() - start)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self.limits.upload:
+            return fault(413, self._too_large())
+        if scope["path"].startswith("/api/") and not self._may_ask(scope["client"][0] if scope["client"] else ""):
+            rate = self.limits.rate
+            return fault(429, f"more than {rate:g} requests per second: ask again in a second", {"Retry-After": "1"})
+        return None
+
+    def _too_large(self) -> str:
+        return f"a request may have {self.limits.upload / 2**20:g} MB at most: send less at once"
+
+    def _may_ask(self, address: str) -> bool:
+        """A bucket for each address: it holds five seconds' worth of requests, and fills at the rate."""
+        rate, now = self.limits.rate, time.monotonic()
+        if not rate:
+            return True
+        left, since = self.allowance.get(address, (5 * rate, now))
+        left = min(5 * rate, left + rate * (now - since))
+        if len(self.allowance) > ADDRESSES:
+            self.allowance.clear()
+        self.allowance[address] = (left - 1, now) if left >= 1 else (left, now)
+        return left >= 1

@@ -1,0 +1,109 @@
+"""What requests bring, as samples of a model."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from pouf.data.base import Unreadable
+from pouf.data.images import Images
+from pouf.data.texts import Texts
+from pouf.errors import InputError
+from pouf.integrations.serve.engine import Engine
+from pouf.integrations.serve.guard import Limits
+from pouf.integrations.serve.schemas import Question
+
+
+class Reader:
+    """What requests bring, as samples of the model; an `InputError` where it can't read them."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self.classifier, self.limits = engine.classifier, limits
+        self.modality, self.columns = engine.classifier.backbone.modality, engine.classifier.columns
+        self.width = engine.adapted.prototypes.shape[1]
+
+    def of_question(self, question: Question) -> list[Any]:
+        given = {name: value for name, value in question.model_dump().items() if value is not None}
+        if list(given) != [f"{self.modality}s"]:
+            raise InputError(f"this model reads {self.modality}s: give {self.modality}s and nothing else")
+        (items,) = given.values()
+        self._check_count(items, "inputs", self.limits.inputs)
+        if self.modality == "image":
+            return self.of_images([_from_base64(i, item) for i, item in enumerate(items)])
+        if self.modality == "vector":
+            return [self._vector(i, item) for i, item in enumerate(items)]
+        return [self._text(i, item) for i, item in enumerate(items)]
+
+    def of_images(self, contents: Sequence[bytes]) -> list[Any]:
+        if self.modality != "image":
+            raise InputError(f"this model reads {self.modality}s, not images")
+        self._check_count(contents, "images", self.limits.inputs)
+        return [self._image(i, content) for i, content in enumerate(contents)]
+
+    def of_table(self, name: str, content: bytes, column: str) -> Texts:
+        if self.modality != "text":
+            raise InputError(f"this model reads {self.modality}s: a table is for texts")
+        columns = tuple(column.split(",")) if column else self.columns
+        if len(columns) != len(self.columns):
+            raise InputError(f"expected {len(self.columns)} names of columns, not {len(columns)}: {column}")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / f"table{Path(name).suffix.lower()}"
+            file.write_bytes(content)
+            try:
+                texts = Texts.from_file(file, columns)
+            except InputError as error:
+                raise InputError(str(error).replace(str(file), Path(name).name)) from None
+            self._check_count(texts, "rows", self.limits.rows)
+            for i in range(len(texts)):
+                try:
+                    texts.read(i)
+                except Unreadable as why:
+                    texts.skipped[i] = str(why)
+        return texts
+
+    def _check_count(self, items: Any, what: str, most: int) -> None:
+        if not len(items):
+            raise InputError(f"no {what}: give at least one")
+        if len(items) > most:
+            raise InputError(f"{len(items):,} {what}, but {most:,} at most at once: send them in parts")
+
+    def _image(self, i: int, content: bytes) -> Image.Image:
+        try:
+            with Image.open(io.BytesIO(content)) as image:
+                return Images([image]).read_for(0, self.classifier.backbone.image_size)
+        except UnidentifiedImageError:
+            raise InputError(f"image {i}: not an image, or not in a format that Pillow knows") from None
+        except (Unreadable, Image.DecompressionBombError, OSError, ValueError) as error:
+            raise InputError(f"image {i} can't be read: {error}") from None
+
+    def _text(self, i: int, item: str | list[str]) -> Any:
+        sample = item if isinstance(item, str) else tuple(item)
+        if (len(sample) if isinstance(sample, tuple) else 1) != len(self.columns):
+            raise InputError(f"text {i}: expected {'a pair of texts' if len(self.columns) == 2 else 'one text'}")
+        try:
+            return Texts([sample]).read(0)
+        except Unreadable as error:
+            raise InputError(f"text {i} can't be read: {error}") from None
+
+    def _vector(self, i: int, item: list[float]) -> np.ndarray:
+        vector = np.asarray(item, np.float32)
+        if len(vector) != self.width:
+            raise InputError(f"vector {i} has {len(vector)} numbers, expected {self.width}")
+        if not np.isfinite(vector).all() or not vector.any():
+            raise InputError(f"vector {i} is zero, or not finite")
+        return vector
+
+
+def _from_base64(i: int, text: str) -> bytes:
+    try:
+        return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError(f"image {i} is not base64: encode the bytes of the file") from None

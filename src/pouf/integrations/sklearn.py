@@ -1,0 +1,189 @@
+"""An estimator of scikit-learn: `fit` takes no labels, and all else is as anywhere in scikit-learn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
+from pouf.data.class_names import Classes
+from pouf.data.vectors import to_numpy
+from pouf.errors import InputError
+from pouf.models import EMBEDDED
+from pouf.models.prompts import DEFAULT_TEMPLATES, check_templates, fill
+from pouf.recipe import Recipe
+
+VECTOR_FILES = (".npy", ".npz", ".safetensors", ".parquet")
+
+
+class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A zero-shot classifier that adapts to X in `fit`, without labels.
+
+        clf = PoufClassifier("openai/clip-vit-base-patch16", classes=["cat", "dog"])
+        clf.fit(paths)
+        cross_val_score(clf, paths, labels)   # the labels are for the score alone
+
+    Args:
+        model: what reads X: the name or folder of a model for images or texts, or a `pouf.Classifier`. Where X is a
+            matrix of features: the prototypes (k, d), a file of them, or a function that gives the vectors (m, d) of m
+            prompts, as the `encode` of a sentence encoder.
+        classes: names, or {name: descriptions}, as for `Classifier`. None takes the distinct values of y as the names;
+            nothing else of y is looked at.
+        templates: sentences with `{}` for the name, or one with `[MASK]` for a masked language model.
+        words: label words of a masked language model.
+        recipe: a preset, a `pouf.Recipe`, the name of one or a TOML file; None takes the default for the kind of model.
+        method: "pouf", or what it is compared with, by its name in `pouf.METHODS`.
+        settings: changes to the recipe, by dotted name.
+        batch_size: inputs that are encoded at once for predictions.
+        random_state: seed of the run; None takes the recipe's.
+
+    Attributes:
+        classes_: the classes in the order of the columns of `predict_proba`, sorted as everywhere in scikit-learn.
+        classifier_: the adapted `pouf.Classifier`, which stands where the verdict says.
+        verdict_: whether to trust it, and why.
+    """
+
+    def __init__(
+        self,
+        model: Any = EMBEDDED,
+        classes: Classes | None = None,
+        templates: Sequence[str] | None = None,
+        recipe: Recipe | str | Path | None = None,
+        *,
+        words: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        method: str = "pouf",
+        settings: Mapping[str, Any] | None = None,
+        batch_size: int = 64,
+        random_state: Any = None,
+    ) -> None:
+        self.model = model
+        self.classes = classes
+        self.templates = templates
+        self.recipe = recipe
+        self.words = words
+        self.method = method
+        self.settings = settings
+        self.batch_size = batch_size
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None) -> PoufClassifier:  # noqa: N803
+        """Adapt to X. Of y, only the set of its values can matter: for the names, and for a check of the names."""
+        X = self._checked(X, reset=True)  # noqa: N806
+        if y is not None:
+            y = column_or_1d(y, warn=True)
+            check_consistent_length(X, y)
+            check_classification_targets(y)
+        classifier = self._start(y, X)
+        seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
+        result = classifier.adapt(X, method=self.method, recipe=self.recipe, settings=self.settings, seed=seed)
+        self.classifier_, self.verdict_ = classifier, result.verdict
+        self._n_features_out = classifier.prototypes().shape[1]
+        return self
+
+    def predict(self, X: Any) -> Any:  # noqa: N803
+        """(n,), of `classes_`."""
+        best = self.predict_log_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_proba(self, X: Any) -> Any:  # noqa: N803
+        """(n, k), columns as in `classes_`."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict_log_proba(self, X: Any) -> Any:  # noqa: N803
+        check_is_fitted(self, "classifier_")
+        logs = self.classifier_.predict_log_proba(self._checked(X, reset=False), self.batch_size)
+        return to_numpy(logs.double().log_softmax(1))[:, self._order]  # in double, so that each row sums to 1
+
+    def transform(self, X: Any) -> Any:  # noqa: N803
+        """The adapted features (n, d), each of length 1."""
+        check_is_fitted(self, "classifier_")
+        return to_numpy(self.classifier_.features(self._checked(X, reset=False), self.batch_size))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = False
+        tags.classifier_tags.poor_score = True  # without labels, the prototypes decide how good it can be
+        tags.transformer_tags.preserves_dtype = []  # models compute in float32
+        tags.input_tags.two_d_array = self._reads_vectors
+        tags.input_tags.string = not self._reads_vectors
+        return tags
+
+    @property
+    def _reads_vectors(self) -> bool:
+        if isinstance(self.model, BaseClassifier):
+            return self.model.backbone.modality == "vector"
+        return not isinstance(self.model, (str, Path)) or str(self.model).endswith(VECTOR_FILES)
+
+    def _checked(self, X: Any, reset: bool) -> Any:  # noqa: N803
+        """A matrix as scikit-learn wants it; all else as a list of samples, or a table with columns."""
+        if self._reads_vectors:
+            return validate_data(self, X, reset=reset, dtype=(np.float64, np.float32)).astype(np.float32)
+        if isinstance(X, (str, Path)):
+            raise InputError(f"expected a list of inputs, not {str(X)!r} alone: give a list")
+        if hasattr(X, "columns") or hasattr(X, "column_names"):
+            return X
+        if isinstance(X, np.ndarray) and X.ndim == 2 and X.shape[1] == 1:
+            X = X[:, 0]  # noqa: N806  # a column of a table
+        return list(X)
+
+    def _start(self, y: Any, X: Any) -> Classifier:  # noqa: N803
+        """The zero-shot classifier, with `classes_` and the order of its columns set."""
+        names, labels = self._names(y)
+        if isinstance(self.model, BaseClassifier):
+            classifier: Any = copy.deepcopy(self.model)
+        elif not self._reads_vectors:
+            if names is None:
+                raise InputError("no classes: give their names, or labels whose values are the names")
+            classifier = Classifier.from_pretrained(self.model, names, self.templates, words=self.words)
+        else:
+            classifier = Classifier.from_vectors(self._prototypes(names, X.shape[1]), names)
+        self.classes_ = np.asarray(classifier.classes if labels is None else labels)
+        self._order = np.argsort(self.classes_)
+        self.classes_ = self.classes_[self._order]
+        if y is not None and (unknown := sorted({str(v) for v in y} - {str(v) for v in self.classes_})):
+            raise InputError(
+                f"y holds values that are no class, such as {unknown[0]!r}: the classes are "
+                f"{', '.join(map(str, self.classes_))}"
+            )
+        return classifier  # type: ignore[no-any-return]
+
+    def _names(self, y: Any) -> tuple[Classes | None, Any]:
+        """The names of the classes, and what stands for them in y where that is where they come from."""
+        if self.classes is not None:
+            return self.classes, None
+        if y is None or isinstance(self.model, BaseClassifier):
+            return None, None
+        labels = np.unique(y)
+        if len(labels) < 2:
+            raise InputError(f"y has one class only, {labels[0]!r}: name all classes, at least two")
+        return [str(label) for label in labels], labels
+
+    def _prototypes(self, names: Classes | None, width: int) -> Any:
+        """(k, d) vectors, or a file of them."""
+        if not callable(self.model):
+            return self.model
+        if names is None or isinstance(names, (Mapping, Path)):
+            raise InputError("a function that encodes prompts needs the classes as a list of names")
+        templates = check_templates(DEFAULT_TEMPLATES["text"] if self.templates is None else self.templates)
+        return _mean_of_prompts(self.model, list(names), templates)
+
+
+def _mean_of_prompts(encode: Callable[[list[str]], Any], names: list[str], templates: Sequence[str]) -> Any:
+    """Mean over the templates of unit vectors: k names -> (k, d)."""
+    prompts = [prompt for name in names for prompt in fill(templates, name)]
+    encoded = encode(prompts)
+    vectors = to_numpy(encoded) if isinstance(encoded, Tensor) else np.asarray(encoded, dtype=np.float32)
+    if vectors.ndim != 2 or len(vectors) != len(prompts):
+        raise InputError(f"the model gave shape {vectors.shape} for {len(prompts)} prompts: expected one row for each")
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors.reshape(len(names), len(templates), -1).mean(1)

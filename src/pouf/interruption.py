@@ -1,0 +1,81 @@
+"""Signals that end a run: Ctrl-C, and what `timeout`, Slurm and Kubernetes send. They wait until a step is whole.
+
+SIGINT ends in a KeyboardInterrupt as ever, SIGTERM and SIGHUP in a SystemExit with the code that shells know (143 and
+129), so that files are closed and what was learned is saved on the way out.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+INTERRUPTED = 128 + signal.SIGINT  # what a shell reports for Ctrl-C
+WAIT = b"\nending after this step; once more ends at once\n"
+
+
+class AtOnce(KeyboardInterrupt):
+    """The second Ctrl-C: nothing is to be saved."""
+
+
+_held = 0  # how many `held` are open
+_waiting = 0  # the exit code that a signal asked for meanwhile
+
+
+@contextmanager
+def catching() -> Iterator[None]:
+    """While open, signals end what goes on here in order. Those that somebody else handles or ignores stay theirs."""
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    ours = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS if ours and signal.getsignal(number) in usual}
+    for number in before:
+        signal.signal(number, _arrived)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """While open, a first signal waits for the end of this, or for someone who asks `asked_to_end`."""
+    global _held, _waiting
+    _held += 1
+    try:
+        yield
+        code = _waiting
+    except BaseException:
+        code = 0  # this ends what goes on as well
+        raise
+    finally:
+        _held -= 1
+        if not _held:
+            _waiting = 0
+    if code and not _held:
+        raise ended(code)
+
+
+def asked_to_end() -> int:
+    """The exit code that a signal asked for, or 0."""
+    return _waiting
+
+
+def ended(code: int) -> BaseException:
+    return KeyboardInterrupt() if code == INTERRUPTED else SystemExit(code)
+
+
+def _arrived(number: int, frame: Any) -> None:
+    global _waiting
+    if _held and not _waiting:
+        _waiting = 128 + number
+        if os.isatty(2):
+            os.write(2, WAIT)  # not by way of a stream, which may be in the middle of something
+    elif not _held:
+        raise ended(128 + number)
+    elif number == signal.SIGINT:  # others come twice: to all of a group, and again from the one that launched them
+        raise AtOnce

@@ -1,0 +1,102 @@
+"""The model card of a classifier: the README.md of its folder, for people and for the hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+
+from pouf.models.load import EMBEDDED
+from pouf.recipe import Kind, Recipe
+
+if TYPE_CHECKING:
+    from pouf.base import BaseClassifier
+
+README = "README.md"
+PIPELINES: dict[Kind, str] = {
+    "image": "zero-shot-image-classification", "text": "text-classification", "cloze": "text-classification",
+    "causal": "text-classification",
+}  # fmt: skip
+OWN_LICENCE = "apache-2.0"  # of this package, and of the model that comes with it
+
+
+def model_card(classifier: BaseClassifier, recipe: Recipe | None = None, facts: Mapping[str, Any] | None = None) -> str:
+    """Markdown with the hub's metadata on top.
+
+    Args:
+        recipe: the settings of the run; None for a classifier that was not adapted.
+        facts: of the run: `method`, `sources` (a number of inputs by what they are), `verdict` (as its JSON),
+            `trainable` and `total` numbers, `drift` in words.
+    """
+    base, licence = classifier.model, base_licence(classifier.model, classifier.revision)
+    on_hub = base is not None and not os.path.isabs(base) and base != EMBEDDED
+    data = ModelCardData(
+        library_name="pouf",
+        pipeline_tag=PIPELINES.get(classifier.kind),
+        tags=["pouf", "zero-shot", "unsupervised"],
+        base_model=base if on_hub else None,
+        license=licence,
+    )
+    template = resources.files("pouf") / "reporting" / "templates" / "model_card.md"
+    verdict = (facts or {}).get("verdict")
+    card = ModelCard.from_template(
+        data,
+        template_str=template.read_text(encoding="utf-8"),
+        classes=classifier.classes,
+        cloze=classifier.backbone.cloze,
+        templates=classifier.templates,
+        kind=classifier.kind,
+        base=_spoken_base(base),
+        revision=classifier.revision,
+        licence=licence,
+        tuner=recipe.tuner.name if recipe is not None and recipe.steps else None,
+        settings=recipe.to_toml() if recipe is not None else None,
+        diagnostics=_spoken_diagnostics(verdict),
+        **{"method": None, "sources": {}, "trainable": None, "total": None, "drift": None, **(facts or {})}
+        | {"verdict": verdict},
+    )
+    return str(card)
+
+
+def base_licence(model: str | None, revision: str | None = None) -> str | None:
+    """What the base model's own card says, where that card is on this machine."""
+    if model is None:
+        return None
+    if model == EMBEDDED:
+        return OWN_LICENCE
+    readme: Any = Path(model) / README if os.path.isdir(model) else None
+    if readme is None and not os.path.isabs(model):
+        readme = try_to_load_from_cache(model, README, revision=revision)
+    if not isinstance(readme, (str, Path)) or not Path(readme).is_file():
+        return None
+    try:
+        found = ModelCard.load(readme).data.get("license")
+    except Exception:  # somebody else's file: nothing in it may break a run
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _spoken_base(model: str | None) -> str:
+    """A folder by its own name alone: where it lay is nobody's business."""
+    if model is None:
+        return "a model of the user's own"
+    return Path(model).name if os.path.isabs(model) else model
+
+
+def _spoken_diagnostics(verdict: Mapping[str, Any] | None) -> dict[str, str]:
+    found = (verdict or {}).get("diagnostics") or {}
+    wanted = {
+        "inputs looked at": ("inputs", "{:,}"),
+        "classes in use, zero-shot": ("effective_before", "{:.1f}"),
+        "classes in use, adapted": ("effective_after", "{:.1f}"),
+        "agreement with zero-shot": ("agreement", "{:.1%}"),
+        "mean confidence, zero-shot": ("confidence_before", "{:.1%}"),
+        "mean confidence, adapted": ("confidence_after", "{:.1%}"),
+        "predictions that survive a small change, zero-shot": ("stability_before", "{:.1%}"),
+        "predictions that survive a small change, adapted": ("stability_after", "{:.1%}"),
+    }
+    return {words: form.format(found[name]) for words, (name, form) in wanted.items() if name in found}

@@ -1,0 +1,202 @@
+"""What a run is between two steps, kept on disk now and then, so that one that was ended goes on from there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pouf.distributed import ALONE, World
+from pouf.errors import InputError
+from pouf.files import write_tensors
+from pouf.interruption import asked_to_end, ended
+from pouf.training.callbacks import Callbacks, Step
+from pouf.validation.checkpoints import Checkpoints
+
+if TYPE_CHECKING:
+    from pouf.training.engine import Engine
+
+STATE = "state.safetensors"
+SHARE = 20  # at most one part in so many of the time goes into saving
+logger = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    def __next__(self) -> Any: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class TrainingState:
+    """Everything that the next step depends on. The learning rate follows from the number of steps."""
+
+    engine: Engine
+    optimizer: torch.optim.Optimizer
+    terms: Stateful  # of the loss: where in the data it is, the estimated prior, seeds of dropout
+    checkpoints: Checkpoints | None
+    callbacks: Callbacks
+    world: World
+    history: list[Step] = field(default_factory=list)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same for all processes, each of which must call it."""
+        return {
+            "parameters": self.engine.full(dict(self.engine.parameters)),
+            "optimizer": self.engine.full(self.optimizer.state_dict()),
+            "scaler": self.engine.scaler.state_dict(),
+            "terms": self.terms.state_dict(),
+            "checkpoints": self.checkpoints.state_dict() if self.checkpoints is not None else None,
+            "callbacks": self.callbacks.state_dict(),
+            "history": _table(self.history),
+            "random": self.world.gather_objects(_random_states()),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.engine.take(state["parameters"])
+        self.engine.load_optimizer(self.optimizer, state["optimizer"])
+        self.engine.scaler.load_state_dict(state["scaler"])
+        self.terms.load_state_dict(state["terms"])
+        if self.checkpoints is not None:
+            self.checkpoints.load_state_dict(state["checkpoints"])
+        self.callbacks.load_state_dict(state["callbacks"])
+        self.history[:] = _steps(state["history"])
+        _set_random_states(state["random"][self.world.rank])
+
+
+class Saver:
+    """Saves the state of a run at an interval of time, and when a signal asks it to end.
+
+    Args:
+        folder: where; None saves nothing.
+        every: seconds between two saves at least; where one takes long, they are rarer.
+        about: what the run is of, by name. One of something else is not gone on with.
+    """
+
+    def __init__(self, folder: Path | None, every: float, about: dict[str, Any], world: World = ALONE) -> None:
+        self.file = folder / STATE if folder is not None else None
+        self.every, self.about, self.world = every, about, world
+        self.due = time.monotonic() + every
+
+    def read(self) -> dict[str, Any] | None:
+        """The state that was saved last, if any was."""
+        stored = None
+        if self.file is not None and self.world.is_first and self.file.is_file():
+            stored = read_state(self.file)
+        stored = self.world.broadcast(stored)
+        if stored is None:
+            return None
+        changed = [name for name, value in self.about.items() if stored["about"].get(name) != value]
+        if changed:
+            raise InputError(
+                f"can't go on with this run: {', '.join(changed)} changed since. Overwrite it, or set that back"
+            )
+        found: dict[str, Any] = stored["state"]
+        return found
+
+    def after_step(self, state: TrainingState) -> None:
+        """All processes save, or end, after the same step."""
+        save = self.file is not None and time.monotonic() >= self.due
+        wanted = max(self.world.gather_objects(asked_to_end() or int(save)))
+        if wanted and self.file is not None:
+            self.save(state)
+        if wanted > 1:
+            raise ended(wanted)
+
+    def save(self, state: TrainingState) -> None:
+        assert self.file is not None
+        start = time.monotonic()
+        whole = {"about": self.about, "state": state.state_dict()}
+        if self.world.is_first:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_state(self.file, whole)
+        if state.checkpoints is not None:
+            state.checkpoints.saved()
+        now = time.monotonic()
+        self.due = now + max(self.every, SHARE * (now - start))
+
+
+def write_state(file: Path, state: Any) -> None:
+    """Numbers, texts, tensors, lists and dictionaries, as one file of safetensors: nothing in it can be executed."""
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_flat(state, tensors))
+    write_tensors(file, tensors, {"state": text})
+
+
+def read_state(file: Path) -> Any:
+    """What `write_state` wrote; tuples come back as lists."""
+    try:
+        with safe_open(file, "pt") as stored:
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            return _nested(json.loads(stored.metadata()["state"]), tensors)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"the state in {str(file)!r} can't be read ({error}): overwrite the run") from None
+
+
+def _flat(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"pairs": [[key, _flat(each, tensors)] for key, each in value.items()]}  # keys of JSON are texts alone
+    if isinstance(value, (list, tuple)):
+        return [_flat(each, tensors) for each in value]
+    return value
+
+
+def _nested(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        return {key: _nested(each, tensors) for key, each in value["pairs"]}
+    return [_nested(each, tensors) for each in value] if isinstance(value, list) else value
+
+
+def _table(history: list[Step]) -> dict[str, Any]:
+    """Steps as columns: a hundred thousand of them take megabytes and no time."""
+    names = list(history[0].terms) if history else []
+    rows = [[*step._replace(terms=0)[:], *step.terms.values()] for step in history]  # type: ignore[arg-type]
+    return {"terms": names, "rows": torch.tensor(rows, dtype=torch.float64)}
+
+
+def _steps(table: dict[str, Any]) -> list[Step]:
+    plain, steps = len(Step._fields), []
+    for row in table["rows"].tolist():
+        step = Step(*row[:plain])
+        steps.append(step._replace(step=int(step.step), terms=dict(zip(table["terms"], row[plain:], strict=True))))
+    return steps
+
+
+def _random_states() -> dict[str, Any]:
+    """Of the random numbers that a backbone of the user's own may draw; what is ours has streams of its own."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random_state(random)}
+
+
+def _set_random_states(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    set_random_state(random, state["python"])
+
+
+def random_state(draw: Any) -> list[Any]:
+    """Of a `random.Random`, as lists."""
+    version, numbers, rest = draw.getstate()
+    return [version, list(numbers), rest]
+
+
+def set_random_state(draw: Any, state: list[Any]) -> None:
+    draw.setstate((state[0], tuple(state[1]), state[2]))

@@ -1,0 +1,65 @@
+"""LoRA through peft: a product of two thin matrices beside some linear layers, in both encoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from pouf.errors import InputError, optional
+from pouf.models.adapter import Adapter
+from pouf.models.masked_lm import MaskedLM
+from pouf.tuners.base import Target, Tuner, TunerSettings
+
+# What the architectures of transformers call the projections of queries and values, which the LoRA paper trains;
+# where one layer makes queries, keys and values, that one.
+ATTENTION = (
+    "q_proj", "v_proj", "query", "value", "query_proj", "value_proj", "q_lin", "v_lin", "q", "v",
+    "Wqkv", "in_proj", "c_attn", "query_key_value", "qkv", "qkv_proj",
+)  # fmt: skip
+
+
+def lora(target: Target, settings: TunerSettings) -> Tuner:
+    """A rank-r update of the attention's queries and values: 491,520 numbers at rank 8 for CLIP ViT-B/16.
+
+    Starts as the identity. Saved as an adapter of peft.
+    """
+    backbone: Any = target.backbone
+    if backbone.adapter is None:
+        own = isinstance(getattr(backbone, "model", None), nn.Module)  # a model of transformers, as peft knows it
+        backbone.adapter = _adapter(*((backbone.model, "model.") if own else (backbone, "")), settings)
+    named = {f"backbone.{name}": parameter for name, parameter in backbone.adapter.parameters().items()}
+    # The prototypes of a masked language model are rows of its decoder, which LoRA leaves alone.
+    return Tuner(named, touches_inputs=True, touches_prompts=not isinstance(backbone, MaskedLM), keeps_base=True)
+
+
+def _adapter(model: nn.Module, prefix: str, settings: TunerSettings) -> Adapter:
+    peft = optional("peft", "lora", "tuning with LoRA")
+    linear = {name: layer for name, layer in model.named_modules() if _is_linear(layer)}
+    wanted = settings.target_modules or sorted({name.split(".")[-1] for name in linear} & set(ATTENTION))
+    chosen = [name for name in linear if any(f".{name}".endswith(f".{suffix}") for suffix in wanted)]
+    if not chosen:
+        there = ", ".join(sorted({name.split(".")[-1] for name in linear})) or "none"
+        asked = f" called {' or '.join(wanted)}" if wanted else " of an attention that is known"
+        raise InputError(
+            f"{type(model).__name__} has no linear layer{asked}, which LoRA could adapt: name some in "
+            f"tuner.target_modules; there are {there}"
+        )
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=list(wanted),
+        fan_in_fan_out=not all(isinstance(linear[name], nn.Linear) for name in chosen),  # GPT-2's weights are (in, out)
+        base_model_name_or_path=getattr(model, "name_or_path", None),
+        inference_mode=True,  # for whoever opens the folder; here the tuner says what is trained
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # the same start for every run and process
+        peft.inject_adapter_in_model(config, model)
+    layers = {name: model.get_submodule(name) for name in chosen}
+    return Adapter(model, prefix, layers, config)
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"

@@ -1,0 +1,138 @@
+"""Do the class names fit the data, compared with ordinary words in the same sentences? And which of them occur?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pouf.base import FITTED_ON, BaseClassifier
+from pouf.errors import InputError
+from pouf.inference import FeatureSet
+from pouf.losses.prior import gated_shares
+from pouf.models.precomputed import Precomputed
+from pouf.models.prompts import fill
+
+logger = logging.getLogger(__name__)
+SETS = 300  # of words, that the names are compared with
+PROMPTS = 300  # that words are encoded in, in all
+FEWEST = 100  # words that a model must tell apart
+WORST = 3  # names that are told
+INPUTS = 30  # fewer tell nothing
+
+
+class NamesFit(NamedTuple):
+    """Where the class names stand among sets of as many ordinary words: shares of those sets that do worse."""
+
+    nearness: float  # by the mean over inputs of the largest cosine
+    span: float  # by the share of the features' variance that lies within the span of the prototypes
+    worst: list[str]  # names whose nearest inputs are the least near
+
+
+@lru_cache(1)
+def ordinary_words() -> tuple[str, ...]:
+    """Common English nouns and adjectives that come with the package."""
+    return tuple((resources.files("pouf") / "assets" / "words.txt").read_text(encoding="utf-8").split())
+
+
+def check_names(classifier: BaseClassifier, features: Tensor) -> NamesFit | None:
+    """How well the names of a classifier fit features (n, d) of its own; None where that can't be told."""
+    words = word_prototypes(classifier) if len(features) >= INPUTS else None
+    if words is None:
+        return None
+    with torch.no_grad():
+        return names_fit(features, classifier.prototypes().cpu(), words, classifier.classes)
+
+
+@torch.no_grad()
+def word_prototypes(classifier: BaseClassifier) -> Tensor | None:
+    """(m, d): ordinary words as if they were classes; None where there is no text side, or one that can't read them.
+
+    For a masked language model these are the words of the list that are one token to it.
+    """
+    backbone, own = classifier.backbone, set(classifier.classes)
+    if isinstance(backbone, Precomputed) or classifier.fresh_head is not None:
+        return None
+    words = [word for word in ordinary_words() if word not in own]
+    try:
+        if backbone.cloze is None:
+            count = max(FEWEST, PROMPTS // len(classifier.templates))
+            chosen = torch.randperm(len(words), generator=torch.Generator().manual_seed(0))[:count].tolist()
+            found = backbone.prototypes([fill(classifier.templates, words[i]) for i in chosen])
+        else:
+            found = backbone.encode_prompts([word for word in words if is_one_token(classifier, word)])
+    except Exception as error:  # a model of the user's own may know its classes and no other word
+        logger.debug("ordinary words can't be read by this model: %s", error)
+        return None
+    found = F.normalize(found.float(), dim=1).cpu()
+    # Words that a small tokenizer does not know are all one to it.
+    different = torch.unique((1e3 * found).round(), dim=0, return_inverse=True)[1]
+    first = {int(group): i for i, group in reversed(list(enumerate(different)))}
+    return found[sorted(first.values())] if len(first) >= FEWEST else None
+
+
+def is_one_token(classifier: BaseClassifier, word: str) -> bool:
+    try:
+        classifier.backbone.encode_prompts([word])
+    except InputError:
+        return False
+    return True
+
+
+def names_fit(features: Tensor, prototypes: Tensor, words: Tensor, classes: Sequence[str], seed: int = 0) -> NamesFit:
+    """Two statistics of the names' prototypes (k, d) on features (n, d), each as its rank among sets of words (m, d).
+
+        nearness   mean_i max_k cos(f_i, w_k)
+        span       ‖centred features, projected on the span of the centred prototypes‖² / ‖centred features‖²
+
+    Where there are many names, as many as a quarter of the words are drawn from them as well, 20 times.
+    """
+    x = F.normalize(features.float(), dim=1)
+    named = F.normalize(prototypes.float(), dim=1)
+    draw = torch.Generator().manual_seed(seed)
+    size = min(len(named), len(words) // 4)
+    null = _statistics(x, words, torch.stack([_some(len(words), size, draw) for _ in range(SETS)]))
+    looks = 20 if size < len(named) else 1
+    ours = _statistics(x, named, torch.stack([_some(len(named), size, draw) for _ in range(looks)])).mean(0)
+    near, span = (null < ours).double().mean(0).tolist()
+    count = max(1, len(x) // 20)
+    own = (x @ named.T).topk(count, dim=0).values.mean(0)  # (k,), cosines of a name with the inputs nearest to it
+    return NamesFit(near, span, [classes[k] for k in own.argsort().tolist()[:WORST]])
+
+
+def _some(n: int, size: int, draw: torch.Generator) -> Tensor:
+    return torch.randperm(n, generator=draw)[:size]
+
+
+def _statistics(x: Tensor, prototypes: Tensor, sets: Tensor) -> Tensor:
+    """(n, d), (m, d), (s, size) positions in the prototypes -> (s, 2)."""
+    sim, centred = x @ prototypes.T, x - x.mean(0)
+    total = float((centred**2).sum())
+    rows = []
+    for places in sets:
+        own = prototypes[places]
+        basis = torch.linalg.svd(own - own.mean(0), full_matrices=False)
+        kept = basis.Vh[basis.S / basis.S.max().clamp_min(1e-12) > 1e-4]
+        inside = float(((centred @ kept.T) ** 2).sum())
+        rows.append([float(sim[:, places].max(1).values.mean()), inside / max(total, 1e-12)])
+    return torch.tensor(rows)
+
+
+@torch.no_grad()
+def absent_names(classifier: BaseClassifier, encoded: FeatureSet) -> list[str]:
+    """Class names that seem not to occur: expectation maximisation gives them less than one of the inputs.
+
+    At most 16,384 inputs are looked at; of fewer than 30 nothing is said.
+    """
+    if len(encoded.indices) < INPUTS:
+        return []
+    order = torch.randperm(len(encoded.indices), generator=torch.Generator().manual_seed(0))[:FITTED_ON]
+    some = FeatureSet([], encoded.features[order.sort().values])
+    counts = gated_shares(classifier.scores(some).logits.float().softmax(1)) * len(order)
+    return [name for name, count in zip(classifier.classes, counts.tolist(), strict=True) if count < 1]

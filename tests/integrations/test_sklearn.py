@@ -1,0 +1,173 @@
+"""`PoufClassifier` among the tools of scikit-learn."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from helpers import REVIEWS, groups
+from PIL import Image
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from small_models import masked_lm, sentence_encoder
+
+from pouf import EMBEDDED, Classifier, InputError, PoufClassifier
+from pouf.demo import DIGITS
+
+QUICK = {"steps": 3, "snapshots": 0, "postprocess": "none", "few_classes": 0.0}
+
+
+class AnyWidth(PoufClassifier):
+    """Prototypes as wide as whatever matrix a check of scikit-learn comes with."""
+
+    def _prototypes(self, names: Any, width: int) -> Any:
+        return np.random.RandomState(0).randn(len(names), width)
+
+
+# Checks that can't apply, and why.
+EXPECTED_FAILURES = {
+    "check_estimators_dtypes": "its integers hold a vector of zeros, which has no direction to compare with a prototype"
+}
+
+
+@parametrize_with_checks(
+    [AnyWidth(model=len, recipe="features-fast", settings=QUICK)],
+    expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
+)
+def test_check_estimator(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> tuple[Any, Any, Any]:
+    """Vectors, prototypes and labels, the names not in the order of the alphabet."""
+    features, prototypes = (each.numpy() for each in groups())
+    names = np.array(["f", "a", "e", "b", "d", "c"])
+    return features, prototypes, names[np.arange(len(features)) % 6]
+
+
+def estimator(prototypes: Any, **more: Any) -> PoufClassifier:
+    return PoufClassifier(prototypes, classes=["f", "a", "e", "b", "d", "c"], settings=QUICK, **more)
+
+
+def test_columns_stand_in_the_order_of_scikit_learn(vectors: tuple[Any, Any, Any]) -> None:
+    """Its scorers take the columns for those of the sorted classes."""
+    features, prototypes, labels = vectors
+    fitted = estimator(prototypes).fit(features)
+    assert list(fitted.classes_) == list("abcdef")
+    assert list(fitted.predict(features)) == fitted.classifier_.predict(features)
+    column = fitted.predict_proba(features)[:, list(fitted.classes_).index("e")]
+    own = fitted.classifier_.predict_proba(features)[:, list(fitted.classifier_.classes).index("e")]
+    assert np.allclose(column, own, atol=1e-6)
+    assert (cross_val_score(estimator(prototypes), features, labels, cv=3, scoring="neg_log_loss") > -1.0).all()
+    assert (cross_val_score(estimator(prototypes), features, labels, cv=3, scoring="roc_auc_ovr") > 0.95).all()
+
+
+def test_labels_decide_nothing_but_the_score(vectors: tuple[Any, Any, Any]) -> None:
+    features, prototypes, labels = vectors
+    alone, beside, wrong = (
+        estimator(prototypes).fit(features, y).predict_proba(features) for y in (None, labels, labels[::-1])
+    )
+    assert np.array_equal(alone, beside)
+    assert np.array_equal(alone, wrong)
+    with pytest.raises(InputError, match="y holds values that are no class, such as 'x'"):
+        estimator(prototypes).fit(features, ["x"] * len(features))
+
+
+def test_parameters_clones_grids_and_pipelines(vectors: tuple[Any, Any, Any]) -> None:
+    features, prototypes, labels = vectors
+    first = estimator(prototypes, random_state=3)
+    assert first.get_params()["random_state"] == 3
+    again = clone(first).set_params(method="prior-correction", settings=None)
+    assert again.fit(features).verdict_ is not None
+    grid = {"pouf__method": ["prior-correction", "em"]}
+    pipeline = Pipeline([("same", FunctionTransformer()), ("pouf", again)])
+    search = GridSearchCV(pipeline, grid, cv=2).fit(features, labels)
+    assert search.best_score_ > 0.8
+    # Its features are good for what comes after it, too.
+    probe = make_pipeline(estimator(prototypes), LogisticRegression()).fit(features, labels)
+    assert probe.score(features, labels) > 0.9
+
+
+def test_a_fitted_one_is_pickled(tiny: Classifier, pictures: list[Any], vectors: tuple[Any, Any, Any]) -> None:
+    features, prototypes, _ = vectors
+    of_images = PoufClassifier(tiny, settings=QUICK).fit(pictures)
+    for fitted, inputs in ((estimator(prototypes).fit(features), features), (of_images, pictures)):
+        again = pickle.loads(pickle.dumps(fitted))
+        assert np.array_equal(again.predict_proba(inputs), fitted.predict_proba(inputs))
+
+
+@pytest.mark.parametrize("given", ["paths", "pictures", "arrays", "grey"])
+def test_images_as_people_have_them(few_digits: Path, given: str) -> None:
+    paths = sorted(few_digits.rglob("*.png"))[:40]
+    opened = [Image.open(path).convert("RGB") for path in paths]
+    inputs = {
+        "paths": [str(path) for path in paths],
+        "pictures": opened,
+        "arrays": np.stack([np.asarray(image) for image in opened]),
+        "grey": np.stack([np.asarray(Image.open(path)) for path in paths]),  # (n, h, w)
+    }[given]
+    fitted = PoufClassifier(classes=DIGITS, settings=QUICK).fit(inputs)
+    expected = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    expected.adapt(paths, settings=QUICK)
+    assert np.allclose(
+        fitted.predict_proba(inputs)[:, fitted._order.argsort()], expected.predict_proba(paths), atol=1e-4
+    )
+    assert fitted.transform(inputs).shape == (40, len(fitted.get_feature_names_out()))
+
+
+@pytest.mark.parametrize("given", ["list", "array", "column", "series"])
+def test_texts_as_people_have_them(tmp_path: Path, given: str) -> None:
+    inputs = {
+        "list": REVIEWS,
+        "array": np.array(REVIEWS),
+        "column": np.array(REVIEWS)[:, None],
+        "series": pandas.Series(REVIEWS, index=range(5, 13)),
+    }[given]
+    fitted = PoufClassifier(sentence_encoder(tmp_path), ["bad", "good"], ["it is {}."], settings=QUICK).fit(inputs)
+    assert fitted.predict(inputs).shape == (len(REVIEWS),)
+    assert list(fitted.predict(inputs)) == fitted.classifier_.predict(REVIEWS)
+
+
+def test_a_masked_language_model_and_names_from_labels(tmp_path: Path) -> None:
+    model = masked_lm(tmp_path, "roberta")
+    labels = ["great"] * 3 + ["terrible"] * 5
+    fitted = PoufClassifier(model, templates=["{text} It was [MASK]."], settings=QUICK).fit(REVIEWS, labels)
+    assert fitted.classifier_.backbone.cloze.words == (("great",), ("terrible",))
+    with pytest.raises(InputError, match="give their names, or labels"):
+        PoufClassifier(model, templates=["{text} It was [MASK]."]).fit(REVIEWS)
+
+
+def test_a_function_that_encodes_prompts(vectors: tuple[Any, Any, Any]) -> None:
+    features, prototypes, labels = vectors
+    known = dict(zip(["f", "a", "e", "b", "d", "c"], prototypes, strict=True))
+    asked = []
+
+    def encode(prompts: list[str]) -> Any:
+        asked.extend(prompts)
+        return torch.tensor(np.stack([known[prompt[-1]] for prompt in prompts]))
+
+    templates = ["{}", "this is {}"]
+    by_function = PoufClassifier(encode, templates=templates, settings=QUICK).fit(features, labels)
+    assert asked[:2] == ["a", "this is a"]
+    by_vectors = estimator(prototypes).fit(features)
+    assert np.allclose(by_function.predict_proba(features), by_vectors.predict_proba(features), atol=1e-5)
+    with pytest.raises(InputError, match="expected one row for each"):
+        PoufClassifier(lambda prompts: np.ones(3), ["a", "b"]).fit(features)
+
+
+def test_digits_from_a_matrix_of_pixels_by_cross_validation() -> None:
+    """End to end: images as arrays, labels as the words for them, in a pipeline."""
+    digits = load_digits()
+    images = (digits.images[:100] * (255 / 16)).round().astype(np.uint8)
+    labels = np.array(DIGITS)[digits.target[:100]]
+    scores = cross_val_score(PoufClassifier(classes=DIGITS, recipe="fast"), images, labels, cv=2)
+    assert scores.mean() > 0.5

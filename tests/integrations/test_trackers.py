@@ -1,0 +1,139 @@
+"""What trackers are told of a run, in their real files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_runner import pouf
+from helpers import groups
+
+from pouf import Callback, Classifier, EarlyStopping, InputError, Step, Tracking, Vectors
+
+SETTINGS = {"steps": 12, "batch_size": 32, "snapshots": 4}
+
+
+def classifier() -> tuple[Vectors, Classifier]:
+    features, prototypes = groups()
+    return Vectors(features), Classifier.from_vectors(prototypes, list("abcdef"))
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Steps and values by name, as TensorBoard itself reads them."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_holds_every_step_and_the_verdict(tmp_path: Path) -> None:
+    data, clf = classifier()
+    result = clf.adapt(data, settings=SETTINGS, callbacks=[Tracking("tensorboard", name="mine", folder=tmp_path)])
+    logged = scalars(tmp_path / "mine")
+    assert logged["loss"] == [(step.step, pytest.approx(step.loss, rel=1e-5)) for step in result.history]
+    assert logged["terms/transport"][3][1] == pytest.approx(result.history[3].terms["transport"], rel=1e-5)
+    ((at, agreement),) = logged["verdict/agreement"]
+    assert at == 12 and agreement == pytest.approx(result.verdict.diagnostics.agreement)
+    (settings,) = (tmp_path / "mine").rglob("hparams.yml")
+    assert "optimisation.lr: " in settings.read_text() and "steps: 12" in settings.read_text()
+
+
+def test_each_trial_of_a_search_is_a_run_of_its_own(tmp_path: Path) -> None:
+    data, clf = classifier()
+    told = Tracking(["tensorboard"], folder=tmp_path)
+    clf.search(data, {"optimisation.lr": [1e-3, 3e-3]}, settings=SETTINGS, callbacks=[told])
+    first, second = scalars(tmp_path), scalars(tmp_path / "2")
+    assert [at for at, _ in first["loss"]] == [at for at, _ in second["loss"]] == list(range(1, 13))
+    assert first["lr"] != second["lr"] and told.open == []
+
+
+def test_the_command_line_logs_into_the_run(tmp_path: Path) -> None:
+    features, prototypes = groups()
+    np.save(tmp_path / "features.npy", features.numpy())
+    np.savez(tmp_path / "prototypes.npz", prototypes=prototypes.numpy(), names=np.array(list("abcdef")))
+    vectors = ("adapt", "features.npy", "--prototypes", "prototypes.npz", "--steps", 3, "--no-report")
+    pouf(*vectors, "--tracker", "tensorboard", "--out", "run", cwd=tmp_path)
+    assert len(scalars(tmp_path / "run" / "tensorboard" / "run")["loss"]) == 3
+    said = pouf(*vectors, "--tracker", "tensorbord", "--out", "other", cwd=tmp_path, code=2)
+    assert "Did you mean 'tensorboard'?" in said.stderr and not (tmp_path / "other").exists()
+
+
+def test_a_tracker_that_is_not_installed_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"the tracker 'wandb' needs wandb: pip install \"pouf\[wandb\]\""):
+        Tracking(["tensorboard", "wandb"])
+    with pytest.raises(InputError, match="options for wandb, which is not among the trackers"):
+        Tracking("tensorboard", options={"wandb": {}})
+
+
+class Order(Callback):
+    """What it was told, in its order."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self.told: list[object] = []
+        self.stop_at = stop_at
+
+    def on_start(self, recipe: object, trainable: int, total: int) -> None:
+        self.told.append("start")
+
+    def on_step(self, step: Step) -> None:
+        self.told.append(step.step)
+
+    def on_checkpoint(self, step: int) -> bool:
+        self.told.append(("checkpoint", step))
+        return bool(self.stop_at) and step >= self.stop_at
+
+    def on_end(self, result: object) -> None:
+        self.told.append("end")
+
+    def on_error(self, error: BaseException) -> None:
+        self.told.append(type(error).__name__)
+
+
+def test_callbacks_are_told_in_the_order_that_is_documented(tmp_path: Path) -> None:
+    data, clf = classifier()
+    told = Order()
+    clf.adapt(data, settings=SETTINGS | {"steps": 4, "snapshots": 2}, callbacks=[told])
+    assert told.told == ["start", ("checkpoint", 0), 1, 2, ("checkpoint", 2), 3, 4, ("checkpoint", 4), "end"]
+
+
+def test_a_checkpoint_can_end_the_training() -> None:
+    data, clf = classifier()
+    told = Order(stop_at=6)
+    result = clf.adapt(data, settings=SETTINGS, callbacks=[told])
+    assert len(result.history) == 6 and result.verdict.last == 6 and told.told[-2:] == [("checkpoint", 6), "end"]
+
+
+def test_a_run_that_breaks_off_tells_its_callbacks_and_closes_its_trackers(tmp_path: Path) -> None:
+    class Broken(Order):
+        def on_step(self, step: Step) -> None:
+            if step.step == 3:
+                raise KeyError("mine")
+
+    data, clf = classifier()
+    told, tracking = Order(), Tracking("tensorboard", folder=tmp_path)
+    with pytest.raises(KeyError, match="mine"):
+        clf.adapt(data, settings=SETTINGS, callbacks=[told, tracking, Broken()])
+    assert told.told[-2:] == [3, "KeyError"] and tracking.open == []
+    assert len(scalars(tmp_path)["loss"]) == 3
+
+
+def test_early_stopping_waits_for_a_loss_that_no_longer_falls() -> None:
+    def at(losses: list[float], patience: int, min_delta: float = 0.0) -> int | None:
+        stopping = EarlyStopping(patience, min_delta)
+        for i, loss in enumerate(losses, 1):
+            if stopping.on_step(Step(i, loss, {}, 1.0, 1.0, 1.0, 0.0)):
+                return i
+        return None
+
+    falling, flat = [10.0 - i for i in range(8)], [2.0] * 8
+    assert at(falling, 2) is None
+    assert at(falling + flat, 2) == 12, "the first four that are equal"
+    assert at(falling, 2, min_delta=3.0) == 4
+    with pytest.raises(InputError, match="at least one step"):
+        EarlyStopping(0)
+    data, clf = classifier()
+    result = clf.adapt(data, settings=SETTINGS | {"steps": 200}, callbacks=[EarlyStopping(5, min_delta=1.0)])
+    assert len(result.history) == 10 and result.verdict.last == 10

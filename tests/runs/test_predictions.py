@@ -1,0 +1,74 @@
+"""Predictions block by block, and each process's part of them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from pouf import Classifier, FeatureCache, Images, InferenceConfig, InputError, inference
+from pouf.distributed import World
+from pouf.runs.predictions import predict_share
+
+
+@pytest.fixture
+def broken(few_digits: Path, tmp_path: Path) -> Path:
+    for i, file in enumerate(sorted(few_digits.rglob("*.png"))[:30]):
+        (tmp_path / "images").mkdir(exist_ok=True)
+        (tmp_path / "images" / f"{i:02}.png").write_bytes(b"no picture" if i in (3, 29) else file.read_bytes())
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_blocks_hold_few_inputs_and_are_the_whole_together(
+    broken: Path, tmp_path: Path, tiny: Classifier, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    data, whole = Images.from_folder(broken), tiny.infer(Images.from_folder(broken))
+    monkeypatch.setattr(inference, "BLOCK", 7)
+    seen: list[int] = []
+    told: list[int] = []
+    total: list[int] = []
+    config = InferenceConfig(4, cache=FeatureCache(tmp_path / "cache") if kept else None, on_batch=told.append,
+                             on_start=total.append)  # fmt: skip
+    for _ in range(2):  # the second time the features are found again
+        blocks = list(tiny.infer_blocks(data, config, lambda encoded: seen.append(len(encoded.indices))))
+        assert [index for block in blocks for index in block.indices] == whole.indices
+        assert torch.allclose(
+            torch.cat([block.log_probabilities for block in blocks]), whole.log_probabilities, atol=1e-5
+        )
+    assert max(seen) <= 7 and sum(seen) == 2 * 28
+    assert total[0] == 30 and sum(told) == 2 * 28, "progress is told of all blocks together"
+
+
+def test_one_process_writes_one_file_with_the_rows_of_all_blocks(
+    broken: Path, tmp_path: Path, tiny: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "BLOCK", 7)
+    data = Images.from_folder(broken)
+    share = predict_share(tmp_path / "p.csv", tiny, data, InferenceConfig())
+    rows = list(csv.DictReader((tmp_path / "p.csv").open()))
+    readable = [file for file in sorted(broken.iterdir()) if file.name not in ("03.png", "29.png")]
+    assert [row["path"] for row in rows] == [file.name for file in readable]
+    assert [row["class"] for row in rows] == tiny.predict(readable)
+    assert (share.n, len(share.sample.indices), sorted(data.skipped)) == (28, 28, [3, 29])
+
+
+def test_nothing_is_written_where_nothing_can_be_read(tmp_path: Path, tiny: Classifier) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match="none of the 1 inputs"):
+        predict_share(tmp_path / "p.csv", tiny, Images.from_folder(tmp_path), InferenceConfig())
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_features_for_a_fit_are_the_same_rows_however_many_there_are(
+    tiny: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pouf.base.FITTED_ON", 5)
+    own = tiny.encode(Images([Image.new("RGB", (8, 8), (i, 0, 0)) for i in range(12)]))
+    some = tiny.some_features(own, World())
+    assert len(some.indices) == 5 and some.indices == sorted(set(some.indices))
+    assert torch.equal(some.features, own.features[some.indices])
+    assert some.indices == tiny.some_features(own, World()).indices

@@ -1,0 +1,314 @@
+"""What is loaded is whole, finite and what was saved: anything else is an error, never another prediction."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import groups
+from safetensors.torch import load_file, save_file
+from small_models import clip, masked_lm, sentence_encoder
+from transformers import AutoTokenizer
+
+from pouf import EMBEDDED, Classifier, InputError, Recipe
+from pouf.demo import DIGITS
+from pouf.reading import digest_of
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    clip(folder / "clip")
+    sentence_encoder(folder / "sentence")
+    masked_lm(folder / "masked", "roberta")
+    return folder
+
+
+def open_model(folder: Path) -> Classifier:
+    if folder.name == "masked":
+        words = {"templates": ["{text} It was [MASK]."], "words": ["terrible", "great"]}
+        return Classifier.from_pretrained(folder, ["bad", "good"], **words)
+    return Classifier.from_pretrained(folder, ["cat", "dog"])
+
+
+def change_weights(file: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+
+
+def a_matrix(tensors: dict[str, torch.Tensor]) -> str:
+    """Of an encoder: not of a head, and not of a pooler, which may be missing."""
+    return next(name for name in sorted(tensors) if "encoder.layer" in name and tensors[name].ndim == 2)
+
+
+def lose_one(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[a_matrix(tensors)]
+
+
+def reshape_one(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[a_matrix(tensors)] = torch.zeros(3, 3)
+
+
+def spoil_one(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[a_matrix(tensors)][0, 0] = float("nan")
+
+
+BROKEN = {
+    "missing": (lambda m: change_weights(m / WEIGHTS, lose_one), "not whole: 1 of its weights"),
+    "other shape": (lambda m: change_weights(m / WEIGHTS, reshape_one), "not whole: 1 of its weights"),
+    "not finite": (lambda m: change_weights(m / WEIGHTS, spoil_one), "not finite"),
+    "cut": (lambda m: (m / WEIGHTS).write_bytes((m / WEIGHTS).read_bytes()[:5000]), "can't load model"),
+    "empty": (lambda m: (m / WEIGHTS).write_bytes(b""), "can't load model"),
+    "no weights": (lambda m: (m / WEIGHTS).unlink(), "can't load model"),
+    "no tokenizer": (
+        lambda m: [(m / name).unlink(missing_ok=True) for name in ("tokenizer.json", "vocab.txt")],
+        "has no tokenizer|instantiate the backend tokenizer",
+    ),
+    "no config": (lambda m: (m / "config.json").unlink(), "can't load model"),
+    "config of another kind": (lambda m: (m / "config.json").write_text("[1, 2]"), "can't load model"),
+    "config cut": (
+        lambda m: (m / "config.json").write_text((m / "config.json").read_text()[:99]), "can't load model",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", BROKEN)
+@pytest.mark.parametrize("kind", ["clip", "sentence", "masked"])
+def test_a_damaged_model_is_refused(models: Path, tmp_path: Path, kind: str, damage: str) -> None:
+    model = shutil.copytree(models / kind, tmp_path / kind)
+    breaks, words = BROKEN[damage]
+    breaks(model)
+    with pytest.raises(InputError, match=words):
+        open_model(model)
+
+
+def test_an_unused_pooler_may_lack_and_then_is_always_the_same(models: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(models / "sentence", tmp_path / "sentence")
+    change_weights(model / WEIGHTS, lambda t: [t.pop(name) for name in list(t) if name.startswith("pooler.")])
+    prints = {open_model(model).backbone.fingerprint() for _ in range(2)}
+    assert len(prints) == 1
+
+
+def test_a_fresh_head_may_lack_and_a_trained_one_may_not(models: Path, tmp_path: Path) -> None:
+    classifier = open_model(models / "sentence")
+    classifier.start_afresh(seed=3)
+    classifier.tune(Recipe().tuner)
+    classifier.save_pretrained(tmp_path)
+    said = classifier.predict_proba(["the film is good"])
+    assert torch.equal(Classifier.from_pretrained(tmp_path).predict_proba(["the film is good"]), said)
+    change_weights(tmp_path / WEIGHTS, lambda tensors: tensors.pop("classifier.weight"))
+    forget_fingerprints(tmp_path, WEIGHTS)
+    with pytest.raises(InputError, match="not whole: 1 of its weights"):
+        Classifier.from_pretrained(tmp_path)
+
+
+def forget_fingerprints(run: Path, changed: str) -> None:
+    """As somebody would who changed a part on purpose."""
+    card = json.loads((run / "pouf.json").read_text())
+    (run / "pouf.json").write_text(json.dumps(card | {"files": {changed: digest_of(run / changed)}}))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved classifiers of each way to be saved."""
+    folder = tmp_path_factory.mktemp("saved")
+    for name in ("full", "layernorm"):
+        classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+        classifier.tune(Recipe().with_settings({"tuner.name": name}).tuner)
+        classifier.save_pretrained(folder / name)
+    vectors = Classifier.from_vectors(groups()[1], [f"class {i}" for i in range(6)])
+    vectors.tune(Recipe().with_settings({"tuner.name": "map"}).tuner)
+    vectors.save_pretrained(folder / "vectors")
+    return folder
+
+
+PARTS = [
+    ("full", WEIGHTS), ("full", "tokenizer.json"), ("full", "config.json"), ("full", "preprocessor_config.json"),
+    ("layernorm", "weights.safetensors"), ("vectors", WEIGHTS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "part"), PARTS)
+@pytest.mark.parametrize("damage", ["gone", "cut", "changed"])
+def test_a_part_that_is_gone_cut_or_changed_is_an_error(
+    saved: Path, tmp_path: Path, kind: str, part: str, damage: str
+) -> None:
+    run = shutil.copytree(saved / kind, tmp_path / "run")
+    content = bytearray((run / part).read_bytes())
+    if damage == "gone":
+        (run / part).unlink()
+    elif damage == "cut":
+        (run / part).write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        (run / part).write_bytes(content)
+    with pytest.raises(InputError, match="is missing in" if damage == "gone" else "not as it was saved"):
+        Classifier.from_pretrained(run)
+
+
+@pytest.mark.parametrize("damage", ["missing", "other shape", "not finite"])
+@pytest.mark.parametrize("kind", ["full", "layernorm", "vectors"])
+def test_weights_are_checked_also_where_no_fingerprint_tells(
+    saved: Path, tmp_path: Path, kind: str, damage: str
+) -> None:
+    run = shutil.copytree(saved / kind, tmp_path / "run")
+    file = run / ("weights.safetensors" if kind == "layernorm" else WEIGHTS)
+    change = {"missing": lose_any, "other shape": reshape_any, "not finite": spoil_any}[damage]
+    change_weights(file, change)
+    forget_fingerprints(run, file.name)
+    with pytest.raises(InputError):
+        Classifier.from_pretrained(run)
+
+
+def lose_any(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[max(tensors)]
+
+
+def reshape_any(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[max(tensors)] = torch.ones(3, 7)
+
+
+def spoil_any(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[max(tensors)].view(-1)[0] = float("inf")
+
+
+def test_zero_shot_loads_though_a_tuned_part_is_damaged(saved: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(saved / "layernorm", tmp_path / "run")
+    (run / "weights.safetensors").unlink()
+    Classifier.from_pretrained(run, use="zero-shot")
+
+
+@pytest.mark.parametrize("tuner", [None, "layernorm", "full"])
+def test_a_base_model_that_changed_since_is_told(models: Path, tmp_path: Path, tuner: str | None) -> None:
+    base = shutil.copytree(models / "clip", tmp_path / "clip")
+    classifier = Classifier.from_pretrained(base, ["cat", "dog"], temperature=0.02)
+    if tuner is not None:
+        classifier.tune(Recipe().with_settings({"tuner.name": tuner}).tuner)
+        with torch.no_grad():
+            for parameter in classifier.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.1)
+    classifier.save_pretrained(tmp_path / "run")
+    use = "zero-shot" if tuner == "full" else "advised"
+    Classifier.from_pretrained(tmp_path / "run", use=use)
+    change_weights(base / WEIGHTS, lambda tensors: tensors[a_matrix(tensors)].add_(1e-3))
+    with pytest.raises(InputError, match="other weights than when"):
+        Classifier.from_pretrained(tmp_path / "run", use=use)
+
+
+EDITS = {
+    "format": "99", "classes": 7, "templates": None, "stands_for": ["else"], "tuner": {"name": "everything"},
+    "prior": ["a"], "temperature": "hot", "files": ["weights.safetensors"], "vectors": "perhaps", "words": 3,
+    "demonstrations": {"shots": 1}, "model": 3, "unknown": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", EDITS)
+def test_an_edited_card_is_damaged_and_the_error_names_what(saved: Path, tmp_path: Path, field: str) -> None:
+    shutil.copytree(saved / "layernorm", tmp_path / "run")
+    card = json.loads((tmp_path / "run" / "pouf.json").read_text())
+    (tmp_path / "run" / "pouf.json").write_text(json.dumps(card | {field: EDITS[field]}))
+    with pytest.raises(InputError, match=rf"pouf.json' is damaged \({field}"):
+        Classifier.from_pretrained(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe\x00", b'{"format": null}', b"\x00" * 40, b"[" * 99999]
+)
+def test_a_card_that_is_no_card_is_damaged(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pouf.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"pouf\.json"):
+        Classifier.from_pretrained(tmp_path)
+
+
+def test_a_state_that_is_gone_is_not_replaced_by_another(saved: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(saved / "layernorm", tmp_path / "run")
+    card = json.loads((run / "pouf.json").read_text())
+    (run / "pouf.json").write_text(json.dumps(card | {"stands_for": ["last"]}))
+    with pytest.raises(InputError, match="holds no chosen step any more"):
+        Classifier.from_pretrained(run, use="chosen")
+
+
+def test_pickled_weights_are_loaded_only_where_the_model_is_trusted(models: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(models / "clip", tmp_path / "clip")
+    torch.save(load_file(model / WEIGHTS), model / "pytorch_model.bin")
+    (model / WEIGHTS).unlink()
+    with pytest.raises(InputError, match=r"Pickled weights \(\.bin\) can run any code"):
+        open_model(model)
+    assert Classifier.from_pretrained(model, ["cat", "dog"], trust_model=True).classes == ("cat", "dog")
+
+
+def test_code_of_a_model_is_not_run_and_nobody_is_asked(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a type that transformers knows, its own class is used; of another, the model is refused."""
+    model, mark = shutil.copytree(models / "clip", tmp_path / "clip"), tmp_path / "ran"
+    code = (
+        f"open({str(mark)!r}, 'w')\nfrom transformers import CLIPConfig as C\nclass Own(C):\n    model_type = 'own'\n"
+    )
+    (model / "own.py").write_text(code)
+    config = json.loads((model / "config.json").read_text())
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    for kind in ("clip", "own"):
+        told = config | {"auto_map": {"AutoConfig": "own.Own"}, "model_type": kind}
+        (model / "config.json").write_text(json.dumps(told))
+        if kind == "clip":
+            open_model(model)
+        else:
+            with pytest.raises(InputError, match="code of its own, which is not run"):
+                open_model(model)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("path", ["../victim", "/tmp/victim", "a/../../victim"])
+def test_modules_outside_of_their_folder_are_refused(models: Path, tmp_path: Path, path: str) -> None:
+    """Saving copies what modules.json lists: it must not write beside the run."""
+    model = shutil.copytree(models / "sentence", tmp_path / "sentence")
+    modules = json.loads((model / "modules.json").read_text())
+    modules[1]["path"] = path
+    (model / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(InputError, match="outside of its folder"):
+        open_model(model)
+
+
+def test_the_tokenizer_of_a_folder_without_one_would_be_empty(models: Path, tmp_path: Path) -> None:
+    """Why it is checked: transformers makes one that knows no word, without a warning."""
+    model = shutil.copytree(models / "clip", tmp_path / "clip")
+    (model / "tokenizer.json").unlink()
+    assert len(AutoTokenizer.from_pretrained(model)) == 2
+
+
+def test_a_local_model_needs_no_network(models: Path, tmp_path: Path) -> None:
+    """In a process of its own, where the hub is not switched off: nothing is asked of it."""
+    code = (
+        "import socket, sys\n"
+        "def refuse(*_, **__): raise SystemExit('a connection was tried')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "from pouf import Classifier\n"
+        "classifier = Classifier.from_pretrained(sys.argv[1], ['cat', 'dog'])\n"
+        "classifier.save_pretrained(sys.argv[2])\n"
+        "print(Classifier.from_pretrained(sys.argv[2]).predict('a cat'))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    command = [sys.executable, "-c", code, str(models / "sentence"), str(tmp_path / "run")]
+    told = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert told.stdout.strip() in ("cat", "dog"), told.stderr
+
+
+def test_offline_means_no_connection_and_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[object] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: tried.append(a) or [])
+    with pytest.raises(InputError, match="can't load model 'somebody/some-model'"):
+        Classifier.from_pretrained("somebody/some-model", ["cat", "dog"])
+    assert not tried

@@ -1,0 +1,130 @@
+"""What is left of names outside of the task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from cli_runner import pouf
+from helpers import REVIEWS, groups, weights
+from small_models import masked_lm
+
+from pouf import Callback, Classifier, InputError, Step, Vectors, read_labelled
+from pouf.demo import DIGITS
+from pouf.recipe import Recipe
+from pouf.training.adaptation import adapt
+from pouf.validation.drift import other_names
+
+LETTERS = ["letter a", "letter b", "letter c", "letter d"]
+SETTINGS = {"steps": 12, "batch_size": 32, "snapshots": 1}
+
+
+def letters() -> Classifier:
+    """The task is to tell letters apart; digits are what is to be kept."""
+    return Classifier.from_pretrained("pouf/tiny-clip", LETTERS)
+
+
+def right(classifier: Classifier, digits: Path) -> float:
+    """The same weights with digits for classes, without any help of ours."""
+    labelled = read_labelled(digits, DIGITS, "image")
+    said = Classifier(classifier.backbone, DIGITS).infer(labelled.inputs).log_probabilities.argmax(1)
+    return float((said == torch.tensor(labelled.labels)).double().mean())
+
+
+def test_drift_is_what_the_same_weights_say_of_other_names(few_digits: Path) -> None:
+    clf = letters()
+    before = right(clf, few_digits)
+    result = clf.adapt(few_digits, recipe="demo", settings=SETTINGS, keep_classes=DIGITS, keep_data=few_digits)
+    result.restore("last")
+    drift = result.drift
+    assert drift is not None and (drift.names, drift.inputs) == (10, 150)
+    assert (drift.accuracy_before, drift.accuracy_after) == (before, right(clf, few_digits))
+    assert drift.accuracy_after < before - 0.2 and drift.agreement < 0.8
+    anchored = letters()
+    held = anchored.adapt(
+        few_digits, recipe="demo", settings=SETTINGS | {"anchor": 0.2}, keep_classes=DIGITS, keep_data=few_digits
+    )
+    assert held.drift is not None and held.drift.agreement > drift.agreement + 0.1
+
+
+@pytest.mark.parametrize("tuner", ["prompt", "prototypes"])
+def test_what_leaves_the_encoders_alone_loses_nothing(tuner: str, few_digits: Path) -> None:
+    settings = SETTINGS | {"tuner.name": tuner, "steps": 4, "optimisation.lr": 0.1}
+    result = letters().adapt(few_digits, recipe="demo", settings=settings, keep_classes=DIGITS)
+    assert result.drift is not None and result.drift.agreement == 1.0 and result.drift.accuracy_after is None
+
+
+def test_an_anchor_gives_back_its_share_of_each_step() -> None:
+    features, prototypes = groups()
+    start, free, held = (Classifier.from_vectors(prototypes, list("abcdef")) for _ in range(3))
+    one = Recipe.load("features").with_settings(
+        {"steps": 1, "batch_size": 32, "few_classes": 0.0, "postprocess": "none", "snapshots": 0}
+    )
+    adapt(free, Vectors(features), one)
+    adapt(held, Vectors(features), one.with_settings(anchor=0.25))
+    expected = free.backbone.table + 0.25 * (start.backbone.table - free.backbone.table)
+    assert not torch.equal(free.backbone.table, start.backbone.table)
+    assert torch.allclose(held.backbone.table, expected, atol=1e-7)
+
+
+def test_an_anchored_run_that_goes_on_holds_to_where_it_first_started(tmp_path: Path) -> None:
+    class Enough(Callback):
+        def on_step(self, step: Step) -> None:
+            if step.step == 5:
+                raise KeyboardInterrupt
+
+    features, prototypes = groups()
+    settings = SETTINGS | {"anchor": 0.3, "steps": 10, "compute.save_every": 0.0, "optimisation.lr": 0.1}
+    whole, broken, resumed = (Classifier.from_vectors(prototypes, list("abcdef")) for _ in range(3))
+    whole.adapt(features, settings=settings).restore("last")
+    with pytest.raises(KeyboardInterrupt):
+        broken.adapt(features, settings=settings, output_dir=tmp_path / "run", callbacks=[Enough()])
+    resumed.adapt(features, settings=settings, output_dir=tmp_path / "run", resume=True).restore("last")
+    assert torch.equal(weights(whole)["backbone.table"], weights(resumed)["backbone.table"])
+
+
+def test_names_to_keep_are_others_that_the_model_can_read(tmp_path: Path) -> None:
+    clf = letters()
+    assert other_names(["Letter_A", "one", "two"], clf) == ("one", "two")
+    assert len(other_names("words", clf)) > 200
+    with pytest.raises(InputError, match="1 are left once those of the task"):
+        other_names(["letter a", "one"], clf)
+    with pytest.raises(InputError, match="no text side here"):
+        other_names(["one", "two"], Classifier.from_vectors(groups()[1], list("abcdef")))
+    with pytest.raises(InputError, match="give the names that are to be kept"):
+        clf.adapt(["a.png"], keep_data="folder")
+    cloze = Classifier.from_pretrained(
+        masked_lm(tmp_path / "model", "roberta"), ["negative", "positive"], ["{text} It was [MASK]."],
+        words=["terrible", "great"],
+    )  # fmt: skip
+    assert other_names(["food", "film", "unheard-of"], cloze) == ("food", "film")
+    result = cloze.adapt(
+        REVIEWS * 4, settings={"steps": 3, "optimisation.lr": 1e-2}, keep_classes=["food", "film", "book"]
+    )
+    assert result.drift is not None and result.drift.names == 3 and result.drift.inputs == 32
+
+
+def test_the_command_line_tells_drift_and_the_run_keeps_it(few_digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "digits.txt").write_text("".join(f"{name}\n" for name in DIGITS))
+    command = ["adapt", few_digits, "--model", "pouf/tiny-clip", "--classes", ",".join(LETTERS), "--recipe", "demo",
+               "--steps", 3, "--keep-classes", "digits.txt"]  # fmt: skip
+    said = pouf(*command, "--keep-data", few_digits, "--out", "run", cwd=tmp_path).stdout
+    assert "Beside the task: " in said and "of 10 other names as before; accuracy there went from" in said
+    drift = json.loads((tmp_path / "run" / "run.json").read_text())["drift"]
+    assert drift["names"] == 10 and 0 < drift["accuracy_before"] < 1
+    assert "10 other names as before" in (tmp_path / "run" / "README.md").read_text()
+    assert "same of other names as before" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_search_tells_the_drift_of_what_it_chose(few_digits: Path) -> None:
+    clf = letters()
+    found = clf.search(
+        few_digits, {"optimisation.lr": [1e-3]}, recipe="demo", settings=SETTINGS, keep_classes=DIGITS,
+        keep_data=few_digits,
+    )  # fmt: skip
+    drift = found.result.drift
+    assert drift is not None and drift.accuracy_before == right(letters(), few_digits)
+    with found.result.at(found.result.verdict.adapted):
+        assert drift.accuracy_after == right(clf, few_digits)
