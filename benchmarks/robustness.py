@@ -13,7 +13,8 @@ of `pouf demo`. Own sets are
 Each set is taken as it is and in draws: of two classes 70:30, 85:15 and 10:1 (which is the larger alternates with the
 seed), of more classes with shares that fall off to a tenth in an order drawn at random. Labels make the draws and judge
 the results; no method sees them. "default" is what `adapt` without any setting leaves the classifier at, "last" the
-last step whatever the verdict. Cells that are in the file already are not run again.
+last step whatever the verdict. Texts are also judged on others of the same set, half as many and with the same shares,
+which no run was adapted to ("held out"). Cells that are in the file already are not run again.
 """
 
 from __future__ import annotations
@@ -162,16 +163,33 @@ def drawn(labels: Sequence[int], weights: Sequence[float], size: int, seed: int)
     return sorted(i for rows, count in zip(own, counts, strict=True) for i in draw.sample(rows, min(count, len(rows))))
 
 
+def held_out(labels: Sequence[int], rows: Sequence[int], seed: int) -> list[int]:
+    """Half as many of the other rows, with the same shares of the classes where there are enough of each."""
+    taken, draw = set(rows), random.Random(seed)
+    others: list[int] = []
+    for k in sorted(set(labels)):
+        left = [i for i, label in enumerate(labels) if label == k and i not in taken]
+        others += draw.sample(left, min(len(left), sum(labels[i] == k for i in rows) // 2))
+    return sorted(others)
+
+
 def run(of: Labelled, rows: list[int], seed: int, known: bool) -> dict[str, Any]:
     data = Subset(of.data, rows)
     truth = torch.tensor([of.labels[i] for i in rows])
+    other_rows = held_out(of.labels, rows, seed) if isinstance(of.data, Texts) else []
+    others, others_truth = Subset(of.data, other_rows), torch.tensor([of.labels[i] for i in other_rows])
     classifier = of.classifier()
     encoded = classifier.encode(data)
 
     def judged() -> float:
         return accuracy(classifier.log_probabilities(encoded).argmax(1), truth)
 
+    def judged_on_others() -> float:
+        return accuracy(classifier.log_probabilities(classifier.encode(others)).argmax(1), others_truth)
+
     cell: dict[str, Any] = {"n": len(rows), "zero-shot": judged()}
+    if other_rows:
+        cell |= {"held out, n": len(other_rows), "held out, zero-shot": judged_on_others()}
     for method in UNTRAINED:
         classifier.fit_postprocessor(method, encoded)
         cell[method] = judged()
@@ -181,6 +199,8 @@ def run(of: Labelled, rows: list[int], seed: int, known: bool) -> dict[str, Any]
     cell["seconds"] = round(time.perf_counter() - start, 1)
     encoded = classifier.encode(data)
     cell["default"] = judged()
+    if other_rows:
+        cell["held out, default"] = judged_on_others()
     result.restore("last")
     encoded = classifier.encode(data)
     cell["last"] = judged()
@@ -188,7 +208,8 @@ def run(of: Labelled, rows: list[int], seed: int, known: bool) -> dict[str, Any]
     if known:
         shares = (torch.bincount(truth, minlength=of.classes) + 1e-3) / (len(truth) + 1e-3 * of.classes)
         classifier = of.classifier()
-        classifier.adapt(data, prior=shares.tolist(), seed=seed).restore("last")
+        # No verdict is asked for, and so no checkpoints are looked at on the way.
+        classifier.adapt(data, prior=shares.tolist(), seed=seed, settings={"snapshots": 0})
         said = classifier.log_probabilities(classifier.encode(data)).argmax(1)
         cell["known"] = accuracy(said, truth)
         cell["known, share error"] = float(

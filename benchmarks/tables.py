@@ -25,8 +25,9 @@ NINE = ("SST-2", "SST-5", "MR", "Subj", "TREC", "CoLA", "RTE", "MRPC", "STS-B")
 OFFICE = tuple(f"office31:{domain}" for domain in ("amazon", "dslr", "webcam"))
 ONE_SEED = (0,)
 
-# 50 steps where the paper has 1,000: the rate is the highest of LM-BFF's grid for all rows, and only the last step is
-# judged, since 16 draws of demonstrations make each evaluation as long as the training.
+# 50 steps where the paper has 1,000: the rate is the highest of LM-BFF's grid for all rows. Only the last step is
+# judged, since 16 draws of demonstrations make each evaluation as long as the training; "language-stops" has five
+# evaluations of the rows without demonstrations.
 SHORT = {"steps": 50, "optimisation.lr": 5e-5, "snapshots": 0}
 
 
@@ -57,9 +58,12 @@ def on_standins(data: Path) -> Iterator[Run]:
 
 
 def on_real_texts(data: Path, model: str) -> Iterator[Run]:
-    shared = {"tasks": NINE, "seeds": (42, 21), "settings": SHORT, "limit": 100}
-    yield Run("language-train", "language", data, model, shared | {"methods": ("pouf",), "unlabelled": "train"})
-    yield Run("language", "language", data, model, shared)
+    shared = {"tasks": NINE, "seeds": (42, 21), "settings": SHORT}
+    several = {"settings": SHORT | {"snapshots": 5}, "methods": ("pouf", "fine-tuning"), "limit": 60}
+    yield Run("language-stops", "language", data, model, shared | several)
+    few = shared | {"limit": 40}  # an evaluation with demonstrations reads 16 inputs per text
+    yield Run("language-train", "language", data, model, few | {"methods": ("pouf",), "unlabelled": "train"})
+    yield Run("language", "language", data, model, few)
 
 
 def main() -> None:

@@ -7,17 +7,20 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["POUF_CACHE"] = tempfile.mkdtemp(prefix="pouf-cache-")
 
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hub_server import hub as serve_hub
 from PIL import Image
 
 from pouf import EMBEDDED, Classifier
@@ -45,6 +48,15 @@ def few_digits(digits_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(path.read_bytes())
     return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
+    """A hub of one's own, with its repositories in tmp_path / "hub"."""
+    with serve_hub(tmp_path / "hub") as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield served
+        served.shutdown()
 
 
 @pytest.fixture

@@ -141,10 +141,19 @@ class BaseClassifier(nn.Module, ModelHubMixin):
                 that you can do on this machine; without it, only safetensors and the classes of transformers are used.
         """
         if classes is None:
+            asked = {"templates": templates, "words": words, "max_length": max_length}
+            if own := [name for name, value in asked.items() if value is not None]:
+                raise InputError(f"a run has its own {' and '.join(own)}: give classes too, or leave that out")
             classifier = saving.load(cls, saving.fetch(name_or_path, revision), use, backbone, trust_model)
+            if temperature is not None:
+                classifier.set_temperature(temperature)
         else:
+            if use != "advised" or backbone is not None:
+                raise InputError("use and backbone are for a run that is loaded, which has its own classes")
             given = class_set(classes)  # before the model is loaded, which may take long
             cloze = make_cloze(given, templates, words, max_length)
+            if cloze is None and max_length is not None:
+                raise InputError("max_length is for a language model with a gap: give a template with [MASK] as well")
             if cloze is None and templates is not None:
                 check_templates(templates)
             loaded = load_backbone(name_or_path, cloze, revision, trust_model)
@@ -499,7 +508,8 @@ class BaseClassifier(nn.Module, ModelHubMixin):
         encoded = self.some_features(encoded, world, seed)
         features = encoded.features.to(self.device).float()
         prior = self.prior if prior is None else prior
-        self.postprocessor = world.broadcast(fit(features, self.fixed_prototypes(), self.scores(encoded), prior))
+        fitted = fit(features, self.fixed_prototypes(), self.scores(encoded), prior)
+        self.postprocessor = world.broadcast(fitted.cpu()).to(self.device)  # a tensor of a GPU would stay on that one
 
     @torch.no_grad()
     def nearness(self, encoded: FeatureSet) -> Tensor:

@@ -14,29 +14,30 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.data.cache import FeatureCache, RunMemory
 from pouf.data.class_names import Classes
 from pouf.data.inputs import Inputs
-from pouf.data.labelled import Labelled, Shots, read_labelled, read_shots
+from pouf.data.labelled import Labelled, Shots, read_labelled
 from pouf.distributed import join
-from pouf.errors import InputError, one_of
+from pouf.errors import InputError
 from pouf.files import drop
 from pouf.inference import InferenceConfig
-from pouf.interruption import catching, held
+from pouf.interruption import held
 from pouf.model_card import model_card
 from pouf.recipe import Recipe
 from pouf.reporting.html import write_report
 from pouf.runs.folder import CHECKPOINTS, PREDICTIONS, RunWriter, note
 from pouf.runs.predictions import in_turns, prediction_rows, write_rows
+from pouf.runs.session import run_session
 from pouf.training.adaptation import Adaptation, adapt
 from pouf.training.callbacks import Callback, Callbacks
-from pouf.training.estimate import Estimate, estimate, largest_preset
-from pouf.training.methods import METHODS, Method
-from pouf.training.search import Search, TrialLog, all_combinations, search, stand_at, usual_grid
+from pouf.training.plan import Plan, make_plan
+from pouf.training.search import RATES, Search, TrialLog, all_combinations, search, stand_at, usual_grid
+from pouf.training.trainer import about_run
 from pouf.validation.drift import KeptNames, other_names
 from pouf.validation.names import absent_names
 
@@ -87,7 +88,7 @@ class Classifier(BaseClassifier):
             output_dir: a new folder for the run: classifier, verdict, predictions, report.
             resume: go on with the run in that folder, which was ended before its time; without one, begin it. On a CPU
                 it ends with the same weights, to the bit, as if it had never been ended.
-            overwrite: delete the run in that folder, but for labels of a review.
+            overwrite: replace the run in that folder, once this one has come to something; files that are not pouf's stay.
             report: write predictions and a report into it as well.
             cache: where features that training can't change are kept and found again; by default in memory.
             callbacks: are told of steps and checkpoints while the run goes on.
@@ -102,55 +103,33 @@ class Classifier(BaseClassifier):
             KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM and SIGHUP (143, 129). The state was saved after the step
                 that was under way; a second SIGINT ends at once.
         """
-        told, writer, cache = list(callbacks), None, cache or RunMemory()
+        told, cache, writes = Callbacks(callbacks).all, cache or RunMemory(), report and output_dir is not None
         Callbacks(told).phase("reading")
-        data, writes = self._unlabelled(data), report and output_dir is not None
-
-        def plan_with(recipe: Recipe | str | Path | None) -> _Plan:
-            return self._plan(data, method, recipe, settings, shots, demonstrations, prior, refine, seed)
-
-        if max_minutes is not None:
-            if recipe is not None:
-                raise InputError("a recipe and a limit of minutes: give one of them, since the limit chooses a preset")
-            fitting = largest_preset(lambda name: plan_with(name).estimate(self, cache, writes), max_minutes)
-            recipe = join(self.device).gather_objects(fitting)[0]
-        plan = plan_with(recipe)
+        plan = make_plan(
+            self, data, cache=cache, report=writes, recipe=recipe, max_minutes=max_minutes, method=method,
+            settings=settings, shots=shots, demonstrations=demonstrations, prior=prior, refine=refine, seed=seed,
+        )  # fmt: skip
         if (told or logger.isEnabledFor(logging.INFO)) and (estimated := plan.estimate(self, cache, writes)):
             Callbacks(told).tell(lambda callback: callback.on_estimate(estimated))
             logger.info("%s", estimated)
-        if output_dir is not None and join(self.device).is_first:
-            writer = RunWriter(output_dir, self, plan.recipe, plan.sources(), plan.method, command, resume, overwrite)
+        writer = self._writer(output_dir, plan, command, resume, overwrite)
+        if writer is not None:
             told.insert(0, writer)
-        result, kept = None, None
-        with catching():
-            try:
-                kept = self._kept(keep_classes, keep_data, plan, cache)
-                result = adapt(
-                    self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=told, resume=resume,
-                    checkpoint_dir=Path(output_dir) / CHECKPOINTS if output_dir is not None else None,
-                )  # fmt: skip
-                result = replace(result, method=plan.method)
-                if kept is not None:
-                    with result.at(result.verdict.adapted) as adapted:
-                        result.drift = kept.drift(adapted)
-                self.model_card = _describe(self, result, plan)
+        with run_session(writer, told):
+            kept = self._kept(keep_classes, keep_data, plan, cache)
+            result = adapt(
+                self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=told, resume=resume,
+                checkpoint_dir=Path(output_dir) / CHECKPOINTS if output_dir is not None else None,
+            )  # fmt: skip
+            result = replace(result, method=plan.method)
+            with result.kept_on_error():  # the run can go on from them
+                self._describe(result, plan, kept)
                 if writer is not None:
                     with held():
                         writer.finish(result)
-            except BaseException as error:
-                if result is not None and result.checkpoints is not None:
-                    result.checkpoints.retain()  # the run can go on from them
-                if writer is not None:
-                    with held():
-                        writer.give_up(error)
-                Callbacks(told).broke_off(error)
-                raise
-            if output_dir is not None and report and plan.data is not None:
-                Callbacks(told).phase("writing predictions and report")
-                self._use(result, plan.data, cache, Path(output_dir))
-            if writer is not None:
-                result.files["run"] = writer.folder
-                writer.close()
+                    result.files["run"] = writer.folder
+            if writes and plan.data is not None:
+                self._report(result, plan.data, plan.inference(self, cache), Path(str(output_dir)), told)
         for callback in told:
             callback.on_end(result)
         return result
@@ -180,21 +159,21 @@ class Classifier(BaseClassifier):
             grid: values to try, by dotted name of the setting; by default ⅓×, 1× and 3× the recipe's learning rate.
             on_trial: is told the settings of each trial before it starts.
             resume: go on with the search in `output_dir`: trials that came to their end are not run again.
-            options: all else that `adapt` takes.
+            options: all else that `adapt` takes; `max_minutes` are for all trials together.
         """
-        plan, told, cache = self._plan(data, **options), list(callbacks), cache or RunMemory()
-        world = join(self.device)
+        told, cache, writes = Callbacks(callbacks).all, cache or RunMemory(), report and output_dir is not None
+        runs = len(all_combinations(grid)) if grid is not None else len(RATES)
+        plan = make_plan(self, data, cache=cache, report=writes, runs=max(runs, 1), **options)
         combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
         if grid is not None and "optimisation.lr" in grid:
             plan = plan._replace(recipe=plan.recipe.with_settings(keep_shares_rate=1.0))
-        writer, log, root = None, TrialLog(), None
+        world, log, root = join(self.device), TrialLog(), None
         if output_dir is not None:
             root = Path(output_dir) / CHECKPOINTS
-            log = TrialLog(root / TRIALS_STATE, [plan.recipe.flat(), combinations], world)
-            if world.is_first:
-                writer = RunWriter(
-                    output_dir, self, plan.recipe, plan.sources(), plan.method, command, resume, overwrite
-                )
+            first = next(iter(plan.sources().values()))
+            about = about_run(self, first, plan.shots, plan.recipe, world) | {"the grid": combinations}
+            log = TrialLog(root / TRIALS_STATE, about, world)
+        writer = self._writer(output_dir, plan, command, resume, overwrite, trains=False)
 
         def one(classifier: BaseClassifier, recipe: Recipe, number: int) -> Adaptation:
             folder = root / str(number) if root is not None else None
@@ -203,29 +182,19 @@ class Classifier(BaseClassifier):
                 resume=resume,
             )  # fmt: skip
 
-        kept = None
-        with catching():
-            try:
-                kept = self._kept(keep_classes, keep_data, plan, cache)
-                if resume:
-                    log.read()
-                found = search(self, plan.recipe, combinations, one, on_trial, log)
-            except BaseException as error:
-                if writer is not None:
-                    writer.stop(error)
-                Callbacks(told).broke_off(error)
-                raise
+        with run_session(writer, told):
+            kept = self._kept(keep_classes, keep_data, plan, cache)
+            if resume:
+                log.read()
+            found = search(self, plan.recipe, combinations, one, on_trial, log, world)
             result = found.result = replace(found.result, method=plan.method)
-            inputs = next(iter(plan.sources().values()))
+            inputs, inference = next(iter(plan.sources().values())), plan.inference(self, cache)
             assert result.checkpoints is not None
             if found.ranking.best is not None and found.ended_by is None:
-                stand_at(result, found.ranking.step, inputs, InferenceConfig(cache=cache, world=world))
+                stand_at(result, found.ranking.step, inputs, inference)
             self.__dict__ = result.classifier.__dict__  # the copy that was trained takes this one's place
             result.classifier = result.checkpoints.classifier = self
-            if kept is not None and found.ended_by is None:
-                with result.at(result.verdict.adapted) as adapted:
-                    result.drift = kept.drift(adapted)
-            self.model_card = _describe(self, result, plan)
+            self._describe(result, plan, kept if found.ended_by is None else None)
             if writer is not None:
                 with held():
                     writer.finish_search(result, found.to_json(), found.ended_by)
@@ -233,73 +202,32 @@ class Classifier(BaseClassifier):
             if found.ended_by is not None:
                 if root is not None:
                     result.checkpoints.retain()
-                Callbacks(told).broke_off(found.ended_by)
                 raise found.ended_by
-            if report and output_dir is not None:
-                Callbacks(told).phase("writing predictions and report")
-                self._use(result, inputs, cache, Path(output_dir))
-            if writer is not None:
-                writer.close()
-                weakref.finalize(result.checkpoints, drop, writer.folder / CHECKPOINTS)  # the folders of all trials
+            if writes:
+                self._report(result, inputs, inference, Path(str(output_dir)), told)
+        if writer is not None:
+            weakref.finalize(result.checkpoints, drop, writer.folder / CHECKPOINTS)  # the folders of all trials
         for callback in told:
             callback.on_end(result)
         return found
 
-    def _plan(
+    def _writer(
         self,
-        data: Inputs | None,
-        method: str = "pouf",
-        recipe: Recipe | str | Path | None = None,
-        settings: Mapping[str, Any] | None = None,
-        shots: Shots | str | Path | None = None,
-        demonstrations: bool = False,
-        prior: str | Sequence[float] | None = None,
-        refine: bool | None = None,
-        seed: int | None = None,
-    ) -> _Plan:
-        """Every decision that is taken before training, in one place."""
-        chosen: Method = one_of("method", method, METHODS)
-        changes = dict(settings or {})
-        if changes.get("steps") and chosen.settings.get("steps") == 0:
-            raise InputError(f"method {method!r} trains nothing: leave the steps out, or set postprocess in a recipe")
-        if refine is not None:
-            changes |= {"postprocess": "refinement" if refine else "none", "keep_shares": 0}
-        if isinstance(prior, str):
-            changes |= {"objective.prior": prior, "keep_shares": 0}
-        if seed is not None:
-            changes["seed"] = seed
-        if "optimisation.lr" in changes:  # what was asked for is what is done
-            changes.setdefault("keep_shares_rate", 1.0)
-        settled = chosen.recipe(self.kind, recipe, changes)
-        unlabelled = self._unlabelled(data)
-        if isinstance(shots, (str, Path)):
-            shots = read_shots(shots, self.classes, self.backbone.modality, self.columns)
-        chosen.check(method, self.kind, shots)
-        if shots is not None and settled.steps and settled.objective.labels == 0:
-            settled = settled.with_settings({"objective.labels": 1.0})
-        if demonstrations:
-            if shots is None or self.backbone.cloze is None:
-                raise InputError("demonstrations are shots in a template: give shots, and a template with [MASK]")
-            chosen = replace(chosen, demonstrations="after")
-        if unlabelled is None and shots is None:
-            raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
-        chosen.equip(self, shots, settled.seed)
-        if prior is not None and not isinstance(prior, str):
-            self.set_prior(prior)
-            trains = settled.steps and settled.objective.needs_unlabelled
-            few = len(self.classes) <= settled.keep_shares  # then shares are all that refinement would move
-            if trains and (settled.postprocess == "none" or few) and refine is None:
-                # Training pulls towards known shares; these offsets see to it that it ends there.
-                settled = settled.with_settings(postprocess="shares")
-        learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled
-        learns = shots if settled.steps and settled.objective.labels else None
-        # A recipe that leaves the paper's losses out is told by its own name.
-        own = method == "pouf" and isinstance(recipe, (str, Path)) and not settled.objective.needs_unlabelled
-        told = Path(str(recipe)).stem if own else method
-        return _Plan(None if learns_from_shots_alone and shots is not None else unlabelled, settled, learns, told)
+        folder: str | Path | None,
+        plan: Plan,
+        command: Sequence[str],
+        resume: bool,
+        overwrite: bool,
+        trains: bool = True,
+    ) -> RunWriter | None:
+        """Of the run folder, for the first process alone."""
+        if folder is None or not join(self.device).is_first:
+            return None
+        sources = plan.sources()
+        return RunWriter(folder, self, plan.recipe, sources, plan.method, command, resume, overwrite, trains)
 
     def _kept(
-        self, names: Classes | str | None, data: Labelled | str | Path | None, plan: _Plan, cache: FeatureCache
+        self, names: Classes | str | None, data: Labelled | str | Path | None, plan: Plan, cache: FeatureCache
     ) -> KeptNames | None:
         """What is to be seen again after training, as it is now."""
         if names is None:
@@ -312,22 +240,32 @@ class Classifier(BaseClassifier):
             inputs = read_labelled(data, others, self.backbone.modality, self.columns)
         if inputs is None:
             raise InputError("no inputs to try the other names on: give some with labels")
-        compute, world = plan.recipe.compute, join(self.device)
-        inference = InferenceConfig(compute.chunk or 64, compute.workers, cache, world=world)
-        return KeptNames(self, others, inputs, inference, plan.recipe.seed)
+        return KeptNames(self, others, inputs, plan.inference(self, cache), plan.recipe.seed)
 
-    def _unlabelled(self, data: Inputs | None) -> Unlabelled | None:
-        if isinstance(data, str) and self.backbone.modality == "text":
-            raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")
-        return None if data is None else self.data(data)
+    def _describe(self, result: Adaptation, plan: Plan, kept: KeptNames | None) -> None:
+        """What is lost beside the task, and the model card."""
+        if kept is not None:
+            with result.at(result.verdict.adapted) as adapted:
+                result.drift = kept.drift(adapted)
+        facts = {
+            "method": result.method,
+            "sources": {name: len(source) for name, source in plan.sources().items()},
+            "verdict": result.verdict.to_json(),
+            "trainable": result.trainable,
+            "total": result.total,
+            "drift": None if result.drift is None else str(result.drift),
+        }
+        self.model_card = model_card(self, result.recipe, facts)
 
-    def _use(self, result: Adaptation, data: Unlabelled, cache: FeatureCache | None, run: Path) -> None:
+    def _report(
+        self, result: Adaptation, data: Unlabelled, inference: InferenceConfig, run: Path, told: Sequence[Callback]
+    ) -> None:
         """What the run advises says of the data it was adapted to, as a file and as a report.
 
         All processes encode; the first one writes, and looks at the few inputs of the report alone.
         """
-        compute, world = result.recipe.compute, join(self.device)
-        inference = InferenceConfig(compute.chunk or 64, compute.workers, cache, world=world)
+        Callbacks(told).phase("writing predictions and report")
+        world = inference.world
         own = self.encode_share(data, inference)
         rows = in_turns(prediction_rows(self.classes, data, self.score_blocks(own)), world)
         some = self.some_features(own, world)
@@ -338,37 +276,3 @@ class Classifier(BaseClassifier):
         result.absent = absent_names(self, some)
         note(run, absent=result.absent)
         result.files["report"] = write_report(run, data, inference=inference.alone(), result=result)
-
-
-def _describe(classifier: BaseClassifier, result: Adaptation, plan: _Plan) -> str:
-    facts = {
-        "method": result.method,
-        "sources": {name: len(source) for name, source in plan.sources().items()},
-        "verdict": result.verdict.to_json(),
-        "trainable": result.trainable,
-        "total": result.total,
-        "drift": None if result.drift is None else str(result.drift),
-    }
-    return model_card(classifier, result.recipe, facts)
-
-
-class _Plan(NamedTuple):
-    """What is to be done."""
-
-    data: Unlabelled | None
-    recipe: Recipe
-    shots: Shots | None
-    method: str  # what it is called
-
-    def sources(self) -> dict[str, Unlabelled]:
-        """What is learned from, by what to call it."""
-        both = {"data": self.data, "shots": self.shots.inputs if self.shots is not None else None}
-        return {name: source for name, source in both.items() if source is not None}
-
-    def estimate(self, classifier: BaseClassifier, cache: FeatureCache, report: bool) -> Estimate | None:
-        """How long it will take; None where nobody can know: streams, shots alone, nothing to train."""
-        if self.data is None or self.data.streamed or not self.recipe.steps:
-            return None
-        compute, world = self.recipe.compute, join(classifier.device)
-        inference = InferenceConfig(compute.chunk or 64, compute.workers, cache, world=world)
-        return estimate(classifier, self.data, self.recipe, inference, report)

@@ -7,9 +7,9 @@ gradients: every process sees the loss of the whole batch, and all take the step
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from pouf.errors import InputError, ProcessLost
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 BEAT, LOST = 2.0, 30.0  # seconds between two signs of life, and without one after which a process counts as lost
 
@@ -165,7 +166,7 @@ def check_launch() -> None:
     for name, (fine, instead) in (UNMET | (UNMET_SHARDING if sharded else {})).items():
         value = _environment(name)
         if (value and value not in fine) or (name == "FSDP_VERSION" and not value):
-            raise InputError(f"accelerate asks for {value or 'its default'}, which can't be honoured, as {instead}")
+            raise InputError(f"accelerate asks for {value or 'its default'}, which is not supported: {instead}")
     if _environment("ACCELERATE_MIXED_PRECISION") not in ("", "no", "bf16", "fp16"):
         raise InputError("accelerate asks for a mixed_precision that can't be honoured: use no, bf16 or fp16")
 
@@ -233,7 +234,7 @@ class SignsOfLife:
             if self.found is not None:
                 time.sleep(BEAT)  # whoever waits for the name of the lost one tells it better
                 if not self.ending.is_set():
-                    print(_lost_text(self.found), file=sys.stderr, flush=True)
+                    logger.critical(_lost_text(self.found))
                     os._exit(1)
 
     def _lost(self) -> str | None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PARTIAL, LOCK = ".partial", ".lock"
 TEMPORARY = "pouf-checkpoints-"
+UMASK = os.umask(0o077)  # what new files may not be, by the user's setting: it can't be asked for without setting it
+os.umask(UMASK)
 
 
 @contextmanager
@@ -39,8 +41,13 @@ def whole(file: Path) -> Iterator[Path]:
         _to_disk(partial)
         os.replace(partial, file)
         _to_disk(file.parent)
+    except OSError as error:
+        if error.errno is not None and str(error.filename) == str(partial):  # a name that nobody has heard of
+            raise OSError(error.errno, error.strerror, str(file)) from None
+        raise
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -63,6 +70,9 @@ def whole_files(folder: Path) -> Iterator[Path]:
 
 def room_for(file: Path) -> None:
     """The folder of a file to come, made if need be; an error where the file can't be written there."""
+    above = next((parent for parent in file.parents if parent.exists()), None)
+    if above is not None and not above.is_dir():
+        raise InputError(f"can't write {str(file)!r}: {str(above)!r} is a file, not a folder. Choose another place")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -96,6 +106,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
             save_file(plain, partial, metadata)
         except SafetensorError as error:  # its own name for a full disk
             raise OSError(f"can't write {str(file)!r}: {error}") from None
+        partial.chmod(0o666 & ~UMASK)  # as any other file; the library makes it the owner's alone
 
 
 def clear_partial(folder: Path) -> None:

@@ -19,6 +19,7 @@ from pouf.distributed import ALONE, World
 from pouf.errors import InputError
 from pouf.models.base import Backbone
 from pouf.models.demonstrations import Shown
+from pouf.recipe import Compute
 
 MOST_WORKERS = 1024  # more is a slip of the pen
 BLOCK = 2**14  # samples whose features are in memory at once, where they need not be all
@@ -54,6 +55,11 @@ class InferenceConfig:
             raise InputError(f"the batch size must be at least 1, not {self.batch_size}")
         if not 0 <= self.workers <= MOST_WORKERS:
             raise InputError(f"the number of worker processes must be from 0 to {MOST_WORKERS}, not {self.workers}")
+
+    @classmethod
+    def of(cls, compute: Compute, cache: FeatureCache | None, world: World) -> InferenceConfig:
+        """As a recipe says."""
+        return cls(compute.chunk or cls.batch_size, compute.workers, cache, world=world)
 
     def alone(self) -> InferenceConfig:
         """The same for one process that works by itself, and tells nobody."""
@@ -174,6 +180,7 @@ def _batches(
     reader = Reader(data, backbone.prepare, transform.apply if transform is not None else None, backbone.image_size)
     draws = data.batches(inference.batch_size, places, seeded=transform is not None)
     for read in read_batches(reader, draws, inference.workers):
+        data.skipped.update(read.failed)
         if read.indices:
             tensors = {name: tensor.to(backbone.device) for name, tensor in read.tensors.items()}
             encoded = FeatureSet(read.indices, backbone.encode_inputs(tensors).float().cpu())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub.utils import logging as hub_logging
 
 from pouf.models.load import EMBEDDED
 from pouf.recipe import Kind, Recipe
@@ -62,6 +65,17 @@ def model_card(classifier: BaseClassifier, recipe: Recipe | None = None, facts: 
     return str(card)
 
 
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """A card without metadata is nothing that the user of a run could change."""
+    hub, level = hub_logging.get_logger(), hub_logging.get_verbosity()
+    hub.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        hub.setLevel(level)
+
+
 def base_licence(model: str | None, revision: str | None = None) -> str | None:
     """What the base model's own card says, where that card is on this machine."""
     if model is None:
@@ -74,7 +88,8 @@ def base_licence(model: str | None, revision: str | None = None) -> str | None:
     if not isinstance(readme, (str, Path)) or not Path(readme).is_file():
         return None
     try:
-        found = ModelCard.load(readme).data.get("license")
+        with _quiet_hub():
+            found = ModelCard.load(readme).data.get("license")
     except Exception:  # somebody else's file: nothing in it may break a run
         return None
     return found if isinstance(found, str) else None

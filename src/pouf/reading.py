@@ -87,7 +87,7 @@ def read_tensors(file: str | Path, remedy: str = "restore it, or adapt again") -
 
 
 def check_finite(tensors: dict[str, Tensor], source: str) -> None:
-    """An error where one of them holds a number that is none."""
+    """An error where one of them holds NaN or infinity."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise InputError(f"{source}: {name!r} holds numbers that are not finite: get it again from where it came")

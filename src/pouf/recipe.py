@@ -164,7 +164,7 @@ class Optimisation(Settings):
 
 
 class Compute(Settings):
-    """How it is computed. Nothing here changes what is learned, but for rounding."""
+    """How it is computed. Nothing here changes what is learned, but for rounding and for which units dropout drops."""
 
     chunk: Count = 0  # samples encoded at once, in two passes; 0 encodes a batch whole
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the encoders; losses are in fp32
@@ -186,8 +186,9 @@ class Recipe(Settings):
     views: Count = 0  # images whose encoder is not trained: this many crops each, computed once; 0 crops at each step
     snapshots: Count = 10  # steps, beside zero-shot, among which one is chosen without labels; 0 chooses none
     temperature: Weight = 0.0  # 0 keeps the model's own
-    few_classes: Annotated[float, Field(ge=0, le=1)] = 0.0  # where predictions use a smaller share of the classes, none
-    # is trained, and they are corrected as `few-classes` does; 0 always trains
+    # Where predictions use a smaller share of the classes, nothing is trained, and they are corrected as `few-classes`
+    # does; 0 always trains.
+    few_classes: Annotated[float, Field(ge=0, le=1)] = 0.0
     # With at most this many classes, each keeps the share of the predictions that zero-shot gives it, unless shares
     # are known: with two classes, a bias of the model and a skew of the data look the same.
     keep_shares: Count = 0

@@ -77,6 +77,8 @@ def save(
     if merge:
         _check_mergeable(classifier)
         settings = TunerSettings()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"can't save into {str(folder)!r}, which is a file: give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with whole_files(folder) as partial:
         _save_parts(classifier, partial, merge)

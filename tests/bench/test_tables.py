@@ -210,7 +210,7 @@ def language(method: str) -> list[Outcome]:
 
 def test_a_language_table_names_its_texts_and_shows_the_choice_on_dev() -> None:
     text = told("language", language("pouf"), ROBERTA)
-    assert "Model FacebookAI/roberta-large; 1,000 steps; unlabelled texts: the seed's 16 a class" in text
+    assert "Model FacebookAI/roberta-large; 1,000 steps; unlabelled texts: the seed's 16 per class" in text
     assert f"| chosen without labels | {DEV} | {PEEKS} |" in text
     assert "| 50.0 (0.0) | 60.0 (0.0) | 70.0 (0.0) | 80.0 (0.0) | 89.4 (0.0) |" in text
     assert "figures for language were chosen" in text and "figures for images were chosen" in text
@@ -236,7 +236,7 @@ def test_averages_are_of_whole_data_sets_or_say_so_and_carry_the_papers() -> Non
 
 
 def test_whole_numbers_are_printed_whole() -> None:
-    scores = {"parameters": Score(*[149_620_737.0] * 3), "seconds a step": Score(*[1.7512] * 3)}
+    scores = {"parameters": Score(*[149_620_737.0] * 3), "seconds per step": Score(*[1.7512] * 3)}
     made = [Outcome(Cell("cost", "office31:webcam", "pouf-full", 0), Result(scores, {}))]
     assert "| pouf-full | 149,620,737 [149,620,737] | 1.751 [1.8] |" in told("cost", made)
     made = [made[0]._replace(result=Result({"parameters": Score(*[65.0] * 3)}, {}))]

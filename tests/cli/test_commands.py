@@ -108,12 +108,15 @@ def test_predict_writes_csv_and_jsonl(run: Path) -> None:
         assert float(row["probability"]) == pytest.approx(best.values[0].item(), abs=1e-5)
 
 
+NO_IMAGE = "not an image, or not in a format that Pillow knows"
+
+
 def test_predict_says_what_it_skipped(run: Path) -> None:
     facts = json.loads(pouf("predict", run, "images", "--json", cwd=run.parent).stdout)
     used = Run(run).verdict.advised
     assert facts == {
         "n": 150, "skipped": 2, "used": used, "predictions": "predictions.csv", "verdict": facts["verdict"],
-        "unreadable": ["empty.jpg", "two/broken.png"], "absent": [],
+        "unreadable": [{"id": name, "reason": NO_IMAGE} for name in ("empty.jpg", "two/broken.png")], "absent": [],
     }  # fmt: skip
 
 
@@ -251,7 +254,7 @@ def test_a_masked_language_model_goes_all_the_way(reviews: Path) -> None:
         (("--template", "{text} it was [MASK] [MASK]."), "2 masks, expected one"),
         (("--text-column", "review,other"), "names 2 columns, expected one column"),
         (("--demonstrations",), "demonstrations are shots in a template: give shots"),
-        (("--shots", "nothing.csv"), "no text file 'nothing.csv'"),
+        (("--shots", "nothing.csv"), "no such file or folder: 'nothing.csv'"),
     ],
 )
 def test_bad_words_templates_and_shots_are_one_line_each(reviews: Path, changed: tuple[str, ...], message: str) -> None:
@@ -267,7 +270,7 @@ def test_bad_words_templates_and_shots_are_one_line_each(reviews: Path, changed:
 ERRORS = {
     "empty folder": (["--images", "empty"], "no images in 'empty': expected .jpg"),
     "missing folder": (["--images", "nowhere"], "no image folder 'nowhere'"),
-    "missing class file": (["--classes", "names.txt"], "no class file 'names.txt'"),
+    "missing class file": (["--classes", "names.txt"], "no such file: 'names.txt'"),
     "duplicate classes": (["--classes", "cat,dog,Cat"], "duplicate class names: cat"),
     "one class": (["--classes", "cat,"], "at least 2"),
     "template without slot": (["--template", "a photo"], "template 'a photo' has 0 slots"),
@@ -310,7 +313,7 @@ def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case: str, few_digi
     [
         (["predict", "nowhere", "images"], "no run folder 'nowhere'"),
         (["predict", ".", "images"], "is not a finished run"),
-        (["predict", "nowhere", "images", "--out", "p.xlsx"], "expected a name in .csv or .jsonl or .parquet"),
+        (["predict", "nowhere", "images", "--out", "p.xlsx"], "the name must end in .csv or .jsonl or .parquet"),
         (["evaluate", "nowhere", "images"], "no run folder 'nowhere'"),
         (["demo", "--tune", "lots"], "unknown --tune 'lots': choose one of full, prompt"),
         (["adapt"], "nothing to learn from: give a folder of images"),

@@ -99,7 +99,7 @@ def test_each_kind_of_data_has_a_model_and_without_a_network_the_error_names_it(
         (["--preset", "fats"], "unknown preset 'fats': choose one of fast, balanced, paper. Did you mean 'fast'?"),
         (["--preset", "fast", "--recipe", "demo"], "give one of --preset and --recipe, and not both"),
         (["--preset", "fast", "--max-minutes", "3"], "give one of --preset and --max-minutes"),
-        (["--max-minutes", "0.00001"], "even the preset 'fast' takes less than a minute"),
+        (["--max-minutes", "0.00001"], "even the preset 'fast' needs more than the 1e-05 minutes allowed"),
         (["--images", "."], "give DATA alone, or say what it is"),
     ],
 )
@@ -135,3 +135,23 @@ def test_a_preset_by_option_is_the_recipe_by_name(few_digits: Path, tmp_path: Pa
     recipes = [Recipe.load(tmp_path / out / "recipe.toml") for out in "abc"]
     assert recipes[0] == recipes[1] == Recipe.preset("balanced", "image").with_settings(steps=2)
     assert recipes[2] == Recipe.preset("paper", "image").with_settings(steps=2), "two steps of it take no time"
+
+
+def test_the_clock_of_the_training_goes_on_after_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pouf.cli import _progress
+    from pouf.training.callbacks import Step
+    from pouf.training.trainer import LOOKING, TRAINING
+
+    now = [0.0]
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
+    shown = _progress.Shown(hidden=True)
+    shown.on_phase(LOOKING, 512)
+    shown.on_start(Recipe(steps=100), 1, 2)
+    shown.on_phase(TRAINING, 100)
+    for step in range(1, 51):
+        now[0] += 1.0
+        if step == 50:
+            shown.on_phase(LOOKING, 512)
+        shown.on_step(Step(step, 1.0, {}, 2.0, 0.1, 0.1, now[0]))
+    assert shown.line(now[0] - shown.began).startswith("training: 50 of 100 after 50 s")
+    assert "less than a minute left" in shown.line(now[0] - shown.began)

@@ -17,7 +17,11 @@ from pouf.data.loader import Reader, read_batches
 def readable(data: Texts) -> list[str]:
     """What the data's own batches read of it, by length."""
     reader = Reader(data, lambda samples: {"read": samples})
-    return [text for read in read_batches(reader, data.batches(8)) for text in read.tensors["read"]]
+    found: list[str] = []
+    for read in read_batches(reader, data.batches(8)):
+        data.skipped.update(read.failed)
+        found += read.tensors.get("read", ())
+    return found
 
 
 ROWS = ["a good film", 'the "sea", again', "zwei\nZeilen", "ünïcode ☂"]
@@ -89,7 +93,7 @@ def test_files_that_cannot_be_used_are_errors(tmp_path: Path, name: str, content
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no text file"):
+    with pytest.raises(InputError, match="no such file or folder"):
         Texts.from_file(tmp_path / "a.csv")
 
 

@@ -162,3 +162,14 @@ def test_vectors_show_the_images_that_they_were_made_of(tmp_path: Path) -> None:
     assert data.show(1, 64).tolist() == [0.0, 1.0], "a picture that is gone leaves the vector"
     named = Vectors.from_file(tmp_path / "f.npz", ["paths"])
     assert named.shown() == {"paths": ["a.png", "gone.png"]}
+
+
+def test_lists_beside_the_vectors_that_do_not_fit_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = np.eye(4, dtype=np.float32)
+    np.savez(tmp_path / "a.npz", features=rows, ids=np.arange(3), paths=np.array(["a.png"] * 4))
+    assert list(Vectors.from_file(tmp_path / "a.npz").ids) == ["0", "1", "2", "3"]
+    assert "'ids' is not one entry for each of the 4 vectors" in caplog.text
+    assert "4 of 4 paths lead to no file" in caplog.text
+    np.savez(tmp_path / "b.npz", features=rows, ids=np.array(["a", "a", "b", "c"]))
+    Vectors.from_file(tmp_path / "b.npz")
+    assert "the ids are not distinct" in caplog.text

@@ -1,11 +1,8 @@
 """What people of the Hugging Face libraries try first: push, fetch, pipelines, datasets, and a card that tells."""
 
 import json
-import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from datasets import Dataset
 from helpers import REVIEWS, groups, train
-from hub_server import hub
+from hub_server import environment_for
 from huggingface_hub import ModelCard
 from PIL import Image
 from sentence_transformers import SentenceTransformer
@@ -41,27 +38,11 @@ print(json.dumps({"address": address, "said": said, "classes": again.classes}))
 """
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
-    served = hub(tmp_path / "hub")
-    thread = threading.Thread(target=served.serve_forever, daemon=True)
-    thread.start()
-    yield served
-    served.shutdown()
-    served.server_close()
-
-
-def test_a_classifier_is_pushed_and_fetched_again(server: Any, few_digits: Path, tmp_path: Path) -> None:
+def test_a_classifier_is_pushed_and_fetched_again(hub: Any, few_digits: Path, tmp_path: Path) -> None:
     """In a process of its own: the address of the hub is read once."""
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     classifier.adapt(few_digits, recipe="fast", settings={"steps": 3}, output_dir=tmp_path / "run", report=False)
-    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    environment |= {
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_TOKEN": "hf_none",
-        "HF_HUB_DISABLE_XET": "1",
-    }
+    environment = environment_for(hub, tmp_path / "home")
     images = [str(path) for path in sorted(few_digits.rglob("*.png"))[:5]]
     command = [sys.executable, "-c", ROUND_TRIP, str(tmp_path / "run"), *images]
     told = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
@@ -73,7 +54,7 @@ def test_a_classifier_is_pushed_and_fetched_again(server: Any, few_digits: Path,
     pushed = {file.name for file in (tmp_path / "hub" / "me" / "digits").iterdir()}
     # Neither data nor predictions nor the report, which shows data.
     assert pushed == {"pouf.json", "weights.safetensors", "postprocessor.safetensors", "README.md"}
-    assert ("POST", "/api/repos/create") in server.asked
+    assert ("POST", "/api/repos/create") in hub.asked
 
 
 def test_what_others_could_not_load_is_not_pushed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -85,3 +86,20 @@ def test_a_real_local_ray_predicts_what_one_process_predicts(runs: Path, ray, ru
     )
     said = mapped.to_pandas().sort_values("n")["class"].tolist()
     assert said == Classifier.from_pretrained(runs / run).predict(inputs)
+
+
+@pytest.mark.slow
+def test_ray_reads_photographs_and_a_second_data_set_in_the_same_cluster(
+    runs: Path, ray, few_digits: Path, tmp_path: Path
+) -> None:
+    files = [shutil.copy(file, tmp_path / file.name) for file in sorted(few_digits.rglob("*.png"))[:30]]
+    options = {
+        "fn_constructor_args": [str(runs / "images")], "compute": ray.data.ActorPoolStrategy(size=1), "batch_size": 8,
+    }  # fmt: skip
+    photos = ray.data.read_images(str(tmp_path), include_paths=True, mode="RGB")
+    said = photos.map_batches(BatchPredictor, **options).drop_columns(["image"]).to_pandas()
+    by_path = dict(zip(said["path"], said["class"], strict=True))
+    expected = Classifier.from_pretrained(runs / "images").predict(files)
+    assert [by_path[str(file)] for file in files] == expected
+    again = ray.data.from_items([{"path": str(file)} for file in files]).map_batches(BatchPredictor, **options)
+    assert again.to_pandas()["class"].tolist() == expected

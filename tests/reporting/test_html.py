@@ -18,9 +18,10 @@ from pouf import EMBEDDED, Classifier, Images, Recipe, Texts
 from pouf.data.base import Unlabelled
 from pouf.data.vectors import Vectors
 from pouf.demo import DIGITS
-from pouf.reporting.html import wilson, write_report
+from pouf.reporting.html import write_report
 from pouf.reporting.review_page import read_review, record, write_review
 from pouf.runs.folder import Run
+from pouf.validation.evaluation import wilson
 from pouf.validation.review import ask
 
 NASTY = '</script><script>document.title="broken"</script><img src=x onerror=alert(1)>'
@@ -88,7 +89,7 @@ def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> No
     about = re.search(r'id="about">(.*?)</p>', page, re.S).group(1)
     assert about == (
         "pouf/tiny-clip, 1,797 images of here-images, 10 classes in “a photo of a {}.”; pouf changed all weights "
-        "(623,873 of 623,873 numbers) in 150 steps of 96 samples."
+        "(623,873 of 623,873 parameters) in 150 steps of 96 samples."
     )
     assert page.count('class="star"') == 20 and "Colour and shape are the true class" in page
     assert page.count("share of inputs on which both agree") == 1, "the signs that alarms go by"

@@ -224,10 +224,10 @@ def test_what_is_there_is_resumed_or_overwritten_and_nothing_else(folder: Path, 
     before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
     with pytest.raises(InputError, match="already exists: resume or overwrite it"):
         run(folder, "vectors", tmp_path / "run")
-    with pytest.raises(InputError, match=r"can't go on with this run: seed, optimisation.lr changed since"):
+    with pytest.raises(InputError, match=r"can't go on with this run, since this has changed: seed, optimisation.lr"):
         run(folder, "vectors", tmp_path / "run", resume=True, settings={"optimisation.lr": 0.5, "seed": 3})
     classifier, data, how = CASES["vectors"](folder)
-    with pytest.raises(InputError, match="can't go on with this run: the data changed since"):
+    with pytest.raises(InputError, match="can't go on with this run, since this has changed: the data"):
         classifier.adapt(Vectors(data.array[:50]), **how, output_dir=tmp_path / "run", resume=True)
     after = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
     assert after == before, "an error changes nothing"

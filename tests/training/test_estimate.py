@@ -94,7 +94,7 @@ def test_adapt_tells_its_estimate_and_takes_the_largest_preset_that_fits(
     assert result.recipe == recipes[0]
     assert "the preset balanced fits into" in caplog.text
     assert told.estimate is not None and told.estimate.encoded == len(pictures) and str(told.estimate) in caplog.text
-    with pytest.raises(InputError, match=r"even the preset 'fast' takes .* allow more"):
+    with pytest.raises(InputError, match=r"even the preset 'fast' needs more than the .* minutes allowed"):
         Classifier.from_pretrained(EMBEDDED, DIGITS).adapt(pictures, max_minutes=1e-6)
     for wrong, words in (({"recipe": "fast", "max_minutes": 3}, "give one of them"), ({"max_minutes": 0}, "above 0")):
         with pytest.raises(InputError, match=words):

@@ -111,11 +111,11 @@ def test_the_command_line_tells_drift_and_the_run_keeps_it(few_digits: Path, tmp
     command = ["adapt", few_digits, "--model", "pouf/tiny-clip", "--classes", ",".join(LETTERS), "--recipe", "demo",
                "--steps", 3, "--keep-classes", "digits.txt"]  # fmt: skip
     said = pouf(*command, "--keep-data", few_digits, "--out", "run", cwd=tmp_path).stdout
-    assert "Beside the task: " in said and "of 10 other names as before; accuracy there went from" in said
+    assert "Beside the task: " in said and "among 10 other names; accuracy there went from" in said
     drift = json.loads((tmp_path / "run" / "run.json").read_text())["drift"]
     assert drift["names"] == 10 and 0 < drift["accuracy_before"] < 1
-    assert "10 other names as before" in (tmp_path / "run" / "README.md").read_text()
-    assert "same of other names as before" in (tmp_path / "run" / "report.html").read_text()
+    assert "among 10 other names" in (tmp_path / "run" / "README.md").read_text()
+    assert "predictions kept among other names" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_search_tells_the_drift_of_what_it_chose(few_digits: Path) -> None:

@@ -114,7 +114,7 @@ def test_none_of_these_is_wrong_for_both() -> None:
     answers = {str(i): "a" if i < 7 else NONE for i in range(10)}
     result = conclude(Review({DISAGREE: 0, AGREE: 10}, questions), answers)
     assert result.none_of_these == 3 and result.adapted.value == result.zero_shot.value == pytest.approx(0.7)
-    assert "3 of the answers are 'none of these'" in str(result)
+    assert "Answered 'none of these': 3." in str(result)
 
 
 def test_answers_are_checked(tmp_path: Path) -> None:

@@ -51,7 +51,9 @@ class Setting:
     changes: Mapping[str, Any] = field(default_factory=dict)  # to the recipes, by dotted name
     batch_size: int = 256  # of evaluation
     limit: int = 0  # judge on at most this many test texts, the same for all cells; 0 takes all
-    unlabelled: Literal["kshot", "train"] = "kshot"  # texts to adapt to: the seed's 16 a class, as the paper's, or all
+    unlabelled: Literal["kshot", "train"] = (
+        "kshot"  # texts to adapt to: the seed's 16 per class, as the paper's, or all
+    )
 
 
 class Score(NamedTuple):
@@ -119,7 +121,7 @@ def _judged(
 def _facts(result: Adaptation) -> dict[str, float]:
     times = [step.seconds for step in result.history]
     a_step = statistics.median([later - earlier for earlier, later in pairwise(times)]) if len(times) > 1 else 0.0
-    return {"parameters": result.trainable, "total": result.total, "seconds a step": a_step, "steps": len(times)}
+    return {"parameters": result.trainable, "total": result.total, "seconds per step": a_step, "steps": len(times)}
 
 
 def _settled(recipe: Recipe, setting: Setting, seed: int) -> Recipe:

@@ -95,6 +95,6 @@ LAMBDA = _rows(
     dict(zip(LAMBDAS, "87.5 88.3 90.6 91.7 90.8 89.2 90.6 89.8 88.9 91.6".split(), strict=True)),
 )
 COST = _rows(
-    ["parameters", "total", "seconds a step"],
+    ["parameters", "total", "seconds per step"],
     {"pouf-prompt": "2049 149622785 0.4", "pouf-full": "149620737 149620737 1.8"},
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pouf.bench.cells import Setting
-from pouf.bench.grid import Grid, Outcome
+from pouf.bench.grid import Grid, Outcome, seeded
 from pouf.bench.tables import TABLES, UNLABELLED, Entry, Table, entries, write_tables
 from pouf.errors import InputError, one_of
 from pouf.recipe import Recipe
@@ -83,7 +83,9 @@ def _with_earlier(grid: Grid, chosen: Table, table: str, outcomes: Sequence[Outc
     now = {outcome.cell: outcome for outcome in outcomes}
     cells = chosen.cells(table, (*chosen.tasks, *chosen.extra), chosen.all_methods)
     cells += chosen.cells(table, (*chosen.tasks, *chosen.extra), chosen.all_methods, seeds)
-    found = (now.pop(cell, None) or grid.finished(cell) for cell in dict.fromkeys(cells))
+    # What no seed changes is of those that were asked for.
+    there = [cell for cell in dict.fromkeys(cells) if cell.seed in seeds or seeded(cell)]
+    found = (now.pop(cell, None) or grid.finished(cell) for cell in there)
     return [outcome for outcome in found if outcome is not None] + list(now.values())
 
 

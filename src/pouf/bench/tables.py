@@ -25,7 +25,7 @@ PEEKS = "oracle (peeks at labels)"
 DEV = "best on D_dev (needs labels)"
 MARK = "†"
 UNLABELLED = {
-    "kshot": "the seed's 16 a class, as the paper's (kshot)",
+    "kshot": "the seed's 16 per class, as the paper's (kshot)",
     "train": "the whole training set (train), which is not the paper's setting",
 }
 
@@ -222,9 +222,11 @@ def _columns(rows: Sequence[Entry]) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(row.column for row in rows)), list(dict.fromkeys(row.method for row in rows))
 
 
-def _best(rows: Sequence[Entry], column: str, category: bool) -> str | None:
+def _best(rows: Sequence[Entry], column: str, category: bool) -> set[str]:
+    """The best of a column, among those with shots or those without: all that are shown as equal."""
     there = [row for row in rows if row.column == column and row.n and few_shot(row.method) == category]
-    return max(there, key=lambda row: row.last.mean).method if len(there) > 1 else None
+    most = max((round(row.last.mean, 3) for row in there), default=0.0)
+    return {row.method for row in there if round(row.last.mean, 3) == most} if len(there) > 1 else set()
 
 
 def _name(method: str) -> str:
@@ -241,7 +243,7 @@ def _wide(table: Table, rows: Sequence[Entry], bold: str) -> tuple[list[str], li
         for column in columns:
             row = by_place.get((column, method))
             text = _shown(row.last, table.percent) if row is not None else "–"
-            if table.percent and _best(rows, column, few_shot(method)) == method:
+            if table.percent and method in _best(rows, column, few_shot(method)):
                 text = bold.format(text)
             papers = _papers(row.paper, table.percent) if row is not None else ""
             cells.append(text + (f" [{papers}]" if papers else ""))

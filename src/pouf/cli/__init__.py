@@ -52,7 +52,7 @@ def options_of_all(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Annotated[bool, typer.Option(DEBUG, help="Show where an error came from, for a report of a bug.")] = False,
+    debug: Annotated[bool, typer.Option(DEBUG, help="Show the full traceback of an error, for bug reports.")] = False,
 ) -> None:
     """Turn a zero-shot model into a better classifier for your data, without a single label."""
 

@@ -137,6 +137,7 @@ def adapt_arguments(
     return {
         "method": model.method,
         "recipe": _recipe(training),
+        "max_minutes": training.max_minutes,
         "settings": settings_of(training, speed, place, model),
         "shots": task.shots,
         "demonstrations": model.demonstrations,
@@ -213,6 +214,17 @@ def read_labels(classifier: Classifier, inputs: Path, text_column: str | None, l
         lambda columns: read_labelled(inputs, classifier.classes, modality, columns, label_column),
         classifier, text_column, run,
     )  # fmt: skip
+
+
+def labelled_or_not(
+    classifier: Classifier, inputs: Path | None, labelled: bool, text_column: str | None, label_column: str, run: Run
+) -> tuple[Unlabelled, list[int] | None]:
+    """Inputs, and their labels where they are said to have them."""
+    if not labelled:
+        return read_inputs(classifier, inputs, text_column, run), None
+    if inputs is None:
+        raise InputError("--labelled is about INPUT: name the folder or the file with labels")
+    return read_labels(classifier, inputs, text_column, label_column, run)
 
 
 def _by_columns(read: Callable[[Sequence[str]], T], classifier: Classifier, text_column: str | None, run: Run) -> T:

@@ -60,9 +60,9 @@ class DataOptions:
         str | None,
         DataOption(help="Names as a,b,c, or a file: one name per line, or descriptions of each in CSV, JSON or TOML."),
     ] = None
-    images: Annotated[Path | None, DataOption(help="The same as DATA, said to be a folder of images.")] = None
+    images: Annotated[Path | None, DataOption(help="Like DATA, but always read as a folder of images.")] = None
     texts: Annotated[
-        Path | None, DataOption(help="The same as DATA, said to be texts: CSV, JSONL, JSON, Parquet, Excel, text.")
+        Path | None, DataOption(help="Like DATA, but always read as texts: CSV, JSONL, JSON, Parquet, Excel, text.")
     ] = None
     features: Annotated[
         str | None, DataOption(help="Vectors instead of a model and data: npy, npz, safetensors, Parquet.")
@@ -129,7 +129,7 @@ class TrainingOptions:
     preset: Annotated[
         str | None,
         TrainingOption(
-            help="fast (every input is encoded once), balanced, or paper (needs a GPU).",
+            help="fast (every input is encoded once), balanced, or paper (full tuning of images needs a GPU).",
             show_default="fast for images, balanced for all else",
         ),
     ] = None
@@ -228,7 +228,7 @@ class FolderOptions:
         OutputOption("--resume", help="Go on with the run in --out where it was ended; begin it if there is none."),
     ] = False
     overwrite: Annotated[
-        bool, OutputOption("--overwrite", help="Delete the run in --out first, but for labels of a review.")
+        bool, OutputOption("--overwrite", help="Replace the run in --out, once this one has come to something.")
     ] = False
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from pouf.bench.grid import Outcome
     from pouf.cli._inputs import Task
+    from pouf.cli._options import InferenceOptions, OutputOptions
+    from pouf.inference import InferenceConfig
     from pouf.training.callbacks import Step
     from pouf.training.estimate import Estimate
 
@@ -33,6 +35,7 @@ class Shown(Callback):
         self.began = self.told = time.monotonic()
         self.named = True  # this phase has been told in a line
         self.steps, self.about = 0, ""  # of the training
+        self.training: float | None = None  # when it began
         self.waiting: list[str] | None = []  # messages from before the start: an error in the settings stands alone
         self.ended = threading.Event()
         self.bar: Progress | None = None
@@ -47,10 +50,21 @@ class Shown(Callback):
             threading.Thread(target=self._lines, daemon=True).start()
 
     def on_phase(self, phase: str, total: int = 0) -> None:
-        self.phase, self.total, self.done, self.facts = phase, total, 0, ""
-        self.began, self.named = time.monotonic(), False
+        from pouf.training.trainer import LOOKING, TRAINING
+
+        now = time.monotonic()
+        interrupted = self.training is not None and phase == LOOKING  # by a checkpoint: no news
+        if not interrupted:
+            self.training = now if phase == TRAINING else None
+        self._begin(phase, total, now)
+        self.named = interrupted
+
+    def _begin(self, phase: str, total: int, began: float, done: int = 0) -> None:
+        self.phase, self.total, self.done, self.facts = phase, total, done, ""
+        self.began, self.named = began, done > 0
         if self.bar is not None:
-            self.bar.reset(self.task, total=total or None, description=plain(phase), facts="")
+            self.bar.reset(self.task, total=total or None, completed=done, description=plain(phase), facts="")
+            self.bar.tasks[0].start_time = self.bar.get_time() - (time.monotonic() - began)
             self.bar.refresh()  # so that a short one is seen as well
 
     def on_progress(self, n: int) -> None:
@@ -66,9 +80,12 @@ class Shown(Callback):
     def on_step(self, step: Step) -> None:
         from pouf.training.trainer import TRAINING
 
-        if self.phase != TRAINING:  # a checkpoint was looked at
-            self.on_phase(TRAINING, self.steps)
+        if self.phase != TRAINING:  # a checkpoint was looked at, and training goes on
+            self._begin(TRAINING, self.steps, self._since(), step.step - 1)
         self._at(step.step, f"loss {step.loss:.3f}  {step.effective_classes:.1f} classes in use")
+
+    def _since(self) -> float:
+        return time.monotonic() if self.training is None else self.training
 
     def introduce(self, task: Task) -> None:
         """What a run is about: told when it starts, after all that can be wrong with its settings."""
@@ -134,6 +151,17 @@ def progress(hidden: bool) -> Iterator[Shown]:
             shown._introduce()
         finally:
             shown.stop()
+
+
+@contextmanager
+def encoding(place: InferenceOptions, output: OutputOptions) -> Iterator[InferenceConfig]:
+    """While open, inputs that are encoded with this are shown."""
+    from pouf.inference import InferenceConfig
+    from pouf.training.callbacks import Callbacks
+
+    with progress(output.hidden) as shown:
+        inference = InferenceConfig(workers=place.workers or 0, cache=place.features())
+        yield Callbacks([shown]).watching(inference, "encoding")
 
 
 @contextmanager

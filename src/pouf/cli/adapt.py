@@ -29,7 +29,7 @@ ReportOption = Annotated[
 
 KeepClasses = Annotated[
     str | None,
-    DataOption(help="Names outside of the task: how much of zero-shot with them is left? a,b,c, a file, or words."),
+    DataOption(help="Other class names (a,b,c, a file, or words): how much of zero-shot is lost on them."),
 ]
 KeepData = Annotated[Path | None, DataOption(help="Labelled inputs of these names.", show_default="inputs of the task")]
 
@@ -65,7 +65,6 @@ def adapt(
         result = task.classifier.adapt(
             task.data,
             **adapt_arguments(task, model, training, speed, place),
-            max_minutes=training.max_minutes,
             output_dir=out_dir,
             resume=existing.resume,
             overwrite=existing.overwrite,

@@ -55,7 +55,9 @@ def run(
     ] = None,
     unlabelled: Annotated[
         str,
-        typer.Option(help="Texts to adapt to: kshot, the paper's 16 a class of each seed, or train, the training set."),
+        typer.Option(
+            help="Texts to adapt to: kshot, the paper's 16 per class for each seed, or train, the training set."
+        ),
     ] = "kshot",
     limit: Annotated[
         int,
@@ -72,7 +74,7 @@ def run(
 ) -> None:
     """Compute a table. Cells that are finished are never computed again; those that failed are.
 
-    A run that was ended, however hard, goes on where it was. A folder with results of other settings is refused, unless
+    An interrupted run goes on where it stopped. A folder with results of other settings is refused, unless
     --resume says that they belong together.
     """
     from pouf.bench.run import run_table

@@ -41,4 +41,4 @@ def demo(
         console.show_evaluation(result.evaluation, title)
         console.say(f"{result.seconds:.0f} s. The run is in {out_dir}, the images in {result.images}. Try:")
         console.say(f"  the report in a browser: {report}")
-        console.say(f"  pouf predict {out_dir} {result.images}\n  pouf evaluate {out_dir} {result.images}")
+        console.say(f"  pouf evaluate {out_dir} {result.images}\n  pouf predict {out_dir} your-own-digits/")

@@ -32,7 +32,7 @@ def export(
     use: UseOption = "advised",
     text_column: TextColumn = None,
 ) -> None:
-    """Write a classifier for places without torch, checked to say the same there, or as a model of transformers."""
+    """Write a classifier as ONNX, with its outputs compared to torch's, or as a model that transformers opens."""
     from pouf.integrations.onnx import export_onnx
     from pouf.runs.folder import Run
 

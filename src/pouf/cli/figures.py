@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import load_run, read_inputs, read_labels
+from pouf.cli._inputs import labelled_or_not, load_run
 from pouf.cli._options import InferenceOptions, LabelColumn, OutputOptions, RunFolder, TextColumn, grouped
-from pouf.errors import InputError
+from pouf.cli._progress import encoding
 
 
 @grouped
@@ -37,23 +37,17 @@ def figures(
 ) -> None:
     """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; SVG."""
     from pouf.files import room_for
-    from pouf.inference import InferenceConfig
     from pouf.reporting.figures import look, paper_figures
     from pouf.reporting.svg import write
     from pouf.runs.folder import Run
 
     console.calm_libraries()
     room_for(out_dir / "figure.svg")
-    there, labels = Run(run), None
+    there = Run(run)
     zero_shot, adapted = load_run(run, place, "zero-shot", there.adapted)
-    if labelled:
-        if inputs is None:
-            raise InputError("--labelled is about INPUT: name the folder or the file with labels")
-        data, labels = read_labels(adapted, inputs, text_column, label_column, there)
-    else:
-        data = read_inputs(adapted, inputs, text_column, there)
-    inference = InferenceConfig(workers=place.workers or 0, cache=place.features())
-    comparison = look(nullcontext(zero_shot), nullcontext(adapted), data, labels, inference)
+    data, labels = labelled_or_not(adapted, inputs, labelled, text_column, label_column, there)
+    with encoding(place, output) as inference:
+        comparison = look(nullcontext(zero_shot), nullcontext(adapted), data, labels, inference)
     files = [write(figure, out_dir / f"{name}.svg") for name, figure in paper_figures(comparison, centred).items()]
     if output.as_json:
         console.tell_json({"files": [str(file) for file in files]})

@@ -95,7 +95,9 @@ def predict(
         facts |= {"used": there.verdict.advised, "verdict": there.verdict.message}
         console.show_verdict(there.verdict, quiet=True)
     if output.as_json:
-        console.tell_json(facts | {"unreadable": [data.ids[i] for i in sorted(data.skipped)]})
+        console.tell_json(
+            facts | {"unreadable": [{"id": data.ids[i], "reason": data.skipped[i]} for i in sorted(data.skipped)]}
+        )
     elif not output.quiet:
         console.show_skipped([data], None)
         console.show_absent(facts["absent"], len(classifier.classes))
@@ -109,4 +111,6 @@ def predict(
                 "and on no label: check it with pouf review"
             )
         by = "zero-shot" if facts["used"] == "zero-shot" else f"the {facts['used']} step"
+        if there.verdict.last == 0 and facts["used"] != "zero-shot":
+            by = "zero-shot with corrected predictions"
         console.say(f"{facts['n']:,} predictions in {out_file}, by {by}")

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import load_run, read_inputs, read_labels
+from pouf.cli._inputs import labelled_or_not, load_run
 from pouf.cli._options import InferenceOptions, LabelColumn, OutputOptions, RunFolder, TextColumn, grouped
-from pouf.errors import InputError
+from pouf.cli._progress import encoding
 
 
 @grouped
@@ -30,22 +30,16 @@ def report(
 ) -> None:
     """One HTML file about a run: whether to trust it, and why."""
     from pouf.files import room_for
-    from pouf.inference import InferenceConfig
     from pouf.reporting.html import write_report
     from pouf.runs.folder import Run
 
     console.calm_libraries()
     room_for(out_file or run / "report.html")
-    there, labels = Run(run), None
+    there = Run(run)
     (classifier,) = load_run(run, place, "advised")
-    if labelled:
-        if inputs is None:
-            raise InputError("--labelled is about INPUT: name the folder or the file with labels")
-        data, labels = read_labels(classifier, inputs, text_column, label_column, there)
-    else:
-        data = read_inputs(classifier, inputs, text_column, there)
-    inference = InferenceConfig(workers=place.workers or 0, cache=place.features())
-    file = write_report(run, data, labels, out_file, inference, device=place.place(), trust_model=place.trust_model)
+    data, labels = labelled_or_not(classifier, inputs, labelled, text_column, label_column, there)
+    with encoding(place, output) as inference:
+        file = write_report(run, data, labels, out_file, inference, device=place.place(), trust_model=place.trust_model)
     if output.as_json:
         console.tell_json({"report": str(file)})
     elif not output.quiet:

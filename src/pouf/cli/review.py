@@ -11,6 +11,7 @@ import typer
 from pouf.cli import _console as console
 from pouf.cli._inputs import load_run, read_inputs
 from pouf.cli._options import InferenceOptions, OutputOptions, RunFolder, TextColumn, grouped
+from pouf.cli._progress import encoding
 
 
 @grouped
@@ -30,7 +31,6 @@ def review(
 ) -> None:
     """Pick the inputs most worth labelling; with --answers, say what the labels show."""
     from pouf.errors import InputError
-    from pouf.inference import InferenceConfig
     from pouf.reporting.review_page import PAGE, read_review, record, write_review
     from pouf.runs.folder import Run
     from pouf.validation.review import NONE, ask, conclude, read_answers
@@ -61,8 +61,8 @@ def review(
         return
     zero_shot, adapted = load_run(run, place, "zero-shot", there.adapted)
     data = read_inputs(adapted, inputs, text_column, there)
-    inference = InferenceConfig(workers=place.workers or 0, cache=place.features())
-    questions, samples = ask(zero_shot, adapted, data, n, seed=seed, inference=inference)
+    with encoding(place, output) as inference:
+        questions, samples = ask(zero_shot, adapted, data, n, seed=seed, inference=inference)
     table, page = write_review(run, questions, samples, adapted.classes)
     if output.as_json:
         console.tell_json({"files": [str(table), str(page)]})

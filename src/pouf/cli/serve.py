@@ -52,7 +52,7 @@ def serve(
         )
         limits = Limits(upload=int(max_upload * 2**20), rate=rate, batch=batch_size)
         local = _is_local(host)
-        app = make_app(engine, limits, LOCAL if local else ("*",))
+        app = make_app(engine, limits, (*LOCAL, host) if local else ("*",))
         console.show_verdict(engine.run.verdict, quiet=False)
         if not local:
             console.note("Whoever can reach this machine can use this: there is no password.", "yellow")

@@ -74,6 +74,8 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     if isinstance(classes, str):
         meant = [name.strip() for name in classes.split(",") if name.strip()]
         raise InputError(f"classes must be a list of names, not the text {classes!r}: give {meant!r}")
+    if isinstance(classes, (set, frozenset)):
+        raise InputError("classes must be a list of names, not a set, whose order changes from run to run")
     names = tuple(_check_name(name) for name in classes)
     doubles = [name for name, count in Counter(map(same_name, names)).items() if count > 1]
     if doubles:
@@ -111,9 +113,9 @@ def read_classes(given: str) -> ClassSet:
         return read_class_file(Path(given))
     if "," not in given:
         if Path(given).suffix or os.sep in given:
-            raise InputError(f"no class file {given!r}: expected a file with one name per line, or names like a,b,c")
+            raise InputError(f"no such file: {given!r}; expected one with a class name per line, or names like a,b,c")
         raise InputError(f"one class given, {given!r}; name at least two, as a,b,c, or give a file of them")
-    return class_set([name for name in given.split(",") if name.strip()])
+    return class_set(given.strip().removesuffix(",").split(","))
 
 
 def read_class_file(file: Path) -> ClassSet:
@@ -123,7 +125,7 @@ def read_class_file(file: Path) -> ClassSet:
     `class` and one or several of descriptions, where a class may have several rows.
     """
     if not file.is_file():
-        raise InputError(f"no class file {str(file)!r}: expected one name per line, or a .csv, .json or .toml file")
+        raise InputError(f"no such file: {str(file)!r}; expected one name per line, or a .csv, .json or .toml file")
     kind = file.suffix.lower()
     if kind in (".csv", ".tsv"):
         return _class_table(file)
@@ -164,7 +166,7 @@ def _class_table(file: Path) -> ClassSet:
         given = [text for text in texts if not isinstance(text, BadRow) and text.strip()]
         if isinstance(name, BadRow) or not name.strip():
             if given or "blank" not in name:
-                raise InputError(f"{str(file)!r} has a row without a class ({name or given[0]}): name it")
+                raise InputError(f"{str(file)!r} has a row without a class ({name or 'blank'}): name it")
             continue
         if name in classes and not given:
             raise InputError(f"{str(file)!r} has class {name!r} twice: give it once, or another description")

@@ -107,7 +107,7 @@ class Images(Unlabelled):
         if others:
             endings = Counter(path.suffix.lower() or "without an ending" for path in others)
             told = ", ".join(f"{n} {ending}" for ending, n in endings.most_common(5))
-            logger.warning("ignored in %s, as no images: %s; the first is %s", folder, told, readable(min(others).name))
+            logger.warning("ignored in %s, not images: %s; the first is %s", folder, told, readable(min(others).name))
         paths.sort()
         images = cls(paths, [readable(path.relative_to(folder).as_posix()) for path in paths], str(folder))
         for index, path in enumerate(paths):
@@ -300,7 +300,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _grey(image: Image.Image) -> Image.Image:
     """16 bits are from 0 to 65,535 and floats from 0 to 1; what goes beyond is scaled to fit."""
     pixels = np.asarray(image, dtype=np.float64)
-    pixels = np.where(np.isfinite(pixels), pixels, 0.0)
+    if not np.isfinite(pixels).all():
+        raise Unreadable("the image holds pixels that are not finite")
     low, high = float(pixels.min(initial=0.0)), float(pixels.max(initial=0.0))
     if image.mode.startswith("F"):
         low, high = min(low, 0.0), max(high, 1.0)

@@ -68,6 +68,13 @@ def _images(inputs: Any, columns: Sequence[str]) -> Given:
     if isinstance(inputs, (str, Path)):
         return Given(Images.from_folder(inputs), str(inputs).lower().endswith(EXTENSIONS) and Path(inputs).is_file())
     single = isinstance(inputs, Image.Image) or (isinstance(inputs, (np.ndarray, Tensor)) and inputs.ndim in (2, 3))
+    if (
+        single
+        and isinstance(inputs, (np.ndarray, Tensor))
+        and inputs.ndim == 3
+        and not {1, 3, 4} & {inputs.shape[0], inputs.shape[2]}
+    ):
+        single = False  # (n, h, w), grey
     return Given(Images([_picture(item) for item in ([inputs] if single else inputs)]), single)
 
 
@@ -138,7 +145,9 @@ def _from_frame(frame: Any, modality: Modality, columns: Sequence[str]) -> Unlab
     """A `pandas.DataFrame`: its index gives the ids; vectors are all its columns."""
     ids, source = [str(name) for name in frame.index], "the DataFrame"
     if modality == "vector":
-        return Vectors(frame.to_numpy(np.float32), source)
+        vectors = Vectors(frame.to_numpy(np.float32), source)
+        vectors.ids = ids
+        return vectors
     names = [str(name) for name in frame.columns]
     needed = columns if modality == "text" else [next((n for n in ("image", "path") if n in names), "image")]
     first, *others = (frame.iloc[:, place].tolist() for place in find_columns(names, needed, source))

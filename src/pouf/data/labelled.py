@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 class Labelled(NamedTuple):
     inputs: Unlabelled
-    labels: list[int]  # positions in the list of classes; NO_LABEL for a row that can't be read
+    labels: list[int]  # positions in the list of classes; NO_LABEL for a row that is skipped
 
 
 NO_LABEL = -1
@@ -61,6 +62,7 @@ def read_labelled(
     texts = Texts.from_columns(table, text_columns, str(path))
     found = [_row_label(value, known) for value in table[label_column]]
     _check_found(found, classes, str(path), f"a class's name in column {label_column!r}")
+    texts.skipped |= {i: "no label can be read in this row" for i, label in enumerate(found) if label == NO_LABEL}
     return Labelled(texts, [label for label in found if isinstance(label, int)])
 
 
@@ -106,12 +108,13 @@ class Shots(NamedTuple):
     inputs: Unlabelled
     targets: Tensor
 
+    def fingerprint(self) -> str:
+        """Of inputs and targets."""
+        return f"{self.inputs.fingerprint()} {blake2b(self.targets.numpy().tobytes(), digest_size=8).hexdigest()}"
+
     @classmethod
     def from_labelled(cls, labelled: Labelled, classes: int) -> Shots:
         labels = torch.tensor([max(label, 0) for label in labelled.labels])
-        for index, label in enumerate(labelled.labels):
-            if label == NO_LABEL:
-                labelled.inputs.skipped[index] = "no label can be read in this row"
         return cls(labelled.inputs, torch.nn.functional.one_hot(labels, classes).float())
 
 

@@ -55,7 +55,10 @@ class Reader:
 
 
 def read_batches(reader: Reader, batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[Read]:
-    """Batches in their order. `workers` processes read ahead; what can't be read is noted in the data's `skipped`.
+    """Batches in their order. `workers` processes read ahead.
+
+    Who goes through them notes what can't be read in the data's `skipped`: several processes do so together, since the
+    next draws leave it out.
 
     The result does not depend on the number of workers: everything random about a sample comes with its draw. Only a
     sample that can't be read is drawn again as long as nobody has come to know it.
@@ -73,9 +76,7 @@ def read_batches(reader: Reader, batches: Iterable[list[Draw]], workers: int = 0
             collate_fn=_as_is,  # type: ignore[arg-type]
             multiprocessing_context="fork",
         )
-    for read in source:
-        reader.data.skipped.update(read.failed)
-        yield read
+    return iter(source)
 
 
 def _as_is(read: Read) -> Read:

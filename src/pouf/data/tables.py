@@ -32,7 +32,7 @@ def read_table(file: str | Path, *needed: str) -> Columns:
     """The needed columns of a file. Case does not matter in their names; all other columns stay unread."""
     file = local_copy(file)
     if not file.is_file():
-        raise InputError(f"no text file {str(file)!r}: expected a {', '.join(READERS)} file")
+        raise InputError(f"no such file or folder: {str(file)!r}; texts are read from {', '.join(READERS)} files")
     reader = READERS.get(file.suffix.lower())
     if reader is None:
         raise InputError(f"can't read {file.name!r} as texts: expected a file that ends in {', '.join(READERS)}")
@@ -106,7 +106,9 @@ def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> li
         if not found:
             there = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
             near = nearest(name, names)
-            raise InputError(f"{source!r} has no column {name!r}, only: {there or 'none'}. Name the right one{near}")
+            raise InputError(
+                f"{source!r} has no column {name!r}, only: {there or 'none'}. Say which column to read{near}"
+            )
         if len(found) > 1:
             raise InputError(f"{source!r} has {len(found)} columns {name!r}: rename all but one of them")
         places += found

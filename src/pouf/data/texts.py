@@ -41,7 +41,7 @@ class Texts(Unlabelled):
         columns = (columns,) if isinstance(columns, str) else tuple(columns)
         source, file = as_url(file) or str(file), local_copy(file)
         if _is_large(file) and not id_columns:
-            return LargeTexts(file, columns)
+            return LargeTexts(file, columns, source)
         table = read_table(file, *dict.fromkeys((*columns, *id_columns)))
         texts = cls.from_columns(table, columns, source)
         texts.own_ids = {name: _of_one_type(table[name]) for name in id_columns}
@@ -111,7 +111,7 @@ class LargeTexts(Texts):
     line. The order of training follows the fingerprints, so that no other column can steer it.
     """
 
-    def __init__(self, file: str | Path, columns: Sequence[str]) -> None:
+    def __init__(self, file: str | Path, columns: Sequence[str], source: str | None = None) -> None:
         self.file, self.columns = Path(file), tuple(columns)
         self.keys = self._keys()
         places = array("q")
@@ -126,7 +126,7 @@ class LargeTexts(Texts):
         places, marks = places[:rows], marks[:rows]
         self.places, self.marks = np.frombuffer(places, np.int64), np.frombuffer(marks, np.uint64)
         self.lengths = np.diff(self.places, append=at)
-        super().__init__(range(len(self.places)), RowNumbers(len(self.places)), str(file))
+        super().__init__(range(len(self.places)), RowNumbers(len(self.places)), source or str(file))
 
     def read(self, index: int) -> str | tuple[str, ...]:
         with self.file.open("rb") as stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -22,6 +23,7 @@ from pouf.errors import InputError, optional
 
 Array = NDArray[Any]
 ROWS = 65536  # looked at together
+logger = logging.getLogger(__name__)
 
 
 class Vectors(Unlabelled):
@@ -55,12 +57,23 @@ class Vectors(Unlabelled):
         places = find_columns(list(lists), id_columns, str(file))
         vectors.own_ids = {name: lists[list(lists)[i]] for name, i in zip(id_columns, places, strict=True)}
         ids = next((lists[name] for name in IDS if name in lists), None)
-        if ids is not None and len(set(ids)) == len(ids):  # a review needs them distinct
+        for name in (*IDS, *PATHS, *TEXTS):
+            if name in arrays.by_name and name not in lists:
+                logger.warning(
+                    "%s: %r is not one entry for each of the %d vectors, and is not used", file, name, len(vectors)
+                )
+        if ids is not None and len(set(ids)) < len(ids):  # a review needs them distinct
+            logger.warning("%s: the ids are not distinct; row numbers are used instead", file)
+        elif ids is not None:
             vectors.ids = [str(name) for name in ids]
             vectors.own_ids = vectors.own_ids or {"id": ids}
         paths, texts = (next((lists[name] for name in usual if name in lists), None) for usual in (PATHS, TEXTS))
         if paths is not None:
-            vectors.looks = Images([Path(str(file).split("::")[0]).parent / str(path) for path in paths])
+            pictures = [Path(str(file).split("::")[0]).parent / str(path) for path in paths]
+            if gone := sum(not picture.is_file() for picture in pictures):
+                logger.warning("%s: %d of %d paths lead to no file, the first is %s", file, gone, len(paths),
+                               next(picture for picture in pictures if not picture.is_file()))  # fmt: skip
+            vectors.looks = Images(pictures)
         elif texts is not None:
             vectors.looks = Texts(texts)
         return vectors
@@ -75,7 +88,7 @@ class Vectors(Unlabelled):
         if index in self.skipped:
             raise Unreadable(self.skipped[index])
         row: Array = self.array[index]
-        return row
+        return row.astype(np.float32) if row.dtype == np.float16 else row  # whose squares have no room in it
 
     def tensor(self) -> Tensor:
         """(n, d), the same memory: it is not to be written to."""

@@ -146,6 +146,8 @@ def _write(graph: _Classifier | _TextSide, tensors: Named, file: Path) -> None:
             )  # fmt: skip
             assert program is not None
             program.save(file)
+        except OSError as error:  # a full disk, say
+            raise InputError(f"can't write {str(file)!r}: {error.strerror or error}") from None
         except Exception as error:  # of whatever the model is made of
             why = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"torch can't export this model to ONNX: {why}") from error

@@ -102,7 +102,8 @@ class BatchPredictor:
             return Images([_image(item) for item in samples])
         if modality == "text":
             return Texts([item if isinstance(item, str) else None for item in samples])
-        return Vectors(np.stack([np.asarray(item, dtype=np.float32) for item in samples]))
+        rows = [np.asarray(item, dtype=np.float32) for item in samples]
+        return Vectors(np.stack(rows) if rows else np.zeros((0, self.prototypes.shape[1]), np.float32))
 
 
 def _image(item: Any) -> Any:

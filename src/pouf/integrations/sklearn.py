@@ -140,6 +140,9 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
         """The zero-shot classifier, with `classes_` and the order of its columns set."""
         names, labels = self._names(y)
         if isinstance(self.model, BaseClassifier):
+            asked = {"classes": self.classes, "templates": self.templates, "words": self.words}
+            if own := [name for name, value in asked.items() if value is not None]:
+                raise InputError(f"a classifier has its own {' and '.join(own)}: leave that out")
             classifier: Any = copy.deepcopy(self.model)
         elif not self._reads_vectors:
             if names is None:
@@ -169,7 +172,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
         return [str(label) for label in labels], labels
 
     def _prototypes(self, names: Classes | None, width: int) -> Any:
-        """(k, d) vectors, or a file of them."""
+        """(k, d) vectors, or a file of them. Who knows no model but the width d may override this."""
         if not callable(self.model):
             return self.model
         if names is None or isinstance(names, (Mapping, Path)):

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 CHUNK = 256  # sentences encoded at once
 
+CHUNKS = 1024  # sets of prompts that stay tokenized: as many as the chunks of a step
+
 
 class Chunk(NamedTuple):
     positions: Tensor  # (m,), where its sentences stand among all
@@ -49,14 +51,14 @@ class TextSide:
         self.max_length = max_length
         self.full_length = full_length
         # The prompts of a run stay the same from step to step: they are tokenized once.
-        self._chunks_of = lru_cache(maxsize=1024)(self._tokenize)
+        self._chunks_of = lru_cache(CHUNKS)(self._tokenize)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_chunks_of"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._chunks_of = lru_cache(maxsize=4)(self._tokenize)
+        self._chunks_of = lru_cache(CHUNKS)(self._tokenize)
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
         """(m, d), in the order given, differentiable."""

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor, nearest, vote
+from pouf.postprocess.sinkhorn import relaxed_offsets
+
+NEIGHBOURS, ROUNDS = 10, 20
 
 
 def propagation(
@@ -15,20 +18,19 @@ def propagation(
     prototypes: Tensor,
     scores: Scores,
     prior: Tensor | None = None,
-    *,
-    neighbours: int = 10,
-    rounds: int = 20,
 ) -> Postprocessor:
     """Label propagation: every input believes half itself and half its nearest neighbours, until they agree.
 
-    Z ← ½ S Z + ½ P, where P are the predictions and S (n, n) holds each input's nearest neighbours by cosine, its rows
-    summing to 1. A later input asks those that were there.
+    Z ← ½ S Z + ½ P, where P are the predictions (with offsets that give them known shares) and S (n, n) holds each
+    input's nearest neighbours by cosine, its rows summing to 1. A later input asks those that were there.
     """
     unit = F.normalize(features.float(), dim=1)
-    start = scores.logits.float().softmax(1)
-    weights, places = nearest(unit, unit, itself=False, count=neighbours)
+    logits = scores.logits.float()
+    bias = torch.zeros(logits.shape[1]).to(logits) if prior is None else relaxed_offsets(logits, prior)
+    start = (logits + bias).softmax(1)
+    weights, places = nearest(unit, unit, itself=False, count=NEIGHBOURS)
     near = (weights / weights.sum(1, keepdim=True), places)
     votes = start
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         votes = vote(near, votes, start)
-    return Postprocessor(torch.zeros(start.shape[1]).to(start), neighbours=unit, votes=votes)
+    return Postprocessor(bias, neighbours=unit, votes=votes)

@@ -22,9 +22,10 @@ from pouf.recipe import Recipe
 from pouf.reporting.figures import CLASSES, Comparison, histogram, line, look, nearest_inputs, tsne
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
 from pouf.reporting.svg import LIGHT
-from pouf.runs.folder import RECIPE, SKIPPED, Run
+from pouf.runs.folder import RECIPE, Run
 from pouf.saving import Use
 from pouf.training.adaptation import Adaptation
+from pouf.validation.evaluation import wilson
 from pouf.validation.verdict import Verdict
 
 POINTS = 500  # inputs that are drawn
@@ -39,7 +40,7 @@ DIAGNOSTICS = {
     "mean probability of the predicted class": ("confidence_before", "confidence_after"),
     "share of predictions that survive a small change of the input": ("stability_before", "stability_after"),
     "share of inputs on which both agree": (None, "agreement"),
-    "share of predictions that moved to other classes": (None, "shift"),
+    "net change of the class shares": (None, "shift"),
     "agreement of the run's last two thirds with its end, beyond chance": (None, "convergence"),
 }
 TUNED = {
@@ -130,7 +131,7 @@ def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] |
         changed=_changed(items, comparison),
         recipe="\n".join(run.lines(RECIPE)),
         manifest=json.dumps(run.manifest, indent=1, ensure_ascii=False),
-        skipped=[f"{row['id']}: {row['reason']}" for row in map(json.loads, run.lines(SKIPPED))],
+        skipped=[f"{row['id']}: {row['reason']}" for row in run.skipped()],
         items=script_data(items),
         told=script_data({
             "classes": list(names),
@@ -151,6 +152,8 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
     more = f" and {len(templates) - 1} more" if len(templates) > 1 else ""
     told = f"{model}, {n:,} {kind}{f' of {source.name}' if source.is_absolute() else ''}, {len(card.classes)} classes"
     told += f" in “{shorten(templates[0], 80)}”{more}" if templates else ""
+    if card.words is not None:
+        told += f" with the words {shorten(', '.join('/'.join(words) for words in card.words), 60)}"
     if not manifest:
         return f"{told}; not adapted yet."
     method = manifest.get("method", "pouf")
@@ -158,11 +161,10 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
         return f"{told}; {method} changed no weight."
     recipe = Recipe.load(run.folder / RECIPE)
     trainable, total = manifest.get("trainable"), manifest.get("total")
-    size = f" ({trainable:,} of {total:,} numbers)" if trainable and total else ""
+    size = f" ({trainable:,} of {total:,} parameters)" if trainable and total else ""
     corrected = ", then corrected predictions" if recipe.postprocess != "none" else ""
-    changed = (
-        f"{method} changed {TUNED[recipe.tuner.name]}{size} in {len(steps):,} steps of {recipe.batch_size} samples"
-    )
+    length = f"{len(steps):,} steps of {min(recipe.batch_size, n):,} samples"
+    changed = f"{method} changed {TUNED[recipe.tuner.name]}{size} in {length}"
     return f"{told}; {changed}{corrected}."
 
 
@@ -197,9 +199,11 @@ def _facts(
     facts = [("inputs", f"{n:,}")]
     if verdict.chosen is not None:
         facts += [("advised", verdict.advised), ("chosen step", str(verdict.chosen)), ("last step", str(verdict.last))]
-    facts += [("predictions changed", f"{_percent(np.mean(comparison.changed()))} %")]
+    facts += [
+        (f"predictions changed, of {len(comparison.changed()):,} drawn", f"{_percent(np.mean(comparison.changed()))} %")
+    ]
     if drift is not None:
-        facts += [("same of other names as before", f"{_percent(drift['agreement'])} %")]
+        facts += [("predictions kept among other names", f"{_percent(drift['agreement'])} %")]
     return facts + ([("training time", f"{steps[-1]['seconds']:.0f} s")] if steps else [])
 
 
@@ -257,16 +261,6 @@ def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names
     places = wrong.argsort(descending=True, stable=True)[:PAIRS].tolist()
     pairs = [(names[place // k], names[place % k], int(wrong[place])) for place in places if wrong[place]]
     return {"n": len(truth), "rows": rows, "confusion": confusion, "pairs": pairs}
-
-
-def wilson(right: int, n: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share, by Wilson's score."""
-    from scipy.stats import binomtest
-
-    if n == 0:
-        return 0.0, 1.0
-    interval = binomtest(right, n).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
 
 
 class Curve(NamedTuple):

@@ -27,7 +27,8 @@ from pouf.data.texts import Texts
 from pouf.errors import Diverged, InputError
 from pouf.files import LOCK, clear_partial, own, write_json, write_text
 from pouf.interruption import AtOnce
-from pouf.reading import read_json
+from pouf.model_card import README
+from pouf.reading import read_json, read_text
 from pouf.recipe import Recipe
 from pouf.saving import CARD, Use, read_card, save
 from pouf.training.adaptation import Adaptation
@@ -38,9 +39,14 @@ from pouf.validation.verdict import Verdict, broken_off, nothing_to_judge
 
 VERDICT, PREDICTIONS, CHECKPOINTS = "verdict.json", "predictions.csv", "checkpoints"
 TRIALS = "search.json"
-WRITTEN_BY_PEOPLE = ("review.csv", "answers.csv")
+BEFORE = f"{CHECKPOINTS}/before"  # the run that is being overwritten
 RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
 DESCRIPTIONS = "classes.json"  # where the classes have descriptions, in the place of classes.txt
+# But for the parts of a classifier, which its card lists. What people write (review.csv, answers.csv) is theirs.
+WRITTEN_BY_POUF = (
+    CARD, MANIFEST, VERDICT, RECIPE, CLASSES, DESCRIPTIONS, METRICS, SKIPPED, PREDICTIONS, TRIALS, README, "last",
+    "chosen", "report.html", "review.html", "review.json", "tensorboard", "onnx", "merged",
+)  # fmt: skip
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 PACKAGES = (
@@ -65,6 +71,7 @@ class RunWriter(Callback):
         sources: what is learned from, by what to call it in the manifest.
         command: the command line that repeats the run, where there is one.
         resume, overwrite: what to do with a run that is there.
+        trains: the classifier itself is trained; a search trains copies of it, and has nothing new before its end.
     """
 
     def __init__(
@@ -77,8 +84,12 @@ class RunWriter(Callback):
         command: Sequence[str] = (),
         resume: bool = False,
         overwrite: bool = False,
+        trains: bool = True,
     ) -> None:
+        self.trains = trains
         self.folder = check_new(folder, resume, overwrite)
+        if overwrite:
+            _check_apart(self.folder, sources)
         self.fresh = not self.folder.exists() or not any(self.folder.iterdir())
         self.lock = own(self.folder / CHECKPOINTS)
         self.classifier, self.sources, self.logged, self.done = classifier, sources, 0, False
@@ -104,7 +115,7 @@ class RunWriter(Callback):
         try:
             clear_partial(self.folder)
             if overwrite:
-                _clear(self.folder)
+                _set_aside(self.folder)
             write_json(self.folder / MANIFEST, self.manifest)
             write_text(self.folder / RECIPE, recipe.to_toml())
             if classifier.descriptions is None:
@@ -158,22 +169,14 @@ class RunWriter(Callback):
         self.on_resume(result.history)
         write_json(self.folder / TRIALS, trials)
         self.finish(result, "finished" if ended_by is None else _status(ended_by))
-        if ended_by is not None:
-            self.lock.release()
-
-    def stop(self, error: BaseException) -> None:
-        """Before there is anything to save, or anything new."""
-        if isinstance(error, InputError):
-            self.give_up(error)
-        else:
-            with suppress(OSError):
-                write_json(self.folder / MANIFEST, self.manifest | {"status": _status(error), "error": str(error)})
-            self.lock.release()
 
     def close(self) -> None:
         """The run has come to its end: there is nothing to go on from. Weights that wait go with the checkpoints."""
-        for name in (STATE, LOCK):
-            (self.folder / CHECKPOINTS / name).unlink(missing_ok=True)
+        (self.folder / CHECKPOINTS / STATE).unlink(missing_ok=True)
+        self._free()
+
+    def _free(self) -> None:
+        (self.folder / CHECKPOINTS / LOCK).unlink(missing_ok=True)
         self.lock.release()
         with suppress(OSError):
             (self.folder / CHECKPOINTS).rmdir()
@@ -182,17 +185,25 @@ class RunWriter(Callback):
         """What was learned before the run broke off; a run that had not begun leaves nothing behind."""
         with ExitStack() as stack:
             stack.callback(self.lock.release)
+            if self.done:
+                return
             if isinstance(error, InputError) and not self.logged:
                 self._undo()
-            elif not self.done and not isinstance(error, AtOnce):
+            elif not self.trains:
+                with suppress(OSError):
+                    write_json(self.folder / MANIFEST, self.manifest | {"status": _status(error), "error": str(error)})
+            elif not isinstance(error, AtOnce):
                 self._save_broken_off(error)
 
     def _undo(self) -> None:
-        if self.fresh:
+        if (self.folder / BEFORE).is_dir():
+            _bring_back(self.folder)
+            self._free()
+        elif self.fresh:
             shutil.rmtree(self.folder)  # the next try may use the same name
-            return
-        for name, text in self.before.items():
-            write_text(self.folder / name, text)
+        else:
+            for name, text in self.before.items():
+                write_text(self.folder / name, text)
 
     def _save_broken_off(self, error: BaseException) -> None:
         verdict, here = broken_off(error), self.classifier.state()
@@ -217,6 +228,7 @@ class RunWriter(Callback):
         ]
         write_text(self.folder / SKIPPED, "".join(line + "\n" for line in lines))
         self.manifest.update({name: _facts(source) for name, source in self.sources.items()})
+        shutil.rmtree(self.folder / BEFORE, ignore_errors=True)  # the run that this one takes the place of
         seconds = round(time.perf_counter() - self.start, 2)
         write_json(self.folder / MANIFEST, self.manifest | {"status": status, "seconds": seconds} | more)
 
@@ -228,7 +240,10 @@ class Run:
         self.folder = Path(folder)
         self.card = read_card(self.folder)
         self.manifest = self._read(MANIFEST, dict[str, Any]) or {}
-        self.verdict = self._read(VERDICT, Verdict) or nothing_to_judge()
+        verdict = self._read(VERDICT, Verdict)
+        if verdict is None and self.manifest.get("status", "running") != "running":
+            raise InputError(f"{VERDICT!r} is missing in {str(folder)!r}: restore it, or adapt again")
+        self.verdict = verdict or nothing_to_judge()
 
     def _read(self, name: str, kind: type[T]) -> T | None:
         return read_json(self.folder / name, kind) if (self.folder / name).is_file() else None
@@ -244,9 +259,22 @@ class Run:
 
     def steps(self) -> list[dict[str, Any]]:
         """What was logged of each step; a run that was killed may have left the last line half written."""
-        file = self.folder / METRICS
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return self._rows(METRICS)
+
+    def skipped(self) -> list[dict[str, Any]]:
+        """What could not be read: `of`, `id` and `reason`."""
+        return self._rows(SKIPPED)
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        file = self.folder / name
+        lines = read_text(file).splitlines(keepends=True) if file.is_file() else []
+        rows = []
+        for number, line in enumerate(line for line in lines if line.endswith("\n")):
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                raise InputError(f"{str(file)!r} is damaged in line {number + 1}: restore it, or adapt again") from None
+        return rows
 
     def _data(self) -> dict[str, Any]:
         return self.manifest.get("data") or self.manifest.get("shots") or {}
@@ -308,14 +336,50 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return read_json(folder / MANIFEST, dict[str, Any]) if (folder / MANIFEST).is_file() else {}
 
 
-def _clear(folder: Path) -> None:
-    """Everything but what people wrote, and the lock; the manifest last, by which it is known as a run."""
-    for child in sorted(folder.iterdir(), key=lambda child: child.name == MANIFEST):
-        if child.name not in (CHECKPOINTS, *WRITTEN_BY_PEOPLE):
-            shutil.rmtree(child) if child.is_dir() else child.unlink()
+def _check_apart(folder: Path, sources: Mapping[str, Unlabelled]) -> None:
+    for source in sources.values():
+        place = Path(source.source.split("::")[0])
+        if place.exists() and place.resolve().is_relative_to(folder.resolve()):
+            raise InputError(
+                f"the inputs {str(place)!r} lie in the run folder that is to be overwritten: choose another"
+            )
+
+
+def _set_aside(folder: Path) -> None:
+    """What a run wrote waits below its checkpoints until the next one has come to something; all else stays."""
+    aside = folder / BEFORE
+    written = [child for child in folder.iterdir() if child.name in _written(folder)]
+    if aside.is_dir() and not (folder / CARD).is_file():  # of a run that was overwritten by one that came to nothing
+        for child in written:
+            _remove(child)
+    else:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        for child in sorted(written, key=lambda child: child.name == MANIFEST):  # by which it is known as a run
+            child.rename(aside / child.name)
     for child in (folder / CHECKPOINTS).iterdir():
-        if child.name != LOCK:
-            shutil.rmtree(child) if child.is_dir() else child.unlink()
+        if child.name not in (LOCK, aside.name):
+            _remove(child)
+
+
+def _bring_back(folder: Path) -> None:
+    own = _written(folder)
+    for child in folder.iterdir():
+        if child.name in own:
+            _remove(child)
+    for child in (folder / BEFORE).iterdir():
+        child.rename(folder / child.name)
+    (folder / BEFORE).rmdir()
+
+
+def _written(folder: Path) -> set[str]:
+    """Names in a run folder that are pouf's own."""
+    card = read_json(folder / CARD, dict[str, Any]) if (folder / CARD).is_file() else {}
+    return {*WRITTEN_BY_POUF, *(Path(name).parts[0] for name in card.get("files", ()))}
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _status(error: BaseException) -> str:

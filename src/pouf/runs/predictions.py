@@ -101,7 +101,7 @@ WRITERS: dict[str, Callable[[Path, Iterator[Row]], None]] = {
 def check_place(file: Path) -> None:
     """An error where predictions can't be written to: before anything is computed."""
     if file.suffix.lower() not in WRITERS:
-        raise InputError(f"can't write predictions to {str(file)!r}: expected a name in {' or '.join(WRITERS)}")
+        raise InputError(f"can't write predictions to {str(file)!r}: the name must end in {' or '.join(WRITERS)}")
     if file.suffix.lower() == ".parquet":
         optional("pyarrow", "parquet", "a Parquet file")
     room_for(file if started_processes() == 1 else file.parent / "parts")  # several may find the folder of before

@@ -58,17 +58,34 @@ class Adaptation:
         use = self.verdict.advised if use == "advised" else use
         if self.checkpoints is not None:
             self.checkpoints.restore(self.place(use))
-        elif use == "zero-shot":
-            raise InputError("this run kept no checkpoints to go back to: give it snapshots")
+        else:
+            self._check_there(use)
 
     @contextmanager
     def at(self, use: Use) -> Iterator[BaseClassifier]:
         """The classifier as it was there, for a while."""
+        use = self.verdict.advised if use == "advised" else use
         if self.checkpoints is None:
+            self._check_there(use)
             yield self.classifier
         else:
-            with self.checkpoints.at(self.place(self.verdict.advised if use == "advised" else use)) as classifier:
+            with self.checkpoints.at(self.place(use)) as classifier:
                 yield classifier
+
+    def _check_there(self, use: Use) -> None:
+        """Without checkpoints there is one state, the last."""
+        if use == "zero-shot" and (self.history or self.classifier.postprocessor is not None):
+            raise InputError("this run kept no checkpoints to go back to: give it snapshots")
+
+    @contextmanager
+    def kept_on_error(self) -> Iterator[None]:
+        """Weights that wait on disk stay there if what is done meanwhile fails."""
+        try:
+            yield
+        except BaseException:
+            if self.checkpoints is not None:
+                self.checkpoints.retain()
+            raise
 
     def place(self, use: Use) -> Checkpoint:
         assert self.checkpoints is not None
@@ -106,16 +123,25 @@ def adapt(
     """
     told = Callbacks(callbacks)
     world = join(classifier.device)
-    inference = InferenceConfig(recipe.compute.chunk or 64, recipe.compute.workers, cache, world=world)
-    inference = told.watching(inference, "encoding")
+    inference = told.watching(InferenceConfig.of(recipe.compute, cache, world), "encoding")
+    if recipe.temperature:
+        classifier.set_temperature(recipe.temperature)
     world.broadcast_weights(classifier)
     for source in (data, shots.inputs if shots is not None else None):
         world.agree(source.fingerprint() if source is not None else "", "inputs")
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None
+    if inputs is not None and not inputs.streamed:
+        inputs.check_readable()
+    if recipe.postprocess != "none" and inputs is not None and (inputs.streamed or len(inputs) == 1):
+        recipe = _without_correction(
+            recipe, "a stream can't be read again" if inputs.streamed else "there is one alone"
+        )
     recipe = _for_many_classes(recipe, len(classifier.classes))
-    if recipe.steps and recipe.few_classes and inputs is not None and classifier.prior is None and shots is None:
+    several = inputs is not None and (inputs.streamed or len(inputs) > 1)
+    if recipe.steps and recipe.few_classes and several and classifier.prior is None and shots is None:
+        assert inputs is not None
         recipe = _for_few_classes(classifier, inputs, recipe, inference)
     held = Held(classifier.prior, classifier.prior)
     if recipe.steps and recipe.keep_shares >= len(classifier.classes) and classifier.prior is None and shots is None:
@@ -161,6 +187,16 @@ def _why_unjudged(recipe: Recipe) -> str:
     if recipe.snapshots == 0:
         return "snapshots = 0 in the recipe, so there were no checkpoints to choose from or to compare"
     return "the data are a stream, which can't be looked at again along the way"
+
+
+def _without_correction(recipe: Recipe, why: str) -> Recipe:
+    """A correction is fitted to all predictions together, which there must be."""
+    if not recipe.steps:
+        raise InputError(
+            f"{recipe.postprocess!r} corrects all predictions together, but {why}: give more inputs at once"
+        )
+    logger.warning("predictions are not corrected together (%s): %s", recipe.postprocess, why)
+    return recipe.with_settings(postprocess="none")
 
 
 def _for_many_classes(recipe: Recipe, k: int) -> Recipe:
@@ -221,8 +257,8 @@ def _keep_shares(
     mean = own.exp().mean(0) if world.size == 1 else world.sum(own.exp().sum(0)) / n
     kept = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classifier.classes, strict=True))
     logger.info(
-        "the classes keep the shares that zero-shot gives them (%s), for want of better knowledge: if you know them, "
-        "or that they are about equal, give a prior",
+        "the classes keep the shares that zero-shot gives them (%s), since the true ones are not known: if you know "
+        "them, or that they are about equal, give a prior",
         kept,
     )
     rate = recipe.optimisation.lr * recipe.keep_shares_rate

@@ -13,7 +13,7 @@ The order of calls: `on_estimate`; `on_start`, `on_resume` where a run goes on, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,7 +112,12 @@ class Callbacks:
     """All of them as one."""
 
     def __init__(self, callbacks: Any = ()) -> None:
+        if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+            raise InputError(f"callbacks must be a list, not {callbacks!r}")
         self.all: list[Callback] = list(callbacks)
+        for callback in self.all:
+            if not isinstance(callback, Callback):
+                raise InputError(f"{callback!r} is no callback: give an object of a subclass of pouf.Callback")
 
     def tell(self, event: Callable[[Callback], Any]) -> bool:
         """Whether any of them answered with True."""

@@ -294,7 +294,7 @@ def as_launched(recipe: Recipe, world: World) -> Recipe:
     changes: dict[str, Any] = {}
     said, own = launched_precision(), recipe.compute.precision
     if said is not None and own not in ("fp32", said):
-        raise InputError(f"accelerate asks for mixed_precision {said}, the recipe for {own}: let one of them be silent")
+        raise InputError(f"accelerate asks for mixed_precision {said}, the recipe for {own}: set one of them only")
     if said is not None:
         changes["compute.precision"] = said
     if launched_sharding():

@@ -97,7 +97,7 @@ def _inputs(classifier: BaseClassifier, tuner: Tuner, data: Unlabelled, recipe: 
     if backbone.ready_features(data) is not None:
         return 0.0, 0.0
     places = range(0, len(data), max(1, len(data) // TIMED))[:TIMED]
-    read = Reader(data, backbone.prepare, None)
+    read = Reader(data, backbone.prepare, None, backbone.image_size)
     start = clock()
     there = read[[Draw(place, 0) for place in places]]
     reading = (clock() - start) / len(places)
@@ -170,5 +170,6 @@ def largest_preset(estimate_of: Callable[[str], Estimate | None], minutes: float
             logger.info("the preset %s fits into %g minutes", name, minutes)
             return name
     raise InputError(
-        f"even the preset {name!r} takes {estimated}, and not {minutes:g} minutes: allow more, or give fewer inputs"
+        f"even the preset {name!r} needs more than the {minutes:g} minutes allowed ({estimated}): allow more, or give "
+        "fewer inputs"
     )

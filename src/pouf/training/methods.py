@@ -112,7 +112,8 @@ class Method:
             )
         if self is METHODS["majority"] and shots is not None:
             most = int(shots.targets.sum(0).argmax())
-            classifier.postprocessor = Postprocessor(1e4 * torch.eye(len(classifier.classes))[most])
+            bias = 1e4 * torch.eye(len(classifier.classes))[most]
+            classifier.postprocessor = Postprocessor(bias).to(classifier.device)
 
 
 _SPOKEN: dict[Kind, str] = {

@@ -16,10 +16,11 @@ from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.distributed import ALONE, World
 from pouf.errors import Diverged, InputError
+from pouf.inference import InferenceConfig
 from pouf.interruption import AtOnce
 from pouf.recipe import Recipe
 from pouf.training.adaptation import Adaptation, correct
-from pouf.training.state import read_state, write_state
+from pouf.training.state import check_same, read_state, write_state
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
 from pouf.validation.diagnostics import alarms
 from pouf.validation.selectors import Choice, ensemble_labels
@@ -82,20 +83,18 @@ class TrialLog:
 
     Args:
         file: where; None keeps them in memory.
-        about: what the search is of. One of something else is not gone on with.
+        about: what the search is of, by name. One of something else is not gone on with.
     """
 
-    def __init__(self, file: Path | None = None, about: Any = None, world: World = ALONE) -> None:
-        self.file, self.about, self.world = file, about, world
+    def __init__(self, file: Path | None = None, about: dict[str, Any] | None = None, world: World = ALONE) -> None:
+        self.file, self.about, self.world = file, about or {}, world
         self.trials: list[Trial] = []
 
     def read(self) -> None:
         there = self.file is not None and self.world.is_first and self.file.is_file()
         stored = self.world.broadcast(read_state(self.file) if there and self.file is not None else None)
-        if stored is not None and stored["about"] != self.about:
-            raise InputError(
-                "can't go on with this search: its grid or its recipe changed. Overwrite it, or set that back"
-            )
+        if stored is not None:
+            check_same(stored["about"], self.about, "search")
         for settings, believable, why_not, kept in stored["trials"] if stored is not None else ():
             self.trials.append(Trial(settings, believable, why_not, frozenset(kept) if kept is not None else None))
 
@@ -117,6 +116,7 @@ def search(
     adapt: Adapt,
     on_trial: Callable[[dict[str, Any]], None],
     log: TrialLog,
+    world: World = ALONE,
 ) -> Search:
     """Adapt a copy of the classifier with each setting, and choose among all their steps.
 
@@ -153,11 +153,11 @@ def search(
                 ended_by = error
                 break
         trials.append(log.trials[number])
-        if trials[-1].kept is not None and (kept is None or choose_trial(trials).best == number):
+        if trials[-1].kept is not None and (kept is None or world.broadcast(choose_trial(trials)).best == number):
             kept, result = number, came
     if kept is None:
         raise InputError(f"every trial diverged; the last one: {trials[-1].why_not}")
-    ranking = choose_trial(trials)
+    ranking = world.broadcast(choose_trial(trials))
     wanted = ranking.best if ranking.best is not None else kept
     if result is None or (kept != wanted and ended_by is None):
         kept, result = wanted, run(wanted)
@@ -168,18 +168,18 @@ def search(
 
 def _judged(changes: dict[str, Any], result: Adaptation) -> Trial:
     if result.checkpoints is None or not result.history:
-        raise InputError("these settings leave nothing to choose between: data must not be a stream, steps above 0")
+        raise InputError("nothing to choose between: a search needs a method that trains, and data that are no stream")
     return judge_trial(changes, result.checkpoints, result.checkpoints.choose())
 
 
-def stand_at(result: Adaptation, step: int, data: Unlabelled, inference: Any) -> None:
+def stand_at(result: Adaptation, step: int, data: Unlabelled, inference: InferenceConfig) -> None:
     """Let a trial be as if it had chosen this step itself."""
     checkpoints = result.checkpoints
     assert checkpoints is not None
     if result.recipe.postprocess != "none" and Checkpoint(step, True) not in checkpoints.states:
         with checkpoints.at(Checkpoint(step)) as classifier:
             correct(classifier, data, result.recipe, inference, checkpoints, step, result.held)
-    result.verdict = assess(checkpoints, checkpoints.choose()._replace(step=step))
+    result.verdict = inference.world.broadcast(assess(checkpoints, checkpoints.choose()._replace(step=step)))
     result.restore("advised")
 
 

@@ -97,11 +97,7 @@ class Saver:
         stored = self.world.broadcast(stored)
         if stored is None:
             return None
-        changed = [name for name, value in self.about.items() if stored["about"].get(name) != value]
-        if changed:
-            raise InputError(
-                f"can't go on with this run: {', '.join(changed)} changed since. Overwrite it, or set that back"
-            )
+        check_same(stored["about"], self.about, "run")
         found: dict[str, Any] = stored["state"]
         return found
 
@@ -125,6 +121,15 @@ class Saver:
             state.checkpoints.saved()
         now = time.monotonic()
         self.due = now + max(self.every, SHARE * (now - start))
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any], what: str) -> None:
+    """An error that names what changed since a run or a search was ended."""
+    changed = [name for name, value in now.items() if before.get(name) != value]
+    if changed:
+        raise InputError(
+            f"can't go on with this {what}, since this has changed: {', '.join(changed)}. Restore that, or overwrite it"
+        )
 
 
 def write_state(file: Path, state: Any) -> None:

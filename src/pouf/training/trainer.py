@@ -69,12 +69,10 @@ def train(
         raise InputError(
             "the recipe looks at labelled shots alone: leave the unlabelled data out, or weigh another term"
         )
-    if recipe.temperature:
-        classifier.set_temperature(recipe.temperature)
     # Without dropout, unless asked for: its noise falls on features and prototypes unlike, and the plan between them
     # follows the noise.
     classifier.eval()
-    about = _about(classifier, stream, shots, recipe, inference.world) if checkpoint_dir is not None else {}
+    about = about_run(classifier, stream, shots, recipe, inference.world) if checkpoint_dir is not None else {}
     saver = Saver(checkpoint_dir, recipe.compute.save_every, about, inference.world)
     saved = saver.read() if resume else None
     own_dir = checkpoint_dir if inference.world.is_first else None
@@ -103,7 +101,7 @@ def train(
     return Training(state.history, tuner.trainable, checkpoints)
 
 
-def _about(
+def about_run(
     classifier: BaseClassifier, data: Unlabelled, shots: Shots | None, recipe: Recipe, world: World
 ) -> dict[str, Any]:
     """What must be the same where a run goes on, by what to call it."""
@@ -113,7 +111,8 @@ def _about(
         "the classes": str([classifier.classes, classifier.descriptions]),
         "the templates": list(classifier.templates),
         "the data": data.fingerprint(),
-        "the shots": shots.inputs.fingerprint() if shots is not None else None,
+        "the shots": shots.fingerprint() if shots is not None else None,
+        "the proportions": classifier.prior.tolist() if classifier.prior is not None else None,
         "the number of processes": world.size,
     }
 
@@ -296,7 +295,7 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence
                 break
             saver.after_step(state)
         if not engine.all_finite():
-            raise Diverged(recipe.steps, "a weight after the update", recipe.optimisation.lr)
+            raise Diverged(len(history), "a weight after the update", recipe.optimisation.lr)
         engine.publish()
     except Diverged:
         _copy(last_good, parameters)

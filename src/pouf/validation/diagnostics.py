@@ -168,7 +168,7 @@ RULES = (
     ),
     Rule(
         "second opinion fell",
-        lambda d: d.opinion_fell > 0.02,
+        lambda d: d.opinion_fell > 0.02 and d.agreement < 1.0,
         "agreement of the predictions with a clustering of the inputs fell all along the run, by {d.opinion_fell:.2f}",
         "Fewer steps or a smaller learning rate may do less harm.",
         "caution",

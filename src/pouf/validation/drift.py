@@ -35,7 +35,7 @@ class Drift(NamedTuple):
     accuracy_after: float | None = None
 
     def __str__(self) -> str:
-        told = f"{self.agreement:.0%} of {self.inputs:,} inputs get the same of {self.names:,} other names as before"
+        told = f"{self.agreement:.0%} of {self.inputs:,} inputs keep their prediction among {self.names:,} other names"
         if self.accuracy_before is None or self.accuracy_after is None:
             return told
         return f"{told}; accuracy there went from {self.accuracy_before:.1%} to {self.accuracy_after:.1%}"

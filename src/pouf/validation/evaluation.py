@@ -63,7 +63,7 @@ def compare(
     corrected = prior_correction(before.features, zero_shot.prototypes(), scores)
     after = [classifier.infer(labelled.inputs, inference) for classifier in (last, advised)]
     if len(labels) == 0 or any(each.indices != before.indices for each in after):
-        raise InputError(f"{labelled.inputs.source}: no labelled input could be read twice; is the folder changing?")
+        raise InputError(f"{labelled.inputs.source}: no labelled input is left, or they changed while they were read")
     guesses = {
         "zero_shot": zero_shot.log_probabilities(before).argmax(1),
         "prior_corrected": corrected(before.features.to(scores.logits.device), scores.logits).argmax(1).cpu(),
@@ -82,9 +82,16 @@ def compare(
 
 
 def _interval(guess: Tensor, labels: Tensor) -> tuple[float, float]:
+    return wilson(int((guess == labels).sum()), len(labels))
+
+
+def wilson(right: int, n: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share, by Wilson's score."""
     from scipy.stats import binomtest
 
-    found = binomtest(int((guess == labels).sum()), len(labels)).proportion_ci(method="wilson")
+    if n == 0:
+        return 0.0, 1.0
+    found = binomtest(right, n).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
 
 

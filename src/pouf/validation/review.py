@@ -62,7 +62,7 @@ class ReviewResult(NamedTuple):
             f"{name} is right in {100 * value:.1f} % (95 % confidence interval {100 * low:.1f} to {100 * high:.1f})"
             for name, (value, low, high) in (("zero-shot", self.zero_shot), ("adapted", self.adapted))
         ]
-        none = f" {self.none_of_these} of the answers are {NONE!r}." if self.none_of_these else ""
+        none = f" Answered {NONE!r}: {self.none_of_these}." if self.none_of_these else ""
         return f"By {self.answered} answers, {' and '.join(told)}.{none} {self.advice}"
 
     def to_json(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
         message = _mistrust(found, open_questions)
     else:
         what = f"step {choice.step} of {last.step}, picked without labels"
-        message = _use(what if trained else "zero-shot with corrected predictions", open_questions)
+        message = _use(what if trained else "zero-shot with corrected predictions; nothing was trained", open_questions)
     return Verdict(
         advised, message, not found and not open_questions and advised != "zero-shot", choice.step, last.step, found,
         open_questions, diagnostics, choice.snapshots, near,
@@ -100,8 +100,10 @@ def _use(what: str, found: list[Finding]) -> str:
 
 def _mistrust(found: list[Finding], less: list[Finding]) -> str:
     why, advice = "no later step agrees as well with the rest of the run as zero-shot itself", ""
+    # What is wrong with zero-shot itself explains the rest.
+    causes = [finding for finding in less if finding.name == "uninformative"]
     if found:
-        why, advice = _told(found + less)
+        why, advice = _told(causes + found + [finding for finding in less if finding not in causes])
     return f"Do not trust the adapted model: {why}. Zero-shot is used instead.{advice}"
 
 

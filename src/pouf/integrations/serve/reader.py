@@ -15,6 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from pouf.data.base import Unreadable
 from pouf.data.images import Images
+from pouf.data.tables import read_table
 from pouf.data.texts import Texts
 from pouf.errors import InputError
 from pouf.integrations.serve.engine import Engine
@@ -58,7 +59,7 @@ class Reader:
             file = Path(folder) / f"table{Path(name).suffix.lower()}"
             file.write_bytes(content)
             try:
-                texts = Texts.from_file(file, columns)
+                texts = Texts.from_columns(read_table(file, *columns), columns, name)
             except InputError as error:
                 raise InputError(str(error).replace(str(file), Path(name).name)) from None
             self._check_count(texts, "rows", self.limits.rows)

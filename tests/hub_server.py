@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,14 @@ def _entry(repo: Path, name: str) -> dict[str, Any]:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
+
+
+def environment_for(server: ThreadingHTTPServer, home: Path) -> dict[str, str]:
+    """Of a process that is to take this for the hub: libraries read the address once, when they are imported."""
+    online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    return online | {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+        "HF_HOME": str(home),
+        "HF_TOKEN": "hf_none",
+        "HF_HUB_DISABLE_XET": "1",
+    }

@@ -1,0 +1,149 @@
+"""Every decision that is taken before training, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pouf.base import BaseClassifier
+from pouf.data.base import Unlabelled
+from pouf.data.cache import FeatureCache
+from pouf.data.inputs import Inputs
+from pouf.data.labelled import Shots, read_shots
+from pouf.distributed import join
+from pouf.errors import InputError, one_of
+from pouf.inference import InferenceConfig
+from pouf.recipe import PRESETS, Recipe
+from pouf.training.estimate import Estimate, estimate, largest_preset
+from pouf.training.methods import METHODS, Method
+
+
+class Plan(NamedTuple):
+    """What is to be done."""
+
+    data: Unlabelled | None
+    recipe: Recipe
+    shots: Shots | None
+    method: str  # what it is called
+
+    def sources(self) -> dict[str, Unlabelled]:
+        """What is learned from, by what to call it."""
+        both = {"data": self.data, "shots": self.shots.inputs if self.shots is not None else None}
+        return {name: source for name, source in both.items() if source is not None}
+
+    def inference(self, classifier: BaseClassifier, cache: FeatureCache) -> InferenceConfig:
+        return InferenceConfig.of(self.recipe.compute, cache, join(classifier.device))
+
+    def estimate(self, classifier: BaseClassifier, cache: FeatureCache, report: bool) -> Estimate | None:
+        """How long it will take; None where nobody can know: streams, shots alone, nothing to train."""
+        if self.data is None or self.data.streamed or not self.recipe.steps:
+            return None
+        return estimate(classifier, self.data, self.recipe, self.inference(classifier, cache), report)
+
+
+def make_plan(
+    classifier: BaseClassifier,
+    data: Inputs | None,
+    *,
+    cache: FeatureCache,
+    report: bool,
+    recipe: Recipe | str | Path | None = None,
+    max_minutes: float | None = None,
+    runs: int = 1,
+    **options: Any,
+) -> Plan:
+    """What to do with a classifier, as `Classifier.adapt` describes it.
+
+    Args:
+        report: predictions and a report are written at the end.
+        max_minutes: for all runs together.
+        runs: how often it is to be done, as by a search.
+        options: all else that `settle` takes.
+    """
+    plan_with = partial(settle, classifier, unlabelled(classifier, data), **options)
+    if max_minutes is None:
+        return plan_with(recipe=recipe)
+    if recipe is not None:
+        raise InputError("a recipe and a limit of minutes: give one of them, since the limit chooses a preset")
+    fitting = largest_preset(
+        lambda name: plan_with(recipe=name).estimate(classifier, cache, report), max_minutes / runs
+    )
+    return plan_with(recipe=join(classifier.device).broadcast(fitting))
+
+
+def settle(
+    classifier: BaseClassifier,
+    data: Unlabelled | None,
+    *,
+    method: str = "pouf",
+    recipe: Recipe | str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    shots: Shots | str | Path | None = None,
+    demonstrations: bool = False,
+    prior: str | Sequence[float] | None = None,
+    refine: bool | None = None,
+    seed: int | None = None,
+) -> Plan:
+    """The recipe, shots and data of a run. The classifier gets what the method works with, and known proportions."""
+    chosen: Method = one_of("method", method, METHODS)
+    if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
+        settings = {"temperature": classifier.temperature, **(settings or {})}  # its own, unless told otherwise
+    settled = chosen.recipe(classifier.kind, recipe, _changes(method, chosen, settings, prior, refine, seed))
+    if isinstance(shots, (str, Path)):
+        shots = read_shots(shots, classifier.classes, classifier.backbone.modality, classifier.columns)
+    chosen.check(method, classifier.kind, shots)
+    if shots is not None and settled.steps and settled.objective.labels == 0:
+        settled = settled.with_settings({"objective.labels": 1.0})
+    if demonstrations:
+        if shots is None or classifier.backbone.cloze is None:
+            raise InputError("demonstrations are shots in a template: give shots, and a template with [MASK]")
+        chosen = replace(chosen, demonstrations="after")
+    if data is None and shots is None:
+        raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
+    chosen.equip(classifier, shots, settled.seed)
+    if prior is not None and not isinstance(prior, str):
+        classifier.set_prior(prior)
+        trains = settled.steps and settled.objective.needs_unlabelled
+        few = len(classifier.classes) <= settled.keep_shares  # then shares are all that refinement would move
+        if trains and (settled.postprocess == "none" or few) and refine is None:
+            # Training pulls towards known shares; these offsets see to it that it ends there.
+            settled = settled.with_settings(postprocess="shares")
+    learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled
+    learns = shots if settled.steps and settled.objective.labels else None
+    # A recipe that leaves the paper's losses out is told by its own name.
+    own = method == "pouf" and isinstance(recipe, (str, Path)) and not settled.objective.needs_unlabelled
+    told = Path(str(recipe)).stem if own else method
+    return Plan(None if learns_from_shots_alone and shots is not None else data, settled, learns, told)
+
+
+def _changes(
+    method: str,
+    chosen: Method,
+    settings: Mapping[str, Any] | None,
+    prior: str | Sequence[float] | None,
+    refine: bool | None,
+    seed: int | None,
+) -> dict[str, Any]:
+    """All changes to the recipe, by dotted name."""
+    changes = dict(settings or {})
+    if changes.get("steps") and chosen.settings.get("steps") == 0:
+        raise InputError(f"method {method!r} trains nothing: leave the steps out, or set postprocess in a recipe")
+    if refine is not None:
+        changes |= {"postprocess": "refinement" if refine else "none", "keep_shares": 0}
+    if isinstance(prior, str):
+        changes |= {"objective.prior": prior, "keep_shares": 0}
+    if seed is not None:
+        changes["seed"] = seed
+    if "optimisation.lr" in changes:  # what was asked for is what is done
+        changes.setdefault("keep_shares_rate", 1.0)
+    return changes
+
+
+def unlabelled(classifier: BaseClassifier, data: Inputs | None) -> Unlabelled | None:
+    """What is to be adapted to, read."""
+    if isinstance(data, str) and classifier.backbone.modality == "text":
+        raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")
+    return None if data is None else classifier.data(data)

@@ -1,0 +1,158 @@
+"""What is decided before training, and what follows from it: each of these was wrong once."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import groups
+from PIL import Image
+
+from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe, Stream, Texts
+from pouf.data.labelled import read_labelled
+from pouf.demo import DIGITS
+from pouf.postprocess.propagation import propagation
+from pouf.training.plan import make_plan
+from pouf.validation.evaluation import compare
+
+QUICK = {"steps": 4, "snapshots": 2, "batch_size": 60}
+
+
+def vectors(temperature: float | None = None) -> tuple[torch.Tensor, Classifier]:
+    features, prototypes = groups(spread=0.4, apart=0.4)
+    return features, Classifier.from_vectors(prototypes, list("abcdef"), temperature)
+
+
+def test_a_temperature_holds_where_nothing_is_trained_and_before_anything_is_looked_at() -> None:
+    features, clf = vectors()
+    sharp = clf.predict_proba(features)
+    clf.adapt(features, method="zero-shot", settings={"temperature": 1.0})
+    assert clf.predict_proba(features).max() < sharp.max() - 0.2
+    seen: list[float] = []
+
+    class Watch(Callback):
+        def on_start(self, recipe: Recipe, trainable: int, total: int) -> None:
+            seen.append(float(1 / clf.backbone.logit_scale.exp()))
+
+    features, clf = vectors(0.05)
+    clf.adapt(features, settings=QUICK, callbacks=[Watch()])
+    assert seen == [pytest.approx(0.05)], "what the classifier was given is not replaced by the recipe's"
+
+
+def test_known_shares_hold_for_label_propagation_too() -> None:
+    features, clf = vectors()
+    encoded = clf.encode(clf.data(features))
+    prior = torch.tensor([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+    fitted = propagation(encoded.features, clf.prototypes(), clf.scores(encoded), prior)
+    assert fitted.votes is not None
+    assert float((fitted.votes.mean(0) - prior).abs().max()) < 0.1
+    assert float(propagation(encoded.features, clf.prototypes(), clf.scores(encoded)).votes.mean(0)[0]) < 0.3
+
+
+def test_a_search_keeps_to_its_minutes_for_all_trials_together() -> None:
+    features, clf = vectors()
+    with pytest.raises(InputError, match="needs more than the"):
+        clf.search(features, max_minutes=1e-9)
+    asked: list[float] = []
+
+    def of(runs: int) -> Recipe:
+        plan = make_plan(clf, features, cache=None, report=False, max_minutes=1e6, runs=runs)  # type: ignore[arg-type]
+        asked.append(runs)
+        return plan.recipe
+
+    assert of(1) == of(10) == Recipe.preset("paper", "vector"), "the largest that fits"
+
+
+def test_zero_shot_is_not_claimed_where_there_is_no_way_back() -> None:
+    features, clf = vectors()
+    result = clf.adapt(features, settings={"steps": 3, "snapshots": 0, "postprocess": "none"})
+    with pytest.raises(InputError, match="no checkpoints to go back to"), result.at("zero-shot"):
+        pass
+    result = clf.adapt(features, method="zero-shot")
+    result.restore("zero-shot")  # where it is
+
+
+def test_a_row_without_a_label_is_left_out_of_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        '{"text": "one", "label": "a"}\n{"text": "two"}\n{"text": "x", "label": "b"}\n'
+    )
+    rows = read_labelled(tmp_path / "rows.jsonl", ["a", "b"], "text")
+    assert rows.inputs.skipped == {1: "no label can be read in this row"}
+    features, clf = vectors()
+    arrays = clf.data(features)
+    arrays.skipped[3] = "no label can be read in this row"
+    labels = clf.predict(features)
+    from pouf.data.labelled import Labelled
+
+    numbers = [clf.classes.index(name) for name in labels]
+    found = compare(clf, clf, clf, Labelled(arrays, [*numbers[:3], -1, *numbers[4:]]))
+    assert found.n == len(labels) - 1 and found.advised == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"templates": ["a {}"]}, "has its own templates"), ({"words": ["x", "y"]}, "has its own words"),
+        ({"max_length": 9}, "has its own max_length"),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_loaded_takes_no_other_question(tmp_path: Path, given: dict, words: str) -> None:
+    _, clf = vectors()
+    clf.save_pretrained(tmp_path / "run")
+    with pytest.raises(InputError, match=words):
+        Classifier.from_pretrained(tmp_path / "run", **given)
+    assert Classifier.from_pretrained(tmp_path / "run", temperature=0.5).temperature == 0.5
+    with pytest.raises(InputError, match="for a run that is loaded"):
+        Classifier.from_pretrained(EMBEDDED, DIGITS, use="last")
+
+
+def test_a_stream_of_images_ends_with_the_default_recipe(
+    pictures: list[Image.Image], caplog: pytest.LogCaptureFixture
+) -> None:
+    clf = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    assert Recipe.default("image").postprocess != "none", "or this shows nothing"
+    result = clf.adapt(Stream(lambda: iter(pictures), "image"), settings={"steps": 2})
+    assert len(result.history) == 2 and "can't be read again" in caplog.text
+    with pytest.raises(InputError, match="corrects all predictions together"):
+        clf.adapt(Stream(lambda: iter(pictures), "image"), method="sinkhorn")
+
+
+def test_one_image_alone_is_adapted_to_with_a_caution(pictures: list[Image.Image]) -> None:
+    result = Classifier.from_pretrained(EMBEDDED, DIGITS).adapt(Images(pictures[:1]), settings={"steps": 12})
+    assert "few inputs" in [caution.name for caution in result.verdict.cautions]
+
+
+def test_large_half_precision_vectors_are_as_good_as_others() -> None:
+    features, clf = vectors()
+    result = clf.adapt((300 * features).half().numpy(), settings=QUICK)
+    assert not result.checkpoints.sample.inputs.skipped and result.verdict.diagnostics.inputs == len(features)
+
+
+def test_no_vectors_at_all_are_an_error() -> None:
+    _, clf = vectors()
+    with pytest.raises(InputError, match="no inputs"):
+        clf.adapt(np.zeros((0, 16), np.float32))
+
+
+@pytest.mark.parametrize("wrong", [Callback(), [Callback], [object()]])
+def test_what_is_no_callback_is_said(wrong: object) -> None:
+    features, clf = vectors()
+    with pytest.raises(InputError, match="callback"):
+        clf.adapt(features, callbacks=wrong)  # type: ignore[arg-type]
+
+
+def test_a_set_has_no_order() -> None:
+    with pytest.raises(InputError, match="not a set"):
+        Classifier.from_pretrained(EMBEDDED, {"one", "two"})  # type: ignore[arg-type]
+
+
+def test_a_stack_of_grey_pictures_is_as_many(pictures: list[Image.Image]) -> None:
+    clf = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    stack = np.stack([np.asarray(picture.convert("L")) for picture in pictures])
+    assert clf.predict(stack) == clf.predict([picture.convert("L") for picture in pictures])
+
+
+def test_texts_of_one_column_name_the_other_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("review\nfine\n")
+    with pytest.raises(InputError, match="Say which column to read"):
+        Texts.from_file(tmp_path / "a.csv")
