@@ -88,7 +88,7 @@ class Classifier(BaseClassifier):
             output_dir: a new folder for the run: classifier, verdict, predictions, report.
             resume: go on with the run in that folder, which was ended before its time; without one, begin it. On a CPU
                 it ends with the same weights, to the bit, as if it had never been ended.
-            overwrite: replace the run in that folder, once this one has come to something; files that are not pouf's stay.
+            overwrite: replace the run in that folder, once this one has come to something; what is not pouf's stays.
             report: write predictions and a report into it as well.
             cache: where features that training can't change are kept and found again; by default in memory.
             callbacks: are told of steps and checkpoints while the run goes on.

@@ -121,11 +121,18 @@ def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> No
                 f"{last.effective_classes:.1f} of {classes} classes in use"
             )
         say(f"{told}.")
-        show_drift(result)
-        show_absent(result.absent, len(task.classifier.classes))
-        show_files(result)
-        run = shlex.quote(str(result.files["run"]))
-        say(f"Next:\n  pouf predict {run} {_other(inputs[0])}\n  pouf review {run}")
+        _show_end(result, task, inputs)
+
+
+def _show_end(result: Adaptation, task: Task, inputs: list[Unlabelled]) -> None:
+    """What came of a run beside its verdict, and what to do next."""
+    show_drift(result)
+    show_absent(result.absent, len(task.classifier.classes))
+    show_files(result)
+    run = shlex.quote(str(result.files["run"]))
+    say(
+        f"Next:\n  pouf predict {run} {_other(inputs[0])}" + (f"\n  pouf review {run}" if task.data is not None else "")
+    )
 
 
 def _other(data: Unlabelled) -> str:
@@ -152,9 +159,9 @@ def show_search(found: Search, task: Task, output: OutputOptions) -> None:
                 say(f"not believed: {told(trial.settings)}: {trial.why_not}")
         if found.settings is not None:
             say(f"Chosen without labels: {told(found.settings)}.")
-        show_drift(found.result)
-        show_skipped([task.data] if task.data is not None else [], found.result.files["run"])
-        show_files(found.result)
+        inputs = [task.data] if task.data is not None else [task.shots.inputs] if task.shots is not None else []
+        show_skipped(inputs, found.result.files["run"])
+        _show_end(found.result, task, inputs)
 
 
 def _facts(result: Adaptation) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,10 @@ def as_data(
         return Given(_named_data(inputs, modality, columns, id_columns), False)
     if isinstance(inputs, Unlabelled):
         return Given(inputs, False)
+    if hasattr(inputs, "column_names") and isinstance(inputs, Mapping):
+        raise InputError(
+            f"these are several splits of a dataset: choose one, as dataset[{next(iter(inputs), 'train')!r}]"
+        )
     if hasattr(inputs, "column_names"):
         return Given(_from_dataset(inputs, modality, columns), False)
     if hasattr(inputs, "iloc") and hasattr(inputs, "columns"):
