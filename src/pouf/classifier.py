@@ -30,7 +30,8 @@ from pouf.interruption import held
 from pouf.model_card import model_card
 from pouf.recipe import Recipe
 from pouf.reporting.html import write_report
-from pouf.runs.folder import CHECKPOINTS, PREDICTIONS, RunWriter, note
+from pouf.runs.folder import RunWriter, note
+from pouf.runs.names import CHECKPOINTS, PREDICTIONS
 from pouf.runs.predictions import in_turns, prediction_rows, write_rows
 from pouf.runs.session import run_session
 from pouf.training.adaptation import Adaptation, adapt

@@ -16,7 +16,7 @@ from PIL import Image
 
 from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe
 from pouf.demo import DIGITS
-from pouf.runs.folder import CHECKPOINTS
+from pouf.runs.names import CHECKPOINTS
 from pouf.training.state import STATE
 
 SAVING = {"compute.save_every": 0.0}

@@ -20,7 +20,7 @@ from small_models import masked_lm, sentence_encoder
 
 from pouf import Callback, Classifier, InputError, Vectors
 from pouf.files import LOCK
-from pouf.runs.folder import CHECKPOINTS
+from pouf.runs.names import CHECKPOINTS
 
 SCRIPT = Path(__file__).with_name("interruption_cases.py")
 TIMES = ("seconds", "created", "resumed")

@@ -11,7 +11,8 @@ from cli_runner import one_line_error, pouf
 from helpers import groups
 
 from pouf import Callback, Classifier, InputError
-from pouf.runs.folder import CHECKPOINTS, Run
+from pouf.runs.folder import Run
+from pouf.runs.names import CHECKPOINTS
 
 QUICK = {"steps": 4, "snapshots": 2, "batch_size": 60}
 

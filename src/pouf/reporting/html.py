@@ -22,7 +22,8 @@ from pouf.recipe import Recipe
 from pouf.reporting.figures import CLASSES, Comparison, histogram, line, look, nearest_inputs, tsne
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
 from pouf.reporting.svg import LIGHT
-from pouf.runs.folder import RECIPE, Run
+from pouf.runs.folder import Run
+from pouf.runs.names import RECIPE
 from pouf.saving import Use
 from pouf.training.adaptation import Adaptation
 from pouf.validation.evaluation import wilson

@@ -20,7 +20,8 @@ from pouf.files import write_json, write_text
 from pouf.reading import read_json
 from pouf.reporting.html import update_verdict
 from pouf.reporting.pages import as_text, render, script_data, thumbnail
-from pouf.runs.folder import VERDICT, Run
+from pouf.runs.folder import Run
+from pouf.runs.names import VERDICT
 from pouf.validation.review import NONE, Question, Review, ReviewResult, read_answers
 
 PLAN, TABLE, PAGE = "review.json", "review.csv", "review.html"

@@ -27,9 +27,21 @@ from pouf.data.texts import Texts
 from pouf.errors import Diverged, InputError
 from pouf.files import LOCK, clear_partial, own, write_json, write_text
 from pouf.interruption import AtOnce
-from pouf.model_card import README
 from pouf.reading import read_json, read_text
 from pouf.recipe import Recipe
+from pouf.runs.names import (
+    BEFORE,
+    CHECKPOINTS,
+    CLASSES,
+    DESCRIPTIONS,
+    MANIFEST,
+    METRICS,
+    RECIPE,
+    SKIPPED,
+    TRIALS,
+    VERDICT,
+)
+from pouf.runs.overwriting import bring_back, check_apart, set_aside
 from pouf.saving import CARD, Use, read_card, save
 from pouf.training.adaptation import Adaptation
 from pouf.training.callbacks import Callback, Step
@@ -37,16 +49,6 @@ from pouf.training.state import STATE
 from pouf.validation.checkpoints import Checkpoint
 from pouf.validation.verdict import Verdict, broken_off, nothing_to_judge
 
-VERDICT, PREDICTIONS, CHECKPOINTS = "verdict.json", "predictions.csv", "checkpoints"
-TRIALS = "search.json"
-BEFORE = f"{CHECKPOINTS}/before"  # the run that is being overwritten
-RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
-DESCRIPTIONS = "classes.json"  # where the classes have descriptions, in the place of classes.txt
-# But for the parts of a classifier, which its card lists. What people write (review.csv, answers.csv) is theirs.
-WRITTEN_BY_POUF = (
-    CARD, MANIFEST, VERDICT, RECIPE, CLASSES, DESCRIPTIONS, METRICS, SKIPPED, PREDICTIONS, TRIALS, README, "last",
-    "chosen", "report.html", "review.html", "review.json", "tensorboard", "onnx", "merged",
-)  # fmt: skip
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 PACKAGES = (
@@ -89,7 +91,7 @@ class RunWriter(Callback):
         self.trains = trains
         self.folder = check_new(folder, resume, overwrite)
         if overwrite:
-            _check_apart(self.folder, sources)
+            check_apart(self.folder, sources)
         self.fresh = not self.folder.exists() or not any(self.folder.iterdir())
         self.lock = own(self.folder / CHECKPOINTS)
         self.classifier, self.sources, self.logged, self.done = classifier, sources, 0, False
@@ -115,7 +117,7 @@ class RunWriter(Callback):
         try:
             clear_partial(self.folder)
             if overwrite:
-                _set_aside(self.folder)
+                set_aside(self.folder)
             write_json(self.folder / MANIFEST, self.manifest)
             write_text(self.folder / RECIPE, recipe.to_toml())
             if classifier.descriptions is None:
@@ -197,7 +199,7 @@ class RunWriter(Callback):
 
     def _undo(self) -> None:
         if (self.folder / BEFORE).is_dir():
-            _bring_back(self.folder)
+            bring_back(self.folder)
             self._free()
         elif self.fresh:
             shutil.rmtree(self.folder)  # the next try may use the same name
@@ -334,52 +336,6 @@ def check_new(folder: str | Path, resume: bool = False, overwrite: bool = False)
 
 def _manifest(folder: Path) -> dict[str, Any]:
     return read_json(folder / MANIFEST, dict[str, Any]) if (folder / MANIFEST).is_file() else {}
-
-
-def _check_apart(folder: Path, sources: Mapping[str, Unlabelled]) -> None:
-    for source in sources.values():
-        place = Path(source.source.split("::")[0])
-        if place.exists() and place.resolve().is_relative_to(folder.resolve()):
-            raise InputError(
-                f"the inputs {str(place)!r} lie in the run folder that is to be overwritten: choose another"
-            )
-
-
-def _set_aside(folder: Path) -> None:
-    """What a run wrote waits below its checkpoints until the next one has come to something; all else stays."""
-    aside = folder / BEFORE
-    written = [child for child in folder.iterdir() if child.name in _written(folder)]
-    if aside.is_dir() and not (folder / CARD).is_file():  # of a run that was overwritten by one that came to nothing
-        for child in written:
-            _remove(child)
-    else:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        for child in sorted(written, key=lambda child: child.name == MANIFEST):  # by which it is known as a run
-            child.rename(aside / child.name)
-    for child in (folder / CHECKPOINTS).iterdir():
-        if child.name not in (LOCK, aside.name):
-            _remove(child)
-
-
-def _bring_back(folder: Path) -> None:
-    own = _written(folder)
-    for child in folder.iterdir():
-        if child.name in own:
-            _remove(child)
-    for child in (folder / BEFORE).iterdir():
-        child.rename(folder / child.name)
-    (folder / BEFORE).rmdir()
-
-
-def _written(folder: Path) -> set[str]:
-    """Names in a run folder that are pouf's own."""
-    card = read_json(folder / CARD, dict[str, Any]) if (folder / CARD).is_file() else {}
-    return {*WRITTEN_BY_POUF, *(Path(name).parts[0] for name in card.get("files", ()))}
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _status(error: BaseException) -> str:
