@@ -74,6 +74,10 @@ def test_exif_rotation_is_applied(tmp_path: Path) -> None:
 def test_colour_spaces_become_rgb(tmp_path: Path, mode: str) -> None:
     kind = "png" if mode in ("L", "1", "P") else "tiff" if mode == "YCbCr" else "jpg"
     photo().convert(mode).save(tmp_path / f"a.{kind}")
+    try:
+        Image.open(tmp_path / f"a.{kind}").load()
+    except OSError:
+        pytest.skip("Pillow before 12.3 can't read the YCbCr that it wrote")
     image = Images.from_folder(tmp_path).read(0)
     assert image.mode == "RGB"
     if mode not in ("L", "1"):
