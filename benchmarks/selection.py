@@ -115,7 +115,7 @@ def measure(task: Task, keep: Path | None) -> dict[str, Any]:
     judged, within, ends = [], [], []
     for rate, trial in zip(task.rates, tried, strict=True):
         if trial.checkpoints is None:
-            judged.append(JudgedTrial({"lr": rate}, {}, "diverged"))
+            judged.append(JudgedTrial({"lr": rate}, {}, why_not="diverged"))
             within.append(zero_shot)
             ends.append(trial.accuracy[max(trial.accuracy)])
             continue

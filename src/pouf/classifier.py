@@ -180,7 +180,7 @@ class Classifier(BaseClassifier):
             folder = root / str(number) if root is not None else None
             return adapt(
                 classifier, plan.data, recipe, shots=plan.shots, cache=cache, callbacks=told, checkpoint_dir=folder,
-                resume=resume,
+                resume=resume, keep_tuned=False,
             )  # fmt: skip
 
         with run_session(writer, told):

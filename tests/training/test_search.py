@@ -29,9 +29,9 @@ def test_trials_with_alarms_have_no_vote() -> None:
     good[:9] = (good[:9] + 1) % K
     better[:2] = (better[:2] + 1) % K
     trials = [
-        Trial({"optimisation.lr": 1.0}, {10: sure(good), 20: sure(better)}),
-        Trial({"optimisation.lr": 2.0}, {20: sure(truth)}),
-        Trial({"optimisation.lr": 9.0}, {}, "collapse"),
+        Trial.of({"optimisation.lr": 1.0}, {10: sure(good), 20: sure(better)}),
+        Trial.of({"optimisation.lr": 2.0}, {20: sure(truth)}),
+        Trial({"optimisation.lr": 9.0}, {}, why_not="collapse"),
     ]
     ranking = choose_trial(trials)
     assert ranking.best in (0, 1) and ranking.step == 20 and (2, 20) not in ranking.agreement
@@ -40,7 +40,7 @@ def test_trials_with_alarms_have_no_vote() -> None:
 
 def test_a_step_whose_weights_are_gone_votes_and_is_not_chosen() -> None:
     truth = torch.arange(N) % K
-    trial = Trial({}, {10: sure(truth), 20: sure(truth)}, kept=frozenset({10}))
+    trial = Trial.of({}, {10: sure(truth), 20: sure(truth)}, "", frozenset({10}))
     assert choose_trial([trial]).step == 10
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class DualEncoder(Backbone):
         longest = getattr(config.text_config, "max_position_embeddings", 77)
         self.text_side = TextSide(
             tokenizer,
-            self._encode_tokens,
+            partial(_text_features, model),
             _text_embedding(model),
             max_length=min(longest, tokenizer.model_max_length),
             full_length=config.model_type in ATTENDS_TO_PADDING,
@@ -74,8 +75,9 @@ class DualEncoder(Backbone):
         for part in (self.model, self.tokenizer, self.image_processor):
             part.save_pretrained(folder)
 
-    def _encode_tokens(self, tokens: Tensors) -> Tensor:
-        return _pooled(self.model.get_text_features(**tokens))
+
+def _text_features(model: Any, tokens: Tensors) -> Tensor:
+    return _pooled(model.get_text_features(**tokens))
 
 
 def _pooled(output: Any) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class SentenceEncoder(Backbone):
         self.pool = POOLINGS[pooling]
         self.extras = extras
         self.register_buffer("logit_scale", torch.tensor(math.log(1 / TEMPERATURE)), persistent=False)
-        self.text_side = TextSide(tokenizer, self.encode_inputs, model.get_input_embeddings(), max_length)  # type: ignore[operator]
+        embedding = model.get_input_embeddings()  # type: ignore[operator]
+        self.text_side = TextSide(tokenizer, partial(_encode, model, self.pool), embedding, max_length)
 
     def preprocessing(self) -> str:
         assert self.text_side is not None
@@ -70,7 +72,7 @@ class SentenceEncoder(Backbone):
         )  # fmt: skip
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
-        return self.pool(self.model(**batch).last_hidden_state, batch["attention_mask"])
+        return _encode(self.model, self.pool, batch)
 
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         assert self.text_side is not None
@@ -81,6 +83,10 @@ class SentenceEncoder(Backbone):
         self.tokenizer.save_pretrained(folder)
         if self.extras is not None:
             copy_layout(self.extras, folder)
+
+
+def _encode(model: Any, pool: Callable[[Tensor, Tensor], Tensor], batch: Tensors) -> Tensor:
+    return pool(model(**batch).last_hidden_state, batch["attention_mask"])
 
 
 def read_layout(folder: Path) -> tuple[str, int | None]:

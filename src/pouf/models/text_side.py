@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +30,8 @@ class TextSide:
 
     Args:
         tokenizer: of transformers.
-        encode: tokens as the tokenizer gives them, on the model's device -> (m, d).
+        encode: tokens as the tokenizer gives them, on the model's device -> (m, d). No method of the backbone that owns
+            this: the two would hold on to each other, and their weights would outlive their use.
         embedding: the layer that looks up token embeddings.
         max_length: sentences are cut to this many tokens.
         full_length: pad every sentence to `max_length`.
@@ -51,14 +51,10 @@ class TextSide:
         self.max_length = max_length
         self.full_length = full_length
         # The prompts of a run stay the same from step to step: they are tokenized once.
-        self._chunks_of = lru_cache(CHUNKS)(self._tokenize)
+        self._tokenized: dict[tuple[str, ...], list[Chunk]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_chunks_of"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._chunks_of = lru_cache(CHUNKS)(self._tokenize)
+        return vars(self) | {"_tokenized": {}}
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
         """(m, d), in the order given, differentiable."""
@@ -96,6 +92,13 @@ class TextSide:
             if framed[start : start + len(bare)] == bare:
                 return framed[:start], framed[start + len(bare) :]
         raise ValueError(f"the tokenizer changes a sentence when it frames it: {bare} became {framed}")
+
+    def _chunks_of(self, sentences: tuple[str, ...]) -> list[Chunk]:
+        if sentences not in self._tokenized:
+            if len(self._tokenized) == CHUNKS:
+                del self._tokenized[next(iter(self._tokenized))]  # the oldest
+            self._tokenized[sentences] = self._tokenize(sentences)
+        return self._tokenized[sentences]
 
     def _tokenize(self, sentences: tuple[str, ...]) -> list[Chunk]:
         ids = self.all_token_ids(sentences)

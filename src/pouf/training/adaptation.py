@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,6 +105,7 @@ def adapt(
     callbacks: Iterable[Callback] = (),
     checkpoint_dir: Path | None = None,
     resume: bool = False,
+    keep_tuned: bool = True,
 ) -> Adaptation:
     """Tune a classifier on unlabelled data, in place, and correct its predictions as a whole where the recipe says so.
 
@@ -117,6 +118,7 @@ def adapt(
         checkpoint_dir: where weights wait, and the state of a run that was ended; by default weights wait in a
             temporary folder, and there is no way to go on.
         resume: go on from the state in `checkpoint_dir`, if there is one.
+        keep_tuned: features of the tuned weights stay in the cache too, for whoever looks at the data next.
 
     Raises:
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
@@ -160,6 +162,8 @@ def adapt(
         if inputs is None:
             raise InputError(f"nothing to fit {recipe.postprocess!r} on: give unlabelled data")
         last = training.history[-1].step if training.history else 0
+        if not keep_tuned and checkpoints is not None and checkpoints.tuner and checkpoints.tuner.touches_inputs:
+            inference = replace(inference, cache=None)
         if checkpoints is not None and choice is not None and choice.step not in (0, last):
             with checkpoints.at(Checkpoint(choice.step)):
                 correct(classifier, inputs, recipe, inference, checkpoints, choice.step, held.predictions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -56,6 +56,10 @@ class InputBatches(Iterator[InputBatch]):
     def __next__(self) -> InputBatch:
         return next(self.batches)
 
+    def close(self) -> None:
+        """No more are wanted: worker processes end, and the model is held on to no longer."""
+        self.batches.close()
+
     def state_dict(self) -> dict[str, Any]:
         """Each process has its own random numbers for dropout."""
         seeds = {"draws": self.world.gather_objects(random_state(self.dropout))}
@@ -65,7 +69,7 @@ class InputBatches(Iterator[InputBatch]):
         self.draws.load_state_dict(state["draws"])
         set_random_state(self.dropout, state["dropout"]["draws"][self.world.rank])
 
-    def _batches(self, inference: InferenceConfig) -> Iterator[InputBatch]:
+    def _batches(self, inference: InferenceConfig) -> Generator[InputBatch, None, None]:
         classifier, data, recipe = self.classifier, self.data, self.recipe
         crop = _crop(classifier, data, recipe)
         touched = self.engine.tuner.touches_inputs or classifier.demonstrations is not None
@@ -75,7 +79,7 @@ class InputBatches(Iterator[InputBatch]):
         tables = [classifier.encode_share(data, inference, transform=view) for view in views]
         return _looked_up(tables, self.draws, self.world, classifier.device)
 
-    def _read(self, crop: Crop | None) -> Iterator[InputBatch]:
+    def _read(self, crop: Crop | None) -> Generator[InputBatch, None, None]:
         backbone, world, data = self.classifier.backbone, self.world, self.data
         shots = self.classifier.demonstrations
         reader = Reader(data, backbone.prepare, shots.at_random if shots is not None else crop, backbone.image_size)
@@ -165,7 +169,7 @@ def _crop(classifier: BaseClassifier, data: Unlabelled, recipe: Recipe) -> Crop 
 
 def _looked_up(
     tables: list[FeatureSet], draws: RandomBatches, world: World, device: torch.device
-) -> Iterator[InputBatch]:
+) -> Generator[InputBatch, None, None]:
     """Each process gives the rows of a batch that lie in its own share of the data."""
     # Each has its own: a file that went while the views were computed is in the first ones alone, and is not drawn.
     rows = [{index: row for row, index in enumerate(table.indices)} for table in tables]

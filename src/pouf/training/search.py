@@ -30,12 +30,22 @@ RATES = (1 / 3, 1.0, 3.0)  # times the recipe's learning rate: what is tried whe
 
 
 class Trial(NamedTuple):
-    """One setting, and its checkpoints that no alarm speaks against. One with a `why_not` is not chosen."""
+    """One setting, and its checkpoints that no alarm speaks against. One with a `why_not` is not chosen.
+
+    Of many trials at once: no more is held of each than the choice needs.
+    """
 
     settings: dict[str, Any]
-    believable: dict[int, Tensor]  # step -> (n, k) probabilities; without zero-shot
+    believable: dict[int, Tensor]  # step -> (n,) predicted classes; without zero-shot
+    vote: Tensor | None = None  # (n, k), probabilities of the last of these steps
     why_not: str = ""
     kept: frozenset[int] | None = None  # the steps whose weights are there and can be chosen; None is all
+
+    @classmethod
+    def of(cls, settings: dict[str, Any], predictions: Mapping[int, Tensor], *rest: Any) -> Trial:
+        """From the probabilities (n, k) of the believable steps."""
+        labels = {step: probabilities.argmax(1) for step, probabilities in predictions.items()}
+        return cls(settings, labels, predictions[max(predictions)] if predictions else None, *rest)
 
 
 class Ranking(NamedTuple):
@@ -95,13 +105,13 @@ class TrialLog:
         stored = self.world.broadcast(read_state(self.file) if there and self.file is not None else None)
         if stored is not None:
             check_same(stored["about"], self.about, "search")
-        for settings, believable, why_not, kept in stored["trials"] if stored is not None else ():
-            self.trials.append(Trial(settings, believable, why_not, frozenset(kept) if kept is not None else None))
+        for settings, labels, vote, why_not, kept in stored["trials"] if stored is not None else ():
+            self.trials.append(Trial(settings, labels, vote, why_not, frozenset(kept) if kept is not None else None))
 
     def add(self, trial: Trial) -> None:
         self.trials.append(trial)
         if self.file is not None and self.world.is_first:
-            rows = [[*each[:3], sorted(each.kept) if each.kept is not None else None] for each in self.trials]
+            rows = [[*each[:-1], sorted(each.kept) if each.kept is not None else None] for each in self.trials]
             write_state(self.file, {"about": self.about, "trials": rows})
 
 
@@ -146,7 +156,7 @@ def search(
                 came = run(number)
                 log.add(_judged(changes, came))
             except Diverged as error:
-                log.add(Trial(changes, {}, str(error)))
+                log.add(Trial(changes, {}, why_not=str(error)))
             except BaseException as error:
                 if result is None or isinstance(error, AtOnce):
                     raise
@@ -190,14 +200,14 @@ def judge_trial(settings: dict[str, Any], checkpoints: Checkpoints, choice: Choi
     """
     at_the_end = [alarm.name for alarm in alarms(checkpoints.diagnose(checkpoints.last, choice.convergence))]
     if at_the_end not in ([], ["not converged"]):
-        return Trial(settings, {}, ", ".join(at_the_end))
+        return Trial(settings, {}, why_not=", ".join(at_the_end))
     believable = {
         place.step: checkpoints.predictions[checkpoints.of(place.step)].probabilities
         for place in checkpoints.predictions
         if place.step and not alarms(checkpoints.diagnose(checkpoints.of(place.step)))
     }
     kept = frozenset(place.step for place in checkpoints.states)
-    return Trial(settings, believable, ", ".join(at_the_end), kept)
+    return Trial.of(settings, believable, ", ".join(at_the_end), kept)
 
 
 def choose_trial(trials: Sequence[Trial]) -> Ranking:
@@ -205,12 +215,12 @@ def choose_trial(trials: Sequence[Trial]) -> Ranking:
 
     The last ones alone, since the many early ones of slow settings would otherwise outvote those that got further.
     """
-    last = [trial.believable[max(trial.believable)] for trial in trials if trial.believable]
-    voted = ensemble_labels(last) if last else torch.zeros(0)
+    votes = [trial.vote for trial in trials if trial.vote is not None]
+    voted = ensemble_labels(votes) if votes else torch.zeros(0)
     agreement = {
-        (i, step): (probabilities.argmax(1) == voted).double().mean().item()
+        (i, step): (labels == voted).double().mean().item()
         for i, trial in enumerate(trials)
-        for step, probabilities in trial.believable.items()
+        for step, labels in trial.believable.items()
     }
     chosen = [
         (number, step)

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +94,7 @@ def train(
         state.load_state_dict(saved)
         callbacks.tell(lambda callback: callback.on_resume(state.history))
     try:
-        with held(), checkpointing(engine.trained) if recipe.compute.checkpointing else nullcontext():
+        with closing(terms), held(), checkpointing(engine.trained) if recipe.compute.checkpointing else nullcontext():
             _train(state, recipe, saver, start)
     finally:
         classifier.eval()
@@ -193,6 +193,11 @@ class Terms(Iterator[StepLoss]):
 
         inputs = [batch.own] if labelled is batch else [batch.own, labelled.own]
         return self.engine.loss(inputs, seed, loss_of)
+
+    def close(self) -> None:
+        self.batches.close()
+        if self.shot_batches is not None:
+            self.shot_batches.close()
 
     def state_dict(self) -> dict[str, Any]:
         return {
