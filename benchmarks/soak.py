@@ -1,14 +1,19 @@
 """Does it hold out? Memory, open files and threads over many steps, images, rows and trials.
 
     python benchmarks/soak.py --out benchmarks/results/soak.json
+    python benchmarks/soak.py --out benchmarks/results/soak.json --only "trials of a search, full tuning"  # one part
 
 Each part runs in a process of its own and is measured at ten equal distances: `growth` is the last measurement over
-the first one after the warm-up, for memory (resident, MB), open files and threads. `--scale 0.1` makes a tenth of it.
+the first one after the warm-up, for memory (resident, MB), open files and threads. Of a search also the bytes of all
+tensors that are alive (MB), before Python's collector of cycles is asked, and resident memory once the allocator has
+given back what it holds in reserve: what grows there is held by somebody. `--scale 0.1` makes a tenth of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import subprocess
 import sys
@@ -20,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 from PIL import Image
 
 from pouf import EMBEDDED, Callback, Classifier, Recipe, Vectors
@@ -32,21 +38,42 @@ from pouf.runs.folder import versions
 WARM = 2  # of the measurements: until then, allocators and libraries grow to their size
 
 
-class Meter:
-    """Measures this process when it is told of progress."""
+def live_tensors() -> int:
+    """Bytes of all tensors that Python knows of, each memory once."""
+    storages = (each.untyped_storage() for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
-    def __init__(self, total: int, times: int = 10) -> None:
-        self.total, self.every, self.done, self.seen = total, max(1, total // times), 0, []
+
+def give_back() -> None:
+    """What the C library holds in reserve goes back to the system, where it knows how."""
+    if hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
+
+
+class Meter:
+    """Measures this process when it is told of progress.
+
+    Args:
+        closely: also what tensors are alive, and the memory without reserves.
+    """
+
+    def __init__(self, total: int, times: int = 10, closely: bool = False) -> None:
+        self.total, self.every, self.done, self.closely = total, max(1, total // times), 0, closely
+        self.seen: list[dict[str, float]] = []
 
     def advance(self, n: int = 1) -> None:
         before, self.done = self.done, self.done + n
         if self.done // self.every > before // self.every:
             process = psutil.Process()
-            self.seen.append((process.memory_info().rss / 2**20, process.num_fds(), process.num_threads()))
+            seen = {"memory": process.memory_info().rss / 2**20}
+            if self.closely:
+                seen["tensors"] = live_tensors() / 2**20
+                give_back()
+                seen["memory without reserves"] = process.memory_info().rss / 2**20
+            self.seen.append(seen | {"files": process.num_fds(), "threads": process.num_threads()})
 
     def facts(self) -> dict[str, Any]:
-        names = ("memory", "files", "threads")
-        series = {name: [round(each[i], 1) for each in self.seen] for i, name in enumerate(names)}
+        series = {name: [round(each[name], 2) for each in self.seen] for name in self.seen[0]}
         growth = {name: round(values[-1] / values[WARM], 3) for name, values in series.items()}
         return {"done": self.done, "growth": growth, "series": series}
 
@@ -101,8 +128,6 @@ def rows(n: int, folder: Path) -> Meter:
     with (folder / "rows.csv").open("w", encoding="utf-8") as file:
         file.write("text\n")
         file.writelines(f'"row {i}, with a comma and some more words"\n' for i in range(n))
-    import torch
-
     meter = Meter(10)
     for seed in range(10):
         texts = Texts.from_file(folder / "rows.csv")
@@ -114,16 +139,27 @@ def rows(n: int, folder: Path) -> Meter:
 
 
 def trials(n: int, folder: Path) -> Meter:
-    """A search over so many settings; each trial is measured as it starts."""
+    """A search over so many settings on vectors; each trial is measured as it starts."""
     draw = np.random.default_rng(0)
     centres = draw.normal(size=(50, 64)).astype(np.float32)
     vectors = Vectors(centres[draw.integers(0, 50, 20_000)] + draw.normal(size=(20_000, 64)).astype(np.float32))
     classifier = Classifier.from_vectors(centres, [f"class {i}" for i in range(50)])
-    meter = Meter(n)
-    rates = [float(rate) for rate in np.geomspace(1e-4, 1e-2, n)]
+    return searched(n, folder, classifier, vectors, settings={"steps": 100})
+
+
+def model_trials(n: int, folder: Path) -> Meter:
+    """The same with a model of which all weights are tuned, and predictions that are corrected together."""
+    write_digits(folder / "digits")
+    settings = {"steps": 10, "batch_size": 16, "snapshots": 4, "postprocess": "refinement"}
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    return searched(n, folder, classifier, folder / "digits", recipe="demo", settings=settings)
+
+
+def searched(n: int, folder: Path, classifier: Classifier, data: Any, **options: Any) -> Meter:
+    meter = Meter(n, closely=True)
     classifier.search(
-        vectors, {"optimisation.lr": rates}, settings={"steps": 100}, output_dir=folder / "run", report=False,
-        on_trial=lambda settings: meter.advance(),
+        data, {"optimisation.lr": [float(rate) for rate in np.geomspace(1e-4, 1e-2, n)]}, **options,
+        output_dir=folder / "run", report=False, on_trial=lambda settings: meter.advance(),
     )  # fmt: skip
     return meter
 
@@ -133,33 +169,41 @@ PARTS: dict[str, tuple[int, Callable[[int, Path], Meter]]] = {
     "steps, full tuning": (10_000, lambda n, folder: train(n, folder, "demo", 8)),
     "images through predict": (100_000, images),
     "rows of a CSV": (1_000_000, rows),
-    "trials of a search": (10, trials),
+    "trials of a search, vectors": (10, trials),
+    "trials of a search, full tuning": (10, model_trials),
 }
+
+
+def measured(name: str, scale: float) -> dict[str, Any]:
+    """A part, in this process."""
+    size, part = PARTS[name]
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        meter = part(max(10, round(size * scale)), Path(folder))
+    return meter.facts() | {"seconds": round(time.perf_counter() - start, 1)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full sizes")
-    parser.add_argument("--only", help="one part")
+    parser.add_argument("--only", choices=PARTS, help="one part; the others in the file of results stay")
+    parser.add_argument("--here", action="store_true", help="in this process, as JSON on standard output")
     parser.add_argument("--out", type=Path, help="file for the results, JSON")
     given = parser.parse_args()
-    if given.only:
-        size, part = PARTS[given.only]
-        start = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            meter = part(max(10, round(size * given.scale)), Path(folder))
-        print(json.dumps(meter.facts() | {"seconds": round(time.perf_counter() - start, 1)}))
+    if given.here:
+        print(json.dumps(measured(given.only, given.scale)))
         return
     results: dict[str, Any] = {}
-    for name in PARTS:
-        command = [sys.executable, __file__, "--only", name, "--scale", str(given.scale)]
+    if given.only and given.out and given.out.is_file():
+        results = json.loads(given.out.read_text())["parts"]
+    for name in [given.only] if given.only else PARTS:
+        command = [sys.executable, __file__, "--here", "--only", name, "--scale", str(given.scale)]
         results[name] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         growth = ", ".join(f"{what} x {times}" for what, times in results[name]["growth"].items())
         print(f"{name}: {results[name]['done']:,} in {results[name]['seconds']} s; {growth}", flush=True)
     if given.out:
-        given.out.write_text(
-            json.dumps({"scale": given.scale, "parts": results, "versions": versions()}, indent=1) + "\n"
-        )
+        facts = {"scale": given.scale, "parts": results, "versions": versions()}
+        given.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

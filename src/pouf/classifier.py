@@ -30,10 +30,11 @@ from pouf.interruption import held
 from pouf.model_card import model_card
 from pouf.recipe import Recipe
 from pouf.reporting.html import write_report
-from pouf.runs.folder import RunWriter, note
+from pouf.runs.folder import note
 from pouf.runs.names import CHECKPOINTS, PREDICTIONS
 from pouf.runs.predictions import in_turns, prediction_rows, write_rows
 from pouf.runs.session import run_session
+from pouf.runs.writer import RunWriter
 from pouf.training.adaptation import Adaptation, adapt
 from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, make_plan

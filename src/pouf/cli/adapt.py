@@ -50,7 +50,7 @@ def adapt(
     keep_data: KeepData = None,
 ) -> None:
     """Adapt a model to unlabelled images or texts, given the names of the classes."""
-    from pouf.runs.folder import check_new
+    from pouf.runs.writer import check_new
 
     console.calm_libraries()
     if model.method == "list":

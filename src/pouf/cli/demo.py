@@ -24,7 +24,7 @@ def demo(
     """Teach a model that knows printed characters to read handwriting, offline, in under a minute."""
     from pouf.demo import demo as run_demo
     from pouf.recipe import Recipe
-    from pouf.runs.folder import check_new
+    from pouf.runs.writer import check_new
 
     console.calm_libraries()
     check_new(out_dir)

@@ -47,7 +47,7 @@ def search(
     keep_data: KeepData = None,
 ) -> None:
     """Try a few learning rates (and lambdas), and choose among all their steps without labels."""
-    from pouf.runs.folder import check_new
+    from pouf.runs.writer import check_new
 
     console.calm_libraries()
     if model.method == "list":

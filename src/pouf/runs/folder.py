@@ -8,48 +8,21 @@ verdict.json, recipe.toml, classes.txt, metrics.jsonl, skipped.jsonl, run.json, 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
-import shutil
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pouf.base import BaseClassifier, State
-from pouf.data.base import Unlabelled
 from pouf.data.remote import as_url
-from pouf.data.texts import Texts
-from pouf.errors import Diverged, InputError
-from pouf.files import LOCK, clear_partial, own, write_json, write_text
-from pouf.interruption import AtOnce
+from pouf.errors import InputError
+from pouf.files import write_json
 from pouf.reading import read_json, read_text
-from pouf.recipe import Recipe
-from pouf.runs.names import (
-    BEFORE,
-    CHECKPOINTS,
-    CLASSES,
-    DESCRIPTIONS,
-    MANIFEST,
-    METRICS,
-    RECIPE,
-    SKIPPED,
-    TRIALS,
-    VERDICT,
-)
-from pouf.runs.overwriting import bring_back, check_apart, set_aside
-from pouf.saving import CARD, Use, read_card, save
-from pouf.training.adaptation import Adaptation
-from pouf.training.callbacks import Callback, Step
-from pouf.training.state import STATE
-from pouf.validation.checkpoints import Checkpoint
-from pouf.validation.verdict import Verdict, broken_off, nothing_to_judge
+from pouf.runs.names import MANIFEST, METRICS, SKIPPED, VERDICT
+from pouf.saving import Use, read_card
+from pouf.validation.verdict import Verdict, nothing_to_judge
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 PACKAGES = (
     "pouf",
@@ -62,177 +35,6 @@ PACKAGES = (
     "scikit-learn",
     "accelerate",
 )
-
-
-class RunWriter(Callback):
-    """Writes a run folder as things happen: settings at once, steps as they come, the classifier at the end.
-
-    Until then the folder belongs to this process alone.
-
-    Args:
-        sources: what is learned from, by what to call it in the manifest.
-        command: the command line that repeats the run, where there is one.
-        resume, overwrite: what to do with a run that is there.
-        trains: the classifier itself is trained; a search trains copies of it, and has nothing new before its end.
-    """
-
-    def __init__(
-        self,
-        folder: str | Path,
-        classifier: BaseClassifier,
-        recipe: Recipe,
-        sources: Mapping[str, Unlabelled],
-        method: str = "pouf",
-        command: Sequence[str] = (),
-        resume: bool = False,
-        overwrite: bool = False,
-        trains: bool = True,
-    ) -> None:
-        self.trains = trains
-        self.folder = check_new(folder, resume, overwrite)
-        if overwrite:
-            check_apart(self.folder, sources)
-        self.fresh = not self.folder.exists() or not any(self.folder.iterdir())
-        self.lock = own(self.folder / CHECKPOINTS)
-        self.classifier, self.sources, self.logged, self.done = classifier, sources, 0, False
-        self.start = time.perf_counter()
-        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        # Of the run that goes on: what it says of itself stays, if it can't.
-        names = [
-            name for name in (MANIFEST, RECIPE, CLASSES, DESCRIPTIONS) if resume and (self.folder / name).is_file()
-        ]
-        self.before = {name: (self.folder / name).read_text(encoding="utf-8") for name in names}
-        earlier = _manifest(self.folder) if resume else {}
-        self.manifest: dict[str, Any] = {
-            "status": "running",
-            "created": earlier.get("created", now),
-            **({"resumed": [*earlier.get("resumed", []), now]} if earlier else {}),
-            "command": list(command),
-            "method": method,
-            "model": classifier.model,
-            "revision": classifier.revision,
-            **{name: _facts(source) for name, source in sources.items()},
-            "versions": versions(),
-        }
-        try:
-            clear_partial(self.folder)
-            if overwrite:
-                set_aside(self.folder)
-            write_json(self.folder / MANIFEST, self.manifest)
-            write_text(self.folder / RECIPE, recipe.to_toml())
-            if classifier.descriptions is None:
-                write_text(self.folder / CLASSES, "".join(f"{name}\n" for name in classifier.classes))
-            else:
-                named = zip(classifier.classes, classifier.descriptions, strict=True)
-                write_json(self.folder / DESCRIPTIONS, dict(named))
-            (self.folder / METRICS).touch()
-        except OSError as error:
-            raise InputError(f"can't write into the run folder {str(folder)!r}: {error}. Choose another") from None
-
-    def on_resume(self, history: list[Step]) -> None:
-        """Steps that were logged after the state was saved are taken again, and logged again."""
-        write_text(self.folder / METRICS, "".join(json.dumps(step._asdict()) + "\n" for step in history))
-        self.logged = len(history)
-
-    def on_step(self, step: Step) -> None:
-        file = self.folder / METRICS
-        if not file.exists():
-            raise FileNotFoundError(f"the run folder {str(self.folder)!r} was removed while the run was under way")
-        with file.open("a" if self.logged else "w", encoding="utf-8") as metrics:
-            metrics.write(json.dumps(step._asdict()) + "\n")
-        self.logged += 1
-
-    def finish(self, result: Adaptation, status: str = "finished") -> None:
-        """All states of the run that differ, each in its folder; the classifier stands as advised afterwards."""
-        verdict, checkpoints = result.verdict, result.checkpoints
-        if checkpoints is None:
-            save(self.classifier, self.folder)
-        else:
-            names: dict[Checkpoint, tuple[Use, ...]] = {}
-            for use in ("chosen", "last"):
-                place = result.place(use)
-                names[place] = (*names.get(place, ()), use)
-            advised = result.place(verdict.advised)
-            for place, uses in names.items():
-                if place != advised:
-                    checkpoints.restore(place)
-                    save(self.classifier, self.folder / uses[0], uses)
-            checkpoints.restore(advised)
-            save(self.classifier, self.folder, names.get(advised, ()))
-            for stale in {"chosen", "last"} - {uses[0] for place, uses in names.items() if place != advised}:
-                shutil.rmtree(self.folder / stale, ignore_errors=True)  # of the run before it was interrupted
-        drift = {} if result.drift is None else {"drift": result.drift._asdict()}
-        self._close(status, verdict, trainable=result.trainable, total=result.total, **drift)
-        self.done = True
-
-    def finish_search(self, result: Adaptation, trials: dict[str, Any], ended_by: BaseException | None) -> None:
-        """The chosen trial as if it were a run of its own, and what came of all of them."""
-        write_text(self.folder / RECIPE, result.recipe.to_toml())
-        self.on_resume(result.history)
-        write_json(self.folder / TRIALS, trials)
-        self.finish(result, "finished" if ended_by is None else _status(ended_by))
-
-    def close(self) -> None:
-        """The run has come to its end: there is nothing to go on from. Weights that wait go with the checkpoints."""
-        (self.folder / CHECKPOINTS / STATE).unlink(missing_ok=True)
-        self._free()
-
-    def _free(self) -> None:
-        (self.folder / CHECKPOINTS / LOCK).unlink(missing_ok=True)
-        self.lock.release()
-        with suppress(OSError):
-            (self.folder / CHECKPOINTS).rmdir()
-
-    def give_up(self, error: BaseException) -> None:
-        """What was learned before the run broke off; a run that had not begun leaves nothing behind."""
-        with ExitStack() as stack:
-            stack.callback(self.lock.release)
-            if self.done:
-                return
-            if isinstance(error, InputError) and not self.logged:
-                self._undo()
-            elif not self.trains:
-                with suppress(OSError):
-                    write_json(self.folder / MANIFEST, self.manifest | {"status": _status(error), "error": str(error)})
-            elif not isinstance(error, AtOnce):
-                self._save_broken_off(error)
-
-    def _undo(self) -> None:
-        if (self.folder / BEFORE).is_dir():
-            bring_back(self.folder)
-            self._free()
-        elif self.fresh:
-            shutil.rmtree(self.folder)  # the next try may use the same name
-        else:
-            for name, text in self.before.items():
-                write_text(self.folder / name, text)
-
-    def _save_broken_off(self, error: BaseException) -> None:
-        verdict, here = broken_off(error), self.classifier.state()
-        try:
-            if verdict.advised == "zero-shot":
-                save(self.classifier, self.folder / "last", ("chosen", "last"))
-                self.classifier.set_state(State(None, None, None, None, dict.fromkeys(here.added)))
-                save(self.classifier, self.folder, ())
-                self.classifier.set_state(here)
-            else:
-                save(self.classifier, self.folder)
-            self._close(_status(error), verdict, error=str(error))
-        except Exception as other:  # what broke the run off is what is to be told
-            logger.error("the run could not be saved in %s: %s", self.folder, other)
-
-    def _close(self, status: str, verdict: Verdict, **more: Any) -> None:
-        write_json(self.folder / VERDICT, verdict.to_json())
-        lines = [
-            json.dumps({"of": name, "id": source.ids[i], "reason": why})
-            for name, source in self.sources.items()
-            for i, why in sorted(source.skipped.items())
-        ]
-        write_text(self.folder / SKIPPED, "".join(line + "\n" for line in lines))
-        self.manifest.update({name: _facts(source) for name, source in self.sources.items()})
-        shutil.rmtree(self.folder / BEFORE, ignore_errors=True)  # the run that this one takes the place of
-        seconds = round(time.perf_counter() - self.start, 2)
-        write_json(self.folder / MANIFEST, self.manifest | {"status": status, "seconds": seconds} | more)
 
 
 class Run:
@@ -294,54 +96,15 @@ class Run:
         return source
 
 
-def _facts(data: Unlabelled) -> dict[str, Any]:
-    file, *inner = data.source.split("::")  # as features.npz::x
-    source = "::".join([os.path.abspath(file), *inner]) if os.path.exists(file) else data.source
-    facts = {"source": source, "n": len(data), "skipped": len(data.skipped)}
-    return facts | {"columns": ",".join(data.columns)} if isinstance(data, Texts) and data.columns else facts
-
-
 def note(folder: str | Path, **facts: Any) -> None:
     """Add facts to the manifest of a run that is there."""
     file = Path(folder) / MANIFEST
     write_json(file, read_json(file, dict[str, Any]) | facts)
 
 
-def check_new(folder: str | Path, resume: bool = False, overwrite: bool = False) -> Path:
-    """The folder of a run to come, which must not hold anything yet, unless it is to be resumed or overwritten."""
-    folder = Path(folder)
-    above = next((parent for parent in folder.parents if parent.exists()), None)
-    if above is not None and not above.is_dir():
-        raise InputError(f"can't make the run folder {str(folder)!r}: {str(above)!r} is a file. Choose another place")
-    if resume and overwrite:
-        raise InputError("a run is either resumed or overwritten: choose one")
-    if not folder.exists():
-        return folder
-    if not folder.is_dir():
-        raise InputError(f"run folder {str(folder)!r} is a file: choose another")
-    if not any(child.name != CHECKPOINTS for child in folder.iterdir()):
-        return folder
-    if not (resume or overwrite):
-        raise InputError(f"run folder {str(folder)!r} already exists: resume or overwrite it, or choose another")
-    if not any((folder / name).is_file() for name in (MANIFEST, CARD)):
-        raise InputError(f"{str(folder)!r} holds files, but no run: choose another folder")
-    # Until all is written, predictions and report too, the lock is there, even if its owner was killed.
-    finished = _manifest(folder).get("status", "finished") == "finished"
-    if resume and finished and not (folder / CHECKPOINTS / LOCK).exists():
-        raise InputError(
-            f"the run in {str(folder)!r} is finished: there is nothing to resume; overwrite it to run again"
-        )
-    return folder
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a run says of itself; nothing where it says nothing."""
     return read_json(folder / MANIFEST, dict[str, Any]) if (folder / MANIFEST).is_file() else {}
-
-
-def _status(error: BaseException) -> str:
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        return "interrupted"
-    return "diverged" if isinstance(error, Diverged) else "failed"
 
 
 def versions() -> dict[str, str]:
@@ -352,6 +115,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
-
-
-__all__ = ["CARD", "Run", "RunWriter", "check_new", "note", "versions"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pouf.interruption import catching, held
-from pouf.runs.folder import RunWriter
+from pouf.runs.writer import RunWriter
 from pouf.training.callbacks import Callback, Callbacks
 
 
