@@ -4,11 +4,17 @@
     python benchmarks/tuners.py --data DIR --sets mr subj trec tweets webcam --names NAMES --limit 300
 
 DIR holds `text/<task>/{train,test}.jsonl`, `text/sentiment_domains/<domain>.jsonl` and `images/office_caltech10/`; the
-models for texts and photographs come from pip, as in `texts.py` and `photos.py`. Every cell runs in a process of its
-own, whose peak of memory is told; a cell that is in the results already is not computed again. `--table FILE` puts the
-table between the marks in a page.
+models for texts and photographs come from pip, as in `texts.py` and `photos.py`. A sentence encoder is asked about the
+sentiment domains, too, with the words that it is asked about MR with; `masked_lm.py` asks a masked language model. The
+image side of the model for photographs has neither attention nor LayerNorms, so that LoRA and LayerNorm reach its text
+side alone.
 
-Each tuner has its own recipe, one for all sets of a kind. Labels are read after training, for the table alone.
+Every cell runs in a process of its own, on one thread. Its peak of memory is that of the whole process up to the end of
+the adaptation: libraries, model, data and training. A cell that is in the results already is not computed again.
+`--table FILE` puts the table between the marks in a page.
+
+Each tuner has its own recipe, one for all sets of a kind: for texts what `--tune` takes. Labels are read after
+training, for the table alone.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pouf import EMBEDDED, Classifier, InferenceConfig, Recipe, Texts
+from pouf import EMBEDDED, METHODS, Classifier, InferenceConfig, Recipe, Texts
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS, write_digits
@@ -38,17 +44,10 @@ RESULTS = Path(__file__).parent / "results" / "tuners.json"
 TUNERS = ("full", "layernorm", "lora", "prompt", "prototypes")
 BEGIN, END = "<!-- tuners: begin -->", "<!-- tuners: end -->"
 DOMAINS = ("tweets", "amazon", "movies", "nyt")
+SETS = ("digits", "webcam", "dslr", "mr", "subj", "trec", *DOMAINS)
 
 IMAGE_RECIPES = {"full": "demo", "prompt": "demo-prompt", "layernorm": "images-layernorm", "lora": "images-lora",
                  "prototypes": "features"}  # fmt: skip
-TEXT_RECIPES = {
-    "full": ("texts", {}),
-    # Far fewer numbers than full tuning trains, at the rate that images have for them.
-    "layernorm": ("texts", {"tuner.name": "layernorm", "optimisation.lr": 1e-3}),
-    "prompt": ("texts", {"tuner.name": "prompt", "optimisation.lr": 1e-3}),
-    "lora": ("texts-lora", {}),
-    "prototypes": ("texts-fast", {}),
-}
 
 
 class Task(NamedTuple):
@@ -92,7 +91,9 @@ def texts(task: str, tuner: str, options: argparse.Namespace) -> Task:
     model = prompts.model_folder(None)
     if task in DOMAINS:
         rows = [json.loads(line) for line in (options.data / "text/sentiment_domains" / f"{task}.jsonl").open()]
-        rows = [row for row in rows if abs(row["score"]) >= 0.5]  # neither clearly good nor bad is neither
+        rows = [
+            row for row in rows if abs(row["score"]) >= 1
+        ]  # what is neither good nor bad is left out, as in masked_lm.py
         pairs = [(row["text"], "positive" if row["score"] > 0 else "negative") for row in rows]
         words, templates = prompts.TASKS["mr"]
         random.Random(0).shuffle(pairs)
@@ -106,13 +107,12 @@ def texts(task: str, tuner: str, options: argparse.Namespace) -> Task:
         random.Random(0).shuffle(train)
         random.Random(1).shuffle(test)
     train, test = train[: options.limit], test[: options.limit]
-    name, changes = TEXT_RECIPES[tuner]
     return Task(
         Classifier.from_pretrained(model, list(words.values()), templates),
         Texts([text for text, _ in train]),
         Texts([text for text, _ in test]),
         [list(words).index(label) for _, label in test],
-        Recipe.load(name).with_settings(changes),
+        METHODS["pouf"].recipe("text", None, {"tuner.name": tuner}),
     )
 
 
@@ -132,21 +132,27 @@ def run_cell(name: str, tuner: str, seed: int, options: argparse.Namespace) -> d
         said = classifier.infer(task.test, InferenceConfig(64))
         return round(100 * accuracy(said.log_probabilities.argmax(1), labels[said.indices]), 1)
 
-    before = judged()
     start = time.perf_counter()
     result = classifier.adapt(task.data, recipe=task.recipe, seed=seed)
     seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB, before anything else is encoded
     advised = judged()
+    with result.at("zero-shot"):
+        before = judged()
     result.restore("last")
     with tempfile.TemporaryDirectory() as folder:
         classifier.save_pretrained(folder)
         size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.name != "README.md")
     return {
-        "set": name, "tuner": tuner, "seed": seed, "zero_shot": before, "last": judged(), "advised": advised,
-        "use": result.verdict.advised, "trainable": result.trainable, "total": result.total,
-        "megabytes": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024), "seconds": round(seconds, 1),
-        "bytes": size, "inputs": len(task.data), "judged_on": len(task.labels), "steps": task.recipe.steps,
+        "set": name, "tuner": tuner, "seed": seed, "limit": options.limit, "zero_shot": before, "last": judged(),
+        "advised": advised, "use": result.verdict.advised, "trainable": result.trainable, "total": result.total,
+        "megabytes": round(peak / 1024), "seconds": round(seconds, 1), "bytes": size, "inputs": len(task.data),
+        "judged_on": len(task.labels), "steps": task.recipe.steps,
     }  # fmt: skip
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e3:,.0f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
 
 
 def table(cells: list[dict[str, Any]]) -> str:
@@ -158,7 +164,7 @@ def table(cells: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {c['set']} ({c['inputs']:,}) | {c['tuner']} | {c['zero_shot']:.1f} | {c['last']:.1f} | "
             f"{c['advised']:.1f} | {c['trainable']:,} | {c['megabytes']:,} MB | {c['seconds']:.0f} | "
-            f"{c['bytes'] / 1e6:.2f} MB |"
+            f"{_size(c['bytes'])} |"
         )
     return "\n".join(lines)
 
@@ -168,7 +174,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of texts and photographs; not needed for digits")
     parser.add_argument("--names", type=Path, help="for photographs: the names of ImageNet, as in photos.py")
     parser.add_argument("--sets", nargs="+", default=["digits"],
-                        choices=["digits", "mr", "subj", "trec", *DOMAINS, "webcam", "dslr"])  # fmt: skip
+                        choices=SETS)  # fmt: skip
     parser.add_argument("--tuners", nargs="+", default=list(TUNERS), choices=TUNERS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--limit", type=int, help="inputs to adapt to, and to be judged on, at most")
@@ -176,26 +182,24 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="a page to put the table into")
     parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)  # of one process
     options = parser.parse_args()
+    torch.set_num_threads(1)
     if options.cell:
         name, tuner, seed = options.cell
         print(json.dumps(run_cell(name, tuner, int(seed), options)))
         return
     stored = json.loads(options.out.read_text()) if options.out.is_file() else {"cells": []}
-    there = {(c["set"], c["tuner"], c["seed"]) for c in stored["cells"]}
+    there = {(c["set"], c["tuner"], c["seed"], c["limit"]) for c in stored["cells"]}
     for name in options.sets:
         for tuner in options.tuners:
             for seed in options.seeds:
-                if (name, tuner, seed) in there:
+                if (name, tuner, seed, options.limit) in there:
                     continue
                 # The last of two values of an option counts, so that the cell can follow what was given.
                 command = [sys.executable, *sys.argv, "--cell", name, tuner, str(seed)]
                 told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
                 stored["cells"].append(cell := json.loads(told.splitlines()[-1]))
                 stored["versions"] = versions()
-                order = {
-                    s: i for i, s in enumerate((*TUNERS, "digits", "mr", "subj", "trec", *DOMAINS, "webcam", "dslr"))
-                }
-                stored["cells"].sort(key=lambda c: (order[c["set"]], order[c["tuner"]], c["seed"]))
+                stored["cells"].sort(key=lambda c: (SETS.index(c["set"]), TUNERS.index(c["tuner"]), c["seed"]))
                 options.out.parent.mkdir(parents=True, exist_ok=True)
                 write_json(options.out, stored)
                 print(table([cell]).splitlines()[-1], flush=True)

@@ -16,6 +16,7 @@ from pouf.data.base import Subset
 from pouf.demo import DIGITS
 from pouf.losses import entropy
 from pouf.models.precomputed import Precomputed
+from pouf.recipe import Kind
 from pouf.training.methods import METHODS
 from pouf.training.pseudo_labels import Surest
 
@@ -124,11 +125,21 @@ def test_a_changed_tuner_reaches_adapt_with_its_rate(pictures: list[Image.Image]
         assert (result.history[0].lr, result.recipe.objective.prior) == (rate, "paper")
 
 
-def test_tent_upl_and_prompt_tuning_share_their_settings() -> None:
-    ours = METHODS["pouf"].recipe("image", None, {"tuner.name": "prompt"}).model_dump()
+@pytest.mark.parametrize("kind", ["image", "text", "cloze", "causal"])
+def test_tent_upl_and_prompt_tuning_share_their_settings(kind: Kind) -> None:
+    ours = METHODS["pouf"].recipe(kind, None, {"tuner.name": "prompt"}).model_dump()
+    beside = {"objective", "pseudo_labels", "postprocess", "keep_shares"}
     for name in ("tent", "upl", "coop"):
-        theirs = METHODS[name].recipe("image").model_dump()
-        assert {part for part in ours if ours[part] != theirs[part]} <= {"objective", "pseudo_labels"}, name
+        theirs = METHODS[name].recipe(kind).model_dump()
+        assert {part for part in ours if ours[part] != theirs[part]} <= beside, name
+
+
+@pytest.mark.parametrize("kind", ["image", "text", "cloze", "causal"])
+@pytest.mark.parametrize("tuner", ["prompt", "layernorm"])
+def test_few_weights_are_not_trained_at_the_rate_of_all(kind: Kind, tuner: str) -> None:
+    """At full tuning's rate neither a prompt nor a LayerNorm moves in the steps of a run."""
+    rates = {each: METHODS["pouf"].recipe(kind, None, {"tuner.name": each}).optimisation.lr for each in (tuner, "full")}
+    assert rates[tuner] >= 10 * rates["full"]
 
 
 def test_methods_say_what_they_need() -> None:

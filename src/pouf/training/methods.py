@@ -25,8 +25,12 @@ TUNER_RECIPES: dict[tuple[Kind, str], str] = {
     ("image", "prototypes"): PRESETS["fast"]["image"],
     ("text", "prototypes"): PRESETS["fast"]["text"],
     ("cloze", "prototypes"): PRESETS["fast"]["cloze"],
+    ("text", "layernorm"): "texts-layernorm",
     ("text", "lora"): "texts-lora",
+    ("text", "prompt"): "texts-prompt",
+    ("cloze", "layernorm"): "masked-layernorm",
     ("cloze", "lora"): "masked-lora",
+    ("cloze", "prompt"): "masked-prompt",
     ("causal", "full"): "masked",
     ("causal", "prompt"): "causal-prompt",
     ("causal", "prototypes"): PRESETS["fast"]["causal"],
@@ -35,9 +39,8 @@ _ENCODERS = ("full", "prompt", "layernorm", "lora", "prototypes")
 TUNERS_OF: dict[Kind, tuple[str, ...]] = {
     "image": _ENCODERS, "text": _ENCODERS, "cloze": _ENCODERS, "causal": _ENCODERS, "vector": ("prototypes", "map"),
 }  # fmt: skip
-PROMPT: dict[Kind, str] = {
-    **DEFAULTS, "image": TUNER_RECIPES["image", "prompt"], "causal": TUNER_RECIPES["causal", "prompt"],
-}  # fmt: skip
+_READERS: tuple[Kind, ...] = ("image", "text", "cloze", "causal")
+PROMPT: dict[Kind, str] = DEFAULTS | {kind: TUNER_RECIPES[kind, "prompt"] for kind in _READERS}
 RATE = ("name", "lr", "schedule", "nesterov", "weight_decay")
 FEW_SHOT: dict[Kind, str] = {**DEFAULTS, "cloze": "lm-bff", "text": "lm-bff"}
 
