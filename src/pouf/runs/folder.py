@@ -286,6 +286,11 @@ class Run:
         columns = self._data().get("columns")
         return tuple(columns.split(",")) if columns else None
 
+    def id_columns(self) -> tuple[str, ...]:
+        """The columns that name the run's own inputs, where some were chosen."""
+        columns = self._data().get("id_columns")
+        return tuple(columns.split(",")) if columns else ()
+
     def source(self) -> str:
         """Where the data of the run lie; an error where they are gone."""
         source = str(self._data().get("source", ""))
@@ -298,7 +303,9 @@ def _facts(data: Unlabelled) -> dict[str, Any]:
     file, *inner = data.source.split("::")  # as features.npz::x
     source = "::".join([os.path.abspath(file), *inner]) if os.path.exists(file) else data.source
     facts = {"source": source, "n": len(data), "skipped": len(data.skipped)}
-    return facts | {"columns": ",".join(data.columns)} if isinstance(data, Texts) and data.columns else facts
+    columns = data.columns if isinstance(data, Texts) else ()
+    named = {"columns": columns, "id_columns": data.id_columns}
+    return facts | {name: ",".join(value) for name, value in named.items() if value}
 
 
 def note(folder: str | Path, **facts: Any) -> None:
