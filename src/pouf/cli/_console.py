@@ -117,8 +117,8 @@ def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> No
         if last:
             classes = len(task.classifier.classes)
             told = (
-                f"{last.step:,} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
-                f"{last.effective_classes:.1f} of {classes} classes in use"
+                f"{last.step:,} steps in {last.seconds:.0f} s; last batch: loss {last.loss:.3f}, "
+                f"{last.effective_classes:.1f} of {classes} classes predicted"
             )
         say(f"{told}.")
         _show_end(result, task, inputs)

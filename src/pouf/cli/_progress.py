@@ -82,7 +82,7 @@ class Shown(Callback):
 
         if self.phase != TRAINING:  # a checkpoint was looked at, and training goes on
             self._begin(TRAINING, self.steps, self._since(), step.step - 1)
-        self._at(step.step, f"loss {step.loss:.3f}  {step.effective_classes:.1f} classes in use")
+        self._at(step.step, f"loss {step.loss:.3f}, {step.effective_classes:.1f} classes in the batch")
 
     def _since(self) -> float:
         return time.monotonic() if self.training is None else self.training
