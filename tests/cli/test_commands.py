@@ -534,6 +534,7 @@ def test_a_place_below_a_file_is_refused_before_anything_is_computed(run: Path, 
     for command in (
         ("adapt", *IMAGES, "--out", "file/run"), ("search", *IMAGES, "--out", "file/run"),
         ("predict", run, ".", "--out", "file/p.csv"), ("report", run, "--out", "file/r.html"),
+        ("bench", "run", "images", "--data", ".", "--model", EMBEDDED, "--out", "file/bench"),
         ("figures", run, "--out", "file/figures"), ("predict", run, ".", "--out", tmp_path),
     ):  # fmt: skip
         assert "can't" in one_line_error(pouf(*command, cwd=tmp_path, code=2))
@@ -541,7 +542,7 @@ def test_a_place_below_a_file_is_refused_before_anything_is_computed(run: Path, 
 
 def test_evaluate_shows_f1_intervals_and_on_demand_the_confusion_matrix(run: Path, few_digits: Path) -> None:
     said = pouf("evaluate", run, few_digits, "--confusion", cwd=run.parent).stdout
-    assert "macro-F1" in said and "95 % from" in said and "precision" in said and "labels (rows)" in said
+    assert "macro-F1" in said and "95 % from" in said and "precision" in said and "true classes in rows" in said
     facts = json.loads(pouf("evaluate", run, few_digits, "--json", cwd=run.parent).stdout)
     assert facts["intervals"]["advised"][0] < facts["advised"] < facts["intervals"]["advised"][1]
     assert "confusion" not in facts and facts["per_class"]["two"].keys() >= {"precision", "f1"}

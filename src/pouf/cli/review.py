@@ -20,7 +20,7 @@ def review(
     place: InferenceOptions,
     output: OutputOptions,
     inputs: Annotated[
-        Path | None, typer.Argument(metavar="[INPUT]", help="Images or texts.", show_default="the run's own")
+        Path | None, typer.Argument(metavar="INPUT", help="Images or texts.", show_default="the run's own")
     ] = None,
     n: Annotated[int, typer.Option("--n", help="How many labels to ask for.")] = 50,
     answers: Annotated[

@@ -38,7 +38,10 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         work = [f"{self.encoded:,} {self.modality}s to encode"] if self.encoded and not self.batch else []
-        work += [f"{self.steps:,} steps" + (f" of {self.batch:,} {self.modality}s" if self.batch else "")]
+        work += [
+            f"{self.steps:,} step{'s' * (self.steps != 1)}"
+            + (f" of {self.batch:,} {self.modality}s" if self.batch else "")
+        ]
         return f"{spoken(self.seconds)}: {', then '.join(work)}"
 
 
