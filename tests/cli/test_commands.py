@@ -504,12 +504,37 @@ def test_predictions_name_inputs_as_the_user_does_and_hold_all_probabilities(tmp
     assert told[0] == "my texts.csv has no column 'review': 'Review' is read."
     assert told[1].startswith("error: 'my texts.csv' has no column 'key', only: Id, Review.") and len(told) == 2
 
+    # Report and review speak of the run's own inputs by the same ids, and answers may come in the user's own table.
+    names = {i for i, _ in rows}
+    shown = json.loads((tmp_path / "my run" / "report.html").read_text().split('id="items">')[1].split("</script>")[0])
+    assert {item["name"] for item in shown} == names
+    pouf("review", "my run", "--n", 4, cwd=tmp_path)
+    asked = [row["id"] for row in csv.DictReader((tmp_path / "my run" / "review.csv").open())]
+    assert len(asked) == 4 and set(asked) < names
+    (tmp_path / "mine.csv").write_text("Id;Label\n" + "".join(f"{i};good\n" for i in names))
+    said = pouf("review", "my run", "--answers", "mine.csv", "--json", cwd=tmp_path)
+    assert json.loads(said.stdout)["answered"] == 4
+
+
+def test_ids_that_are_not_distinct_stay_in_predictions_but_do_not_name_questions(tmp_path: Path) -> None:
+    model = sentence_encoder(tmp_path / "model")
+    (tmp_path / "texts.csv").write_text("who,text\n" + "".join(f"{i % 3},good film {i}\n" for i in range(8)))
+    usual = ("adapt", "--model", model, "--texts", "texts.csv", "--classes", "good,bad", "--steps", 2)
+    said = pouf(*usual, "--id-column", "who", "--out", "run", cwd=tmp_path)
+    assert "texts.csv: the ids in 'who' are not all there and distinct" in said.stderr
+    own = list(csv.DictReader((tmp_path / "run" / "predictions.csv").open()))
+    assert [row["who"] for row in own] == [str(i % 3) for i in range(8)]
+    pouf("review", "run", "--n", 8, cwd=tmp_path)
+    asked = {row["id"] for row in csv.DictReader((tmp_path / "run" / "review.csv").open())}
+    assert asked == {str(i) for i in range(8)}
+
 
 def test_a_place_below_a_file_is_refused_before_anything_is_computed(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for command in (
         ("adapt", *IMAGES, "--out", "file/run"), ("search", *IMAGES, "--out", "file/run"),
         ("predict", run, ".", "--out", "file/p.csv"), ("report", run, "--out", "file/r.html"),
+        ("bench", "run", "images", "--data", ".", "--model", EMBEDDED, "--out", "file/bench"),
         ("figures", run, "--out", "file/figures"), ("predict", run, ".", "--out", tmp_path),
     ):  # fmt: skip
         assert "can't" in one_line_error(pouf(*command, cwd=tmp_path, code=2))
@@ -517,7 +542,7 @@ def test_a_place_below_a_file_is_refused_before_anything_is_computed(run: Path, 
 
 def test_evaluate_shows_f1_intervals_and_on_demand_the_confusion_matrix(run: Path, few_digits: Path) -> None:
     said = pouf("evaluate", run, few_digits, "--confusion", cwd=run.parent).stdout
-    assert "macro-F1" in said and "95 % from" in said and "precision" in said and "labels (rows)" in said
+    assert "macro-F1" in said and "95 % from" in said and "precision" in said and "true classes in rows" in said
     facts = json.loads(pouf("evaluate", run, few_digits, "--json", cwd=run.parent).stdout)
     assert facts["intervals"]["advised"][0] < facts["advised"] < facts["intervals"]["advised"][1]
     assert "confusion" not in facts and facts["per_class"]["two"].keys() >= {"precision", "f1"}

@@ -57,6 +57,20 @@ def test_an_estimate_is_near_the_truth(few_digits: Path) -> None:
     assert took / 8 < guess < took * 8
 
 
+def test_what_only_the_first_sample_waits_for_is_not_counted_for_each(few_digits: Path) -> None:
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    data, recipe = Images.from_folder(few_digits), Recipe.load("demo").with_settings(steps=100)
+    waited, prepare = [], classifier.backbone.prepare
+
+    def prepared(*given: object) -> object:
+        if not waited:
+            waited.append(time.sleep(2))  # as long as processors take to load on a busy machine
+        return prepare(*given)
+
+    classifier.backbone.prepare = prepared  # type: ignore[method-assign]
+    assert estimate(classifier, data, recipe, InferenceConfig()).seconds < 2 / 8 * 96 * 100 / 4 and waited
+
+
 def test_what_is_kept_need_not_be_encoded(few_digits: Path, tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     data, inference = Images.from_folder(few_digits), InferenceConfig(cache=FeatureCache(tmp_path))

@@ -10,6 +10,7 @@ from pouf.bench.cells import Setting
 from pouf.bench.grid import Grid, Outcome, seeded
 from pouf.bench.tables import TABLES, UNLABELLED, Entry, Table, entries, write_tables
 from pouf.errors import InputError, one_of
+from pouf.files import room_for
 from pouf.recipe import Recipe
 from pouf.reporting.figures import lambda_sweep
 from pouf.reporting.svg import write
@@ -55,7 +56,9 @@ def run_table(
     """
     chosen = one_of("table", table, TABLES)
     if not Path(data).is_dir():
-        raise InputError(f"no folder {str(data)!r}: give the one that holds the data sets, or make-data a small one")
+        raise InputError(
+            f"no folder {str(data)!r}: give the one that holds the data sets, or make small stand-ins first"
+        )
     known = (*chosen.tasks, *chosen.extra)
     names = [one_of("task", task, dict.fromkeys(known, task)) for task in tasks or chosen.tasks]
     ways = [one_of("method", method, dict.fromkeys(chosen.all_methods, method)) for method in methods or chosen.methods]
@@ -63,6 +66,7 @@ def run_table(
     texts = one_of("unlabelled setting", unlabelled, {name: name for name in UNLABELLED})
     setting = Setting(str(data), model, dict(settings or {}), limit=limit, unlabelled=texts)
     folder = Path(output_dir)
+    room_for(folder / f"{table}.md")
     cells = chosen.cells(table, names, ways, tuple(seeds))
     grid = Grid(folder, cells, setting)
     if not resume and (others := grid.others()):

@@ -117,8 +117,8 @@ def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> No
         if last:
             classes = len(task.classifier.classes)
             told = (
-                f"{last.step:,} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
-                f"{last.effective_classes:.1f} of {classes} classes in use"
+                f"{last.step:,} steps in {last.seconds:.0f} s; last batch: loss {last.loss:.3f}, "
+                f"{last.effective_classes:.1f} of {classes} classes predicted"
             )
         say(f"{told}.")
         _show_end(result, task, inputs)
@@ -232,11 +232,12 @@ def show_confusion(result: Evaluation) -> None:
             say(f"{n:6,} {names[i]} taken for {names[k]}")
         say(f"The largest {min(MATRIX, len(mistakes))} of {len(mistakes)} confusions; --json holds all of them")
         return
-    table = Table(title="labels (rows) and what is advised (columns)", title_justify="left")
+    table = Table()
     for heading in ("", *names):
         table.add_column(Text(heading), justify="right" if heading else "left")
     for name, row in zip(names, result.confusion, strict=True):
         table.add_row(Text(name), *(str(n) if n else "·" for n in row))
+    say("Confusion matrix: true classes in rows, predictions of what the run advises in columns")
     out.print(table)
 
 

@@ -196,11 +196,11 @@ def columns_of(given: str | None, usual: Sequence[str]) -> tuple[str, ...]:
 def read_inputs(
     classifier: Classifier, inputs: Path | None, text_column: str | None, run: Run, id_column: str | None = None
 ) -> Unlabelled:
-    """Images, texts or vectors, as the classifier reads them; without any, those of the run."""
+    """Images, texts or vectors, as the classifier reads them; without any, those of the run, by the same ids."""
     from pouf.data.inputs import as_data
 
     given = Path(run.source()) if inputs is None else inputs
-    ids = id_column.split(",") if id_column else []
+    ids = id_column.split(",") if id_column else run.id_columns() if inputs is None else ()
     return _by_columns(
         lambda columns: as_data(given, classifier.backbone.modality, columns, ids).data, classifier, text_column, run
     )

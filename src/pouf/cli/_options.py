@@ -24,7 +24,7 @@ TrainingOption = partial(typer.Option, rich_help_panel="Training")
 SpeedOption = partial(typer.Option, rich_help_panel="Speed and memory")
 OutputOption = partial(typer.Option, rich_help_panel="Output")
 
-RunFolder = Annotated[Path, typer.Argument(help="Folder of a run.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 TextColumn = Annotated[
     str | None,
     DataOption(help="Column of the texts in a table; a,b for pairs.", show_default="text"),
@@ -32,7 +32,7 @@ TextColumn = Annotated[
 IdColumn = Annotated[
     str | None,
     DataOption(
-        help="Columns that name the inputs in predictions, as id or id,text, in the place of row numbers.",
+        help="Columns that name the inputs, as id or id,text, instead of row numbers.",
         show_default="row numbers",
     ),
 ]
@@ -54,7 +54,7 @@ class DataOptions:
 
     data: Annotated[
         Path | None,
-        typer.Argument(metavar="[DATA]", help="Folder of images, or a file of texts or vectors, without labels."),
+        typer.Argument(metavar="DATA", help="Folder of images, or a file of texts or vectors, without labels."),
     ] = None
     classes: Annotated[
         str | None,
@@ -105,7 +105,7 @@ class ModelOptions:
         float | None, ModelOption(help="Softmax temperature.", show_default="the model's; 0.01 for --features")
     ] = None
     method: Annotated[
-        str, ModelOption(help="pouf, or what it is compared with: run --method list to see them all.")
+        str, ModelOption(help="pouf, or a baseline to compare it with: run --method list to see them all.")
     ] = "pouf"
     demonstrations: Annotated[
         bool, ModelOption("--demonstrations", help="Show one shot per class beside every text, as LM-BFF does.")
@@ -134,7 +134,7 @@ class TrainingOptions:
         ),
     ] = None
     max_minutes: Annotated[
-        float | None, TrainingOption(help="Take the largest preset that is expected to need no longer.")
+        float | None, TrainingOption(help="Use the most thorough preset that is expected to finish in time.")
     ] = None
     recipe: Annotated[str | None, TrainingOption(help="Name of a recipe, or a TOML file.")] = None
     tune: Annotated[str | None, TrainingOption(help="What to train: full, prompt, layernorm, lora or prototypes.")] = (
@@ -149,7 +149,8 @@ class TrainingOptions:
     lambda_: Annotated[float | None, TrainingOption("--lambda", help="Weight of the mutual information.")] = None
     augment: Annotated[str | None, TrainingOption(help="crop-flip or none, for images.")] = None
     views: Annotated[
-        int | None, TrainingOption(help="Crops of each image to compute once, where its encoder is not trained.")
+        int | None,
+        TrainingOption(help="Random crops of each image to encode once, if the image encoder is not trained."),
     ] = None
     seed: Annotated[int | None, TrainingOption(help="Seed of everything random.")] = None
 
@@ -159,11 +160,14 @@ class SpeedOptions:
     """How training is computed."""
 
     chunk: Annotated[
-        int | None, SpeedOption(help="Samples encoded at once: any batch size in the memory of a chunk.")
+        int | None, SpeedOption(help="Samples encoded at once: any batch size fits into the memory of one chunk.")
     ] = None
     precision: Annotated[str | None, SpeedOption(help="fp32, bf16 or fp16.")] = None
     shard: Annotated[
-        bool | None, SpeedOption("--shard", help="With several processes: weights in shards (FSDP2), not copies.")
+        bool | None,
+        SpeedOption(
+            "--shard", help="With several processes: split the weights among them (FSDP2) instead of copying them."
+        ),
     ] = None
     compile_: Annotated[bool | None, SpeedOption("--compile", help="Compile the encoder with torch.compile.")] = None
     checkpointing: Annotated[
@@ -179,7 +183,8 @@ class InferenceOptions:
     """Where and how inputs are encoded."""
 
     workers: Annotated[
-        int | None, SpeedOption(help="Processes that read and decode ahead.", show_default="0", min=0, max=1024)
+        int | None,
+        SpeedOption(help="Processes that read and decode inputs in advance.", show_default="0", min=0, max=1024),
     ] = None
     cache: Annotated[
         Path | None,
@@ -225,10 +230,10 @@ class FolderOptions:
 
     resume: Annotated[
         bool,
-        OutputOption("--resume", help="Go on with the run in --out where it was ended; begin it if there is none."),
+        OutputOption("--resume", help="Continue the run in --out from where it stopped; start it if there is none."),
     ] = False
     overwrite: Annotated[
-        bool, OutputOption("--overwrite", help="Replace the run in --out, once this one has come to something.")
+        bool, OutputOption("--overwrite", help="Replace the run in --out once this one has succeeded.")
     ] = False
 
 

@@ -36,6 +36,7 @@ class Shown(Callback):
         self.named = True  # this phase has been told in a line
         self.steps, self.about = 0, ""  # of the training
         self.training: float | None = None  # when it began
+        self.paused = ""  # how far it was when a checkpoint was looked at
         self.waiting: list[str] | None = []  # messages from before the start: an error in the settings stands alone
         self.ended = threading.Event()
         self.bar: Progress | None = None
@@ -56,6 +57,8 @@ class Shown(Callback):
         interrupted = self.training is not None and phase == LOOKING  # by a checkpoint: no news
         if not interrupted:
             self.training = now if phase == TRAINING else None
+        elif self.phase == TRAINING:
+            self.paused = self.line(now - self.began)
         self._begin(phase, total, now)
         self.named = interrupted
 
@@ -82,7 +85,7 @@ class Shown(Callback):
 
         if self.phase != TRAINING:  # a checkpoint was looked at, and training goes on
             self._begin(TRAINING, self.steps, self._since(), step.step - 1)
-        self._at(step.step, f"loss {step.loss:.3f}  {step.effective_classes:.1f} classes in use")
+        self._at(step.step, f"loss {step.loss:.3f}, {step.effective_classes:.1f} classes in the batch")
 
     def _since(self) -> float:
         return time.monotonic() if self.training is None else self.training
@@ -128,7 +131,8 @@ class Shown(Callback):
             now = time.monotonic()
             if self.phase and (now - self.told >= EVERY or (not self.named and now - self.began >= PATIENCE)):
                 self.told, self.named = now, True
-                self.say(self.line(now - self.began))
+                looking = self.training is not None and self.began > self.training  # at a checkpoint
+                self.say(f"{self.paused}; " * looking + self.line(now - self.began))
 
     def line(self, seconds: float) -> str:
         """`encoding: 640 of 2,000 after 83 s, about 3 minutes left`"""

@@ -29,9 +29,11 @@ ReportOption = Annotated[
 
 KeepClasses = Annotated[
     str | None,
-    DataOption(help="Other class names (a,b,c, a file, or words): how much of zero-shot is lost on them."),
+    DataOption(help="Measure what is lost on other class names: a,b,c, a file, or words for ordinary ones."),
 ]
-KeepData = Annotated[Path | None, DataOption(help="Labelled inputs of these names.", show_default="inputs of the task")]
+KeepData = Annotated[
+    Path | None, DataOption(help="Labelled inputs of the --keep-classes.", show_default="inputs of the task")
+]
 
 
 @grouped

@@ -28,7 +28,7 @@ def list_tables() -> None:
 
 
 @bench.command("make-data")
-def make_data(folder: Annotated[Path, typer.Argument(help="Folder to write to.")]) -> None:
+def make_data(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.")]) -> None:
     """Small stand-ins in the layouts of the paper's data, to try every command offline."""
     from pouf.bench.standins import LM, make_data
 
@@ -36,14 +36,16 @@ def make_data(folder: Annotated[Path, typer.Argument(help="Folder to write to.")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"folder {str(folder)!r} is not empty: choose another, or remove it")
     make_data(folder)
-    console.say(f"Stand-ins are in {folder}. Try:\n  pouf bench run images --data {folder} --model pouf/tiny-clip")
-    console.say(f"  pouf bench run language --data {folder} --model {folder / LM}")
+    # With the paper's number of steps, even small stand-ins would take a day.
+    console.say(f"Stand-ins are in {folder}. Try, each a few minutes:")
+    console.say(f"  pouf bench run images --data {folder} --model pouf/tiny-clip --set steps=60 --seeds 0")
+    console.say(f"  pouf bench run language --data {folder} --model {folder / LM} --set steps=4 --seeds 42")
 
 
 @bench.command("run")
 @grouped
 def run(
-    table: Annotated[str, typer.Argument(help="Name of a table: see pouf bench list.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Name of a table: see pouf bench list.")],
     data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")],
     model: Annotated[str, typer.Option(help="Hub name or local folder.")],
     output: OutputOptions,
@@ -61,12 +63,12 @@ def run(
     ] = "kshot",
     limit: Annotated[
         int,
-        typer.Option(help="Most test texts of a language task, drawn once and the same for all rows; 0 takes all."),
+        typer.Option(help="Maximum test texts per language task, drawn once and the same for all rows; 0 takes all."),
     ] = 0,
-    jobs: Annotated[int, typer.Option(help="Cells to run in parallel.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Cells to run in parallel.", min=1)] = 1,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on in a folder that holds results of this table, whatever the settings."),
+        typer.Option("--resume", help="Continue in a folder that holds results of this table with other settings."),
     ] = False,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder of the results; a run there is continued.")] = Path(
         "pouf-bench"
@@ -74,7 +76,7 @@ def run(
 ) -> None:
     """Compute a table. Cells that are finished are never computed again; those that failed are.
 
-    An interrupted run goes on where it stopped. A folder with results of other settings is refused, unless
+    An interrupted run continues where it stopped. A folder with results of other settings is refused, unless
     --resume says that they belong together.
     """
     from pouf.bench.run import run_table

@@ -16,19 +16,24 @@ from pouf.cli._progress import progress
 @grouped
 def evaluate(
     run: RunFolder,
-    labelled: Annotated[Path, typer.Argument(help="Images in a sub-folder for each class, or a file with labels.")],
+    labelled: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LABELLED", help="Folder with one sub-folder of images per class, or a file with labels."
+        ),
+    ],
     place: InferenceOptions,
     output: OutputOptions,
     batch_size: Annotated[int, typer.Option(help="Samples encoded at once.", min=1)] = 64,
     text_column: TextColumn = None,
     label_column: LabelColumn = "label",
     confusion: Annotated[
-        bool, typer.Option("--confusion", help="Which classes are taken for which, by what the run advises.")
+        bool, typer.Option("--confusion", help="Show which classes are mistaken for which by what the run advises.")
     ] = False,
 ) -> None:
     """Compare zero-shot, label-free prior correction, the last step and what the run advises, on labelled data.
 
-    Recall of each class by all four, precision and F1 by what the run advises; accuracies with 95 % confidence
+    Recall per class for all four, precision and F1 for what the run advises; accuracies with 95 % confidence
     intervals, and macro-F1.
     """
     from pouf.distributed import join

@@ -19,13 +19,19 @@ def export(
     place: InferenceOptions,
     output: OutputOptions,
     inputs: Annotated[
-        Path | None, typer.Argument(metavar="[INPUT]", help="To try it on.", show_default="the run's own, if there")
+        Path | None,
+        typer.Argument(
+            metavar="INPUT", help="Inputs to compare the outputs on.", show_default="the run's own, if there"
+        ),
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Classifier and encoders as ONNX files.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write classifier and encoders as ONNX files.")] = False,
     merge: Annotated[
-        bool, typer.Option("--merge", help="The whole model as transformers opens it, LoRA or LayerNorms merged in.")
+        bool,
+        typer.Option(
+            "--merge", help="Write the whole model as transformers opens it, with LoRA or LayerNorms merged in."
+        ),
     ] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="Also a classifier with an encoder of 8 bits.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Also write a classifier with an 8-bit encoder.")] = False,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Folder to write into.", show_default="RUN/onnx or RUN/merged")
     ] = None,

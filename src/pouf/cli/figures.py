@@ -22,7 +22,7 @@ def figures(
     inputs: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[INPUT]",
+            metavar="INPUT",
             help="Images, texts or vectors; with labels, if --labelled.",
             show_default="the run's own",
         ),

@@ -16,7 +16,9 @@ from pouf.cli._progress import progress
 @grouped
 def predict(
     run: RunFolder,
-    inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of images, one image, or file of texts.")],
+    inputs: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="Folder of images, one image, or a file of texts or vectors.")
+    ],
     place: InferenceOptions,
     output: OutputOptions,
     out_file: Annotated[Path, typer.Option("--out", help="File to write: .csv, .jsonl or .parquet.")] = Path(
@@ -28,10 +30,10 @@ def predict(
         typer.Option(help="Mark what is likely wrong, to keep the error rate of the rest below this, e.g. 0.05."),
     ] = None,
     unknown: Annotated[
-        bool, typer.Option("--unknown", help="Say `unknown` of inputs that are far from all prototypes.")
+        bool, typer.Option("--unknown", help="Predict `unknown` for inputs that are far from all prototypes.")
     ] = False,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="The probability of every class, one column p_NAME each.")
+        bool, typer.Option("--probabilities", help="Add the probability of every class, one column p_NAME each.")
     ] = False,
     safe_csv: Annotated[
         bool, typer.Option("--safe-csv", help="Put ' before names that a spreadsheet would take for formulas.")

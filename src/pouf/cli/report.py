@@ -19,7 +19,7 @@ def report(
     place: InferenceOptions,
     output: OutputOptions,
     inputs: Annotated[
-        Path | None, typer.Argument(metavar="[INPUT]", help="Images, texts or vectors.", show_default="the run's own")
+        Path | None, typer.Argument(metavar="INPUT", help="Images, texts or vectors.", show_default="the run's own")
     ] = None,
     labelled: Annotated[bool, typer.Option("--labelled", help="INPUT has labels, as for pouf evaluate.")] = False,
     out_file: Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from pouf.cli import _console as console
 from pouf.cli._inputs import load_run, read_inputs
-from pouf.cli._options import InferenceOptions, OutputOptions, RunFolder, TextColumn, grouped
+from pouf.cli._options import IdColumn, InferenceOptions, OutputOptions, RunFolder, TextColumn, grouped
 from pouf.cli._progress import encoding
 
 
@@ -20,7 +20,7 @@ def review(
     place: InferenceOptions,
     output: OutputOptions,
     inputs: Annotated[
-        Path | None, typer.Argument(metavar="[INPUT]", help="Images or texts.", show_default="the run's own")
+        Path | None, typer.Argument(metavar="INPUT", help="Images or texts.", show_default="the run's own")
     ] = None,
     n: Annotated[int, typer.Option("--n", help="How many labels to ask for.")] = 50,
     answers: Annotated[
@@ -28,6 +28,7 @@ def review(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     text_column: TextColumn = None,
+    id_column: IdColumn = None,
 ) -> None:
     """Pick the inputs most worth labelling; with --answers, say what the labels show."""
     from pouf.errors import InputError
@@ -38,7 +39,7 @@ def review(
     console.calm_libraries()
     there = Run(run)
     if answers is not None:
-        asked, given = read_review(run), read_answers(answers, there.card.classes)
+        asked, given = read_review(run), read_answers(answers, there.card.classes, there.id_columns())
         if not given:
             raise InputError(
                 f"no label is filled in yet in {str(answers)!r}: give each input you can answer the name of a class or "
@@ -60,7 +61,7 @@ def review(
                 console.say(f"That is not what the run advises: pouf predict {run} INPUT --use {better}")
         return
     zero_shot, adapted = load_run(run, place, "zero-shot", there.adapted)
-    data = read_inputs(adapted, inputs, text_column, there)
+    data = read_inputs(adapted, inputs, text_column, there, id_column)
     with encoding(place, output) as inference:
         questions, samples = ask(zero_shot, adapted, data, n, seed=seed, inference=inference)
     table, page = write_review(run, questions, samples, adapted.classes)

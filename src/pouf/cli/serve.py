@@ -21,14 +21,15 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network of this machine.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     batch_size: Annotated[int, typer.Option(help="Samples of concurrent requests computed together.", min=1)] = 64,
     max_upload: Annotated[float, typer.Option(help="Largest request in MB.", min=0.001)] = 20.0,
     rate: Annotated[
-        float, typer.Option(help="Requests per second and client, five times as many at once; 0 has no limit.", min=0)
+        float,
+        typer.Option(help="Requests per second and client, with bursts of five times as many; 0 sets no limit.", min=0),
     ] = 100.0,
     neighbours: Annotated[
-        int, typer.Option(help="Training inputs to look for the nearest among; 0 shows none.", min=0)
+        int, typer.Option(help="Training inputs among which the nearest are shown; 0 shows none.", min=0)
     ] = 500,
 ) -> None:
     """Serve a run: a page for people, a JSON API for programs."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from pouf.data.random_batches import Draw, Permutations, RandomBatches
 from pouf.errors import InputError
 
 Modality = Literal["image", "text", "vector"]
+logger = logging.getLogger(__name__)
 
 
 class Unreadable(Exception):
@@ -31,15 +34,17 @@ class Unlabelled(ABC):
     """Samples that are read one by one when needed; those that can't be read are skipped and remembered.
 
     Attributes:
-        ids: what to call each sample in predictions and lists: a path, or a row's number.
+        ids: what to call each sample in lists, reviews and reports: a path, a row's number, or the user's own id.
         source: where the samples come from, for messages and the run's manifest.
         skipped: index → reason, for the samples found unreadable so far.
-        own_ids: columns of the user's choice that name the samples in predictions, in the place of `ids`.
+        own_ids: columns of the user's choice that name the samples in predictions, instead of `ids`.
+        id_columns: what these columns were asked for by, so that they are found again.
     """
 
     modality: Modality
     streamed = False  # without a known number of samples, and without a way back to one
     own_ids: Mapping[str, Sequence[Any]] | None = None
+    id_columns: tuple[str, ...] = ()
 
     def __init__(self, ids: Sequence[str], source: str) -> None:
         self.ids = ids
@@ -52,6 +57,19 @@ class Unlabelled(ABC):
     def shown(self) -> Mapping[str, Sequence[Any]]:
         """What names the samples in a table of them, by column."""
         return self.own_ids or {"path" if self.modality == "image" else "row": self.ids}
+
+    def name_by(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Let columns of the user's choice name the samples; the first of them becomes `ids`, if no two are alike."""
+        self.own_ids, self.id_columns = columns, tuple(columns)
+        for name, values in islice(columns.items(), 1):
+            ids = [str(value).strip() for value in values]
+            if len(set(ids)) == len(ids) and all(ids):
+                self.ids = ids
+            else:  # an answer of a review must tell which input it is about
+                logger.warning(
+                    "%s: the ids in %r are not all there and distinct: they stand in predictions, but reports and "
+                    "reviews name inputs by their row numbers", self.source, name,
+                )  # fmt: skip
 
     @abstractmethod
     def read(self, index: int) -> Any:

@@ -31,6 +31,8 @@ class BadRow(str):
 def read_table(file: str | Path, *needed: str) -> Columns:
     """The needed columns of a file. Case does not matter in their names; all other columns stay unread."""
     file = local_copy(file)
+    if file.is_dir():
+        raise InputError(f"{str(file)!r} is a folder; texts are read from one file: {', '.join(READERS)}")
     if not file.is_file():
         raise InputError(f"no such file or folder: {str(file)!r}; texts are read from {', '.join(READERS)} files")
     reader = READERS.get(file.suffix.lower())

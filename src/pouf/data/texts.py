@@ -36,7 +36,7 @@ class Texts(Unlabelled):
         counted. All other columns stay unread.
 
         Args:
-            id_columns: what names the samples in predictions, in the place of the row numbers.
+            id_columns: what names the samples, instead of row numbers.
         """
         columns = (columns,) if isinstance(columns, str) else tuple(columns)
         source, file = as_url(file) or str(file), local_copy(file)
@@ -44,7 +44,7 @@ class Texts(Unlabelled):
             return LargeTexts(file, columns, source)
         table = read_table(file, *dict.fromkeys((*columns, *id_columns)))
         texts = cls.from_columns(table, columns, source)
-        texts.own_ids = {name: _of_one_type(table[name]) for name in id_columns}
+        texts.name_by({name: _of_one_type(table[name]) for name in id_columns})
         return texts
 
     @classmethod

@@ -49,24 +49,26 @@ class Vectors(Unlabelled):
         Lists beside the vectors say more of them: `ids`, and `texts` or `paths` of images for people to look at.
 
         Args:
-            id_columns: lists that name the vectors in predictions, in the place of `ids`.
+            id_columns: lists that name the vectors, instead of `ids`.
         """
         arrays = read_arrays(file)
         vectors = cls(arrays.vectors(FEATURES), str(file))
         lists = {name: array.tolist() for name, array in arrays.by_name.items() if array.shape == (len(vectors),)}
         places = find_columns(list(lists), id_columns, str(file))
-        vectors.own_ids = {name: lists[list(lists)[i]] for name, i in zip(id_columns, places, strict=True)}
+        vectors.name_by({name: lists[list(lists)[i]] for name, i in zip(id_columns, places, strict=True)})
         ids = next((lists[name] for name in IDS if name in lists), None)
         for name in (*IDS, *PATHS, *TEXTS):
             if name in arrays.by_name and name not in lists:
                 logger.warning(
                     "%s: %r is not one entry for each of the %d vectors, and is not used", file, name, len(vectors)
                 )
+        if id_columns:
+            ids = None
         if ids is not None and len(set(ids)) < len(ids):  # a review needs them distinct
             logger.warning("%s: the ids are not distinct; row numbers are used instead", file)
         elif ids is not None:
             vectors.ids = [str(name) for name in ids]
-            vectors.own_ids = vectors.own_ids or {"id": ids}
+            vectors.own_ids = {"id": ids}
         paths, texts = (next((lists[name] for name in usual if name in lists), None) for usual in (PATHS, TEXTS))
         if paths is not None:
             pictures = [Path(str(file).split("::")[0]).parent / str(path) for path in paths]

@@ -55,5 +55,5 @@ def mutual_information(logits: Tensor, prior: Tensor | None = None, known: bool 
 
 
 def effective_classes(logits: Tensor) -> Tensor:
-    """exp H(mean_i p), the number of classes in use: (n, k) -> scalar in [1, k]; near 1 means collapse."""
+    """exp H(mean_i p), the effective number of classes predicted: (n, k) -> scalar in [1, k]; near 1 means collapse."""
     return marginal_entropy(logits).exp()

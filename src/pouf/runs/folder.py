@@ -88,6 +88,11 @@ class Run:
         columns = self._data().get("columns")
         return tuple(columns.split(",")) if columns else None
 
+    def id_columns(self) -> tuple[str, ...]:
+        """The columns that name the run's own inputs, where some were chosen."""
+        columns = self._data().get("id_columns")
+        return tuple(columns.split(",")) if columns else ()
+
     def source(self) -> str:
         """Where the data of the run lie; an error where they are gone."""
         source = str(self._data().get("source", ""))

@@ -218,7 +218,9 @@ def _facts(data: Unlabelled) -> dict[str, Any]:
     file, *inner = data.source.split("::")  # as features.npz::x
     source = "::".join([os.path.abspath(file), *inner]) if os.path.exists(file) else data.source
     facts = {"source": source, "n": len(data), "skipped": len(data.skipped)}
-    return facts | {"columns": ",".join(data.columns)} if isinstance(data, Texts) and data.columns else facts
+    columns = data.columns if isinstance(data, Texts) else ()
+    named = {"columns": columns, "id_columns": data.id_columns}
+    return facts | {name: ",".join(value) for name, value in named.items() if value}
 
 
 def check_new(folder: str | Path, resume: bool = False, overwrite: bool = False) -> Path:

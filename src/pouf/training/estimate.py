@@ -38,7 +38,10 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         work = [f"{self.encoded:,} {self.modality}s to encode"] if self.encoded and not self.batch else []
-        work += [f"{self.steps:,} steps" + (f" of {self.batch:,} {self.modality}s" if self.batch else "")]
+        work += [
+            f"{self.steps:,} step{'s' * (self.steps != 1)}"
+            + (f" of {self.batch:,} {self.modality}s" if self.batch else "")
+        ]
         return f"{spoken(self.seconds)}: {', then '.join(work)}"
 
 
@@ -98,6 +101,7 @@ def _inputs(classifier: BaseClassifier, tuner: Tuner, data: Unlabelled, recipe: 
         return 0.0, 0.0
     places = range(0, len(data), max(1, len(data) // TIMED))[:TIMED]
     read = Reader(data, backbone.prepare, None, backbone.image_size)
+    read[[Draw(places[-1], 0)]]  # the first sample waits for processors to load, which no other does
     start = clock()
     there = read[[Draw(place, 0) for place in places]]
     reading = (clock() - start) / len(places)

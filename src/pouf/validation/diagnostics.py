@@ -95,7 +95,7 @@ RULES = (
     Rule(
         "unfitting names",
         lambda d: d.names_near < 0.05 and d.names_span < 0.5,
-        "random words in the place of the class names fit these inputs better: {d.names_near:.0%} of such sets are "
+        "random words fit these inputs better than the class names: only {d.names_near:.0%} of such sets are "
         "less near to the inputs, {d.names_span:.0%} tell them less apart. The worst fit: {d.names_worst}",
         OTHER_NAMES,
     ),
@@ -131,8 +131,8 @@ RULES = (
     Rule(
         "not converged",
         lambda d: d.convergence < 0.7,
-        "predictions have not converged: late in the run they still changed so much that they agree with its end by a "
-        "kappa of {d.convergence:.2f} only",
+        "predictions have not converged: late in the run they still changed so much that their agreement with its end "
+        "is a kappa of only {d.convergence:.2f}",
         SLOWER,
     ),
     Rule("shifted", lambda d: d.shift > 0.5, "{d.shift:.0%} of the predicted shares moved to other classes"),
@@ -176,22 +176,22 @@ RULES = (
     Rule(
         "few inputs",
         lambda d: d.inputs < FEW_INPUTS,
-        "too few inputs to adapt to and to judge by ({d.inputs})",
-        f"Give {FEW_INPUTS} at the least, better hundreds.",
+        "too few inputs ({d.inputs}) to adapt to or to judge by",
+        f"Give at least {FEW_INPUTS}, better hundreds.",
         "caution",
     ),
     Rule(
         "few steps",
         lambda d: 0 < d.steps < FEW_STEPS,
-        "too few steps to judge by ({d.steps})",
+        "too few steps ({d.steps}) to judge by",
         "",
         "caution",
     ),
     Rule(
         "uninformative",
         lambda d: d.inputs >= FEW_INPUTS and d.information_before < 0.01,
-        "zero-shot says nearly the same of every input (its predictions tell {d.information_before:.1%} of what they "
-        "could)",
+        "zero-shot says nearly the same of every input (mutual information of inputs and predictions: "
+        "{d.information_before:.1%} of its maximum)",
         "Are the model's weights trained, and is more than one class in the data?",
         "caution",
     ),

@@ -113,12 +113,15 @@ def ask(
     return Review(sizes, questions), [data.show(indices[row], SHOWN) for _, row in chosen]
 
 
-def read_answers(file: str | Path, classes: Sequence[str]) -> dict[str, str]:
-    """id -> class or `NONE`, from a CSV or JSONL file with columns id and label; rows without a label are left out."""
+def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[str] = ()) -> dict[str, str]:
+    """id -> class or `NONE`, from a CSV or JSONL file with columns id and label; rows without a label are left out.
+
+    Args:
+        id_columns: of the run's own data. The first of them may stand in the place of id: the user's own table.
+    """
     known = {same_name(NONE): NONE, "none": NONE} | {same_name(name): name for name in classes}
     answers: dict[str, str] = {}
-    table = read_table(file, "id", "label")
-    for identifier, label in zip(table["id"], table["label"], strict=True):
+    for identifier, label in _labels(file, id_columns[:1]):
         label = "" if label is None or isinstance(label, BadRow) else str(label).strip()
         if not label:
             continue
@@ -127,10 +130,23 @@ def read_answers(file: str | Path, classes: Sequence[str]) -> dict[str, str]:
         if same_name(label) not in known:
             expected = f"{', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}, or {NONE!r}"
             raise InputError(f"{str(file)!r}: label {label!r} of {identifier} is no class: expected {expected}")
-        before = answers.setdefault(str(identifier), known[same_name(label)])
+        before = answers.setdefault(str(identifier).strip(), known[same_name(label)])
         if before != known[same_name(label)]:
             raise InputError(f"{str(file)!r}: {identifier} has two labels, {before} and {label}: keep one")
     return answers
+
+
+def _labels(file: str | Path, instead: Sequence[str]) -> list[tuple[Any, Any]]:
+    """The columns id and label; where there is no id, another one instead."""
+    for name in ("id", *instead):
+        try:
+            table = read_table(file, name, "label")
+        except InputError as error:
+            if name == "id":
+                missing = error
+            continue
+        return list(zip(table[name], table["label"], strict=True))
+    raise missing
 
 
 def conclude(review: Review, answers: Mapping[str, str]) -> ReviewResult:
