@@ -9,7 +9,6 @@ clf.predict(["a.jpg", "b.jpg"])
 from __future__ import annotations
 
 import logging
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,6 @@ from pouf.data.inputs import Inputs
 from pouf.data.labelled import Labelled, Shots, read_labelled
 from pouf.distributed import join
 from pouf.errors import InputError
-from pouf.files import drop
 from pouf.inference import InferenceConfig
 from pouf.interruption import held
 from pouf.model_card import model_card
@@ -176,6 +174,8 @@ class Classifier(BaseClassifier):
             about = about_run(self, first, plan.shots, plan.recipe, world) | {"the grid": combinations}
             log = TrialLog(root / TRIALS_STATE, about, world)
         writer = self._writer(output_dir, plan, command, resume, overwrite, trains=False)
+        if writer is not None:
+            told.insert(0, writer)
 
         def one(classifier: BaseClassifier, recipe: Recipe, number: int) -> Adaptation:
             folder = root / str(number) if root is not None else None
@@ -207,8 +207,8 @@ class Classifier(BaseClassifier):
                 raise found.ended_by
             if writes:
                 self._report(result, inputs, inference, Path(str(output_dir)), told)
-        if writer is not None:
-            weakref.finalize(result.checkpoints, drop, writer.folder / CHECKPOINTS)  # the folders of all trials
+            if writer is not None:
+                writer.drop_trials(result.checkpoints.folder)
         for callback in told:
             callback.on_end(result)
         return found

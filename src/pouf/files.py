@@ -158,6 +158,32 @@ def drop(folder: Path) -> None:
         lock.release()
 
 
+class OwnFiles:
+    """Files that this process wrote and may delete later, unless others stand in their place by then."""
+
+    def __init__(self) -> None:
+        self.known: dict[Path, tuple[int, int]] = {}
+
+    def add(self, file: Path) -> None:
+        self.known[file] = _identity(file)
+
+    def drop(self) -> None:
+        """With the folders that are empty then: theirs, and the one that this lies in."""
+        for file, known in self.known.items():
+            with suppress(OSError):
+                if _identity(file) == known:
+                    file.unlink()
+        for folder in {file.parent for file in self.known}:
+            with suppress(OSError):
+                folder.rmdir()
+                folder.parent.rmdir()
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    facts = file.stat()
+    return facts.st_ino, facts.st_mtime_ns
+
+
 def _to_disk(path: Path) -> None:
     """Wait until the disk has it: a move that outlives a power cut must not outlive what it moved."""
     if os.name == "nt" and path.is_dir():

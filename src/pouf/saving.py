@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     C = TypeVar("C", bound=BaseClassifier)
 
 CARD = "pouf.json"  # what a saved classifier is made of
+CHECKPOINTS = "checkpoints"  # of a run that is under way
+BEFORE = f"{CHECKPOINTS}/before"  # the run that it is to take the place of
 FORMAT: Literal[3] = 3  # of the card; a newer one is refused
 WEIGHTS = "weights.safetensors"  # the tuned parameters alone, where the base model is kept elsewhere
 MODEL, POSTPROCESSOR = "model.safetensors", "postprocessor.safetensors"
@@ -153,7 +155,10 @@ def read_card(folder: Path) -> Card:
     if not folder.is_dir():
         raise InputError(f"no run folder {str(folder)!r}: expected one that adapt or save_pretrained wrote")
     if not is_saved(folder):
-        raise InputError(f"{str(folder)!r} is not a finished run: expected {CARD} in it; resume it, or adapt again")
+        before = f"; the run before it is in {str(folder / BEFORE)!r}" if is_saved(folder / BEFORE) else ""
+        raise InputError(
+            f"{str(folder)!r} is not a finished run: expected {CARD} in it; resume it, or adapt again{before}"
+        )
     version = read_json(folder / CARD, dict[str, Any]).get("format")
     if isinstance(version, int) and version > FORMAT:
         raise InputError(f"{str(folder)!r} has format {version}, this pouf reads up to {FORMAT}: update pouf")

@@ -11,30 +11,40 @@ from cli_runner import one_line_error, pouf
 from helpers import groups
 
 from pouf import Callback, Classifier, InputError
+from pouf.files import LOCK
 from pouf.runs.folder import Run
-from pouf.runs.names import CHECKPOINTS
+from pouf.runs.names import BEFORE, CHECKPOINTS
 
 QUICK = {"steps": 4, "snapshots": 2, "batch_size": 60}
+SAVING = {"settings": QUICK | {"compute.save_every": 0.0}}
 
 
 def adapted(out: Path, data=None, **options):
     features, prototypes = groups(spread=0.4, apart=0.4)
     clf = Classifier.from_vectors(prototypes, list("abcdef"))
-    return clf.adapt(features if data is None else data, output_dir=out, settings=QUICK, **options)
+    return clf.adapt(features if data is None else data, output_dir=out, **{"settings": QUICK} | options)
 
 
 def test_files_that_pouf_did_not_write_stay(tmp_path: Path) -> None:
-    adapted(tmp_path / "run")
-    (tmp_path / "run" / "notes.txt").write_text("mine")
+    adapted(tmp_path / "run", report=False)
     (tmp_path / "run" / "mine").mkdir()
-    (tmp_path / "run" / "mine" / "a.txt").write_text("mine")
-    (tmp_path / "run" / "review.csv").write_text("id,label\n")
-    before = json.loads((tmp_path / "run" / "run.json").read_text())["created"]
-    (tmp_path / "run" / "run.json").write_text(json.dumps({"status": "finished", "created": "long ago"}))
+    theirs = {"notes.txt": b"mine", "mine/a.txt": b"mine too", "review.csv": b"id,label\n"}
+    for name, text in theirs.items():
+        (tmp_path / "run" / name).write_bytes(text)
+    (tmp_path / "run" / "search.json").write_text("{}")  # of an earlier run that was a search
+    old = contents(tmp_path / "run")
     adapted(tmp_path / "run", overwrite=True, seed=1)
-    there = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"notes.txt", "mine", "review.csv", "pouf.json"} <= there and "checkpoints" not in there
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["created"] not in ("long ago", before[:4])
+    adapted(tmp_path / "fresh", seed=1)
+    new, fresh = contents(tmp_path / "run"), contents(tmp_path / "fresh")
+    assert new.keys() == fresh.keys() | theirs.keys(), "of the old run nothing is left"
+    assert {name: new[name] for name in theirs} == theirs
+    for name in ("model.safetensors", "postprocessor.safetensors", "recipe.toml", "verdict.json", "predictions.csv"):
+        assert new[name] == fresh[name] != old.get(name), "all is of the new run"
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    there = [file for file in run.rglob("*") if file.is_file() and file.name != LOCK]
+    return {str(file.relative_to(run)): file.read_bytes() for file in there}
 
 
 def test_a_run_is_there_until_another_has_come_of_it(tmp_path: Path) -> None:
@@ -123,3 +133,84 @@ def test_weights_can_be_read_by_whoever_can_read_the_rest(tmp_path: Path) -> Non
     adapted(tmp_path / "run", report=False)
     modes = {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "run").rglob("*") if file.is_file()}
     assert len(modes) == 1
+
+
+class Breaks(Callback):
+    """Ends the run with an error before its first step, or after one of them."""
+
+    def __init__(self, after: int, error: BaseException) -> None:
+        self.after, self.error = after, error
+
+    def on_start(self, *_: object) -> None:
+        if not self.after:
+            raise self.error
+
+    def on_step(self, step) -> None:
+        if step.step == self.after:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no space left"), ZeroDivisionError()])
+def test_whatever_ends_a_run_before_its_first_step_brings_back_the_one_it_was_to_replace(
+    tmp_path: Path, error: BaseException
+) -> None:
+    with pytest.raises(KeyboardInterrupt):  # the old run can be gone on with, and still can afterwards
+        adapted(tmp_path / "run", callbacks=[Breaks(3, KeyboardInterrupt())], **SAVING)
+    before = contents(tmp_path / "run")
+    assert "checkpoints/state.safetensors" in before
+    with pytest.raises(type(error)):
+        adapted(tmp_path / "run", overwrite=True, seed=1, callbacks=[Breaks(0, error)])
+    assert contents(tmp_path / "run") == before
+    adapted(tmp_path / "run", resume=True, **SAVING)
+
+
+def test_the_last_finished_run_waits_until_another_is_finished(tmp_path: Path) -> None:
+    adapted(tmp_path / "run")
+    said = Classifier.from_pretrained(tmp_path / "run").predict_proba(groups()[0])
+    for _ in range(2):  # an unfinished run does not take its place
+        with pytest.raises(KeyboardInterrupt):
+            adapted(tmp_path / "run", overwrite=True, seed=1, callbacks=[Breaks(2, KeyboardInterrupt())])
+        assert Run(tmp_path / "run").manifest["status"] == "interrupted"
+        there = Classifier.from_pretrained(tmp_path / "run" / BEFORE)
+        assert there.predict_proba(groups()[0]).equal(said)
+    (tmp_path / "run" / "pouf.json").unlink()  # as if it had been killed
+    with pytest.raises(InputError, match=r"not a finished run.*the run before it is in '.*before'"):
+        Classifier.from_pretrained(tmp_path / "run")
+    adapted(tmp_path / "run", overwrite=True, seed=1)
+    assert not (tmp_path / "run" / BEFORE).exists()
+
+
+def test_a_change_of_settings_touches_neither_run(tmp_path: Path) -> None:
+    adapted(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        adapted(tmp_path / "run", overwrite=True, callbacks=[Breaks(2, KeyboardInterrupt())], **SAVING)
+    before = contents(tmp_path / "run")
+    with pytest.raises(InputError, match="since this has changed: seed"):
+        adapted(tmp_path / "run", resume=True, seed=5, **SAVING)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_result_that_goes_takes_no_weights_of_the_run_that_came_after_it(tmp_path: Path) -> None:
+    first = adapted(tmp_path / "run")
+    second = adapted(tmp_path / "run", overwrite=True, seed=1)
+    del first
+    for use in ("last", "zero-shot", "chosen"):
+        second.restore(use)
+    del second
+    assert not (tmp_path / "run" / CHECKPOINTS).exists()
+
+
+def test_a_search_that_breaks_off_in_its_first_trial_can_be_gone_on_with(tmp_path: Path) -> None:
+    features, prototypes = groups(spread=0.4, apart=0.4)
+
+    def searched(**options: object) -> None:
+        clf = Classifier.from_vectors(prototypes, list("abcdef"))
+        grid = {"seed": [1, 2]}
+        clf.search(features, grid, output_dir=tmp_path / "run", report=False, **SAVING, **options)
+
+    with pytest.raises(InputError, match="gone"):
+        searched(callbacks=[Breaks(3, InputError("the inputs are gone"))])
+    assert (tmp_path / "run" / CHECKPOINTS / "0" / "state.safetensors").is_file()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+    searched(resume=True)
+    assert not (tmp_path / "run" / CHECKPOINTS).exists()

@@ -9,6 +9,7 @@ from helpers import groups
 from PIL import Image
 
 from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe, Stream, Texts
+from pouf.data.cache import RunMemory
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS
 from pouf.postprocess.propagation import propagation
@@ -51,16 +52,21 @@ def test_known_shares_hold_for_label_propagation_too() -> None:
 
 def test_a_search_keeps_to_its_minutes_for_all_trials_together() -> None:
     features, clf = vectors()
-    with pytest.raises(InputError, match="needs more than the"):
+    cache = RunMemory()
+    cheapest = make_plan(clf, features, cache=cache, report=False, recipe="fast").estimate(clf, cache, report=False)
+    minutes = 50 * cheapest.seconds / 60  # many times what one run takes, however busy the machine is
+
+    class Started(Callback):
+        def on_step(self, step: object) -> None:
+            raise AssertionError("so many trials can't be run in this time")
+
+    assert make_plan(clf, features, cache=cache, report=False, max_minutes=minutes).recipe.steps
+    with pytest.raises(InputError, match=rf"needs more than the {minutes / 5000:g} minutes"):
+        clf.search(features, {"seed": range(5000)}, max_minutes=minutes, callbacks=[Started()])
+    with pytest.raises(InputError, match="needs more than the"):  # of the usual three trials
         clf.search(features, max_minutes=1e-9)
-    asked: list[float] = []
-
-    def of(runs: int) -> Recipe:
-        plan = make_plan(clf, features, cache=None, report=False, max_minutes=1e6, runs=runs)  # type: ignore[arg-type]
-        asked.append(runs)
-        return plan.recipe
-
-    assert of(1) == of(10) == Recipe.preset("paper", "vector"), "the largest that fits"
+    largest = make_plan(clf, features, cache=cache, report=False, max_minutes=1e6, runs=10).recipe
+    assert largest == Recipe.preset("paper", "vector"), "the largest that fits"
 
 
 def test_zero_shot_is_not_claimed_where_there_is_no_way_back() -> None:

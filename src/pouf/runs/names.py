@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pouf.model_card import README
-from pouf.saving import CARD
+from pouf.saving import BEFORE, CARD, CHECKPOINTS
 
-VERDICT, PREDICTIONS, CHECKPOINTS = "verdict.json", "predictions.csv", "checkpoints"
-TRIALS = "search.json"
-BEFORE = f"{CHECKPOINTS}/before"  # the run that is being overwritten
+VERDICT, PREDICTIONS, TRIALS = "verdict.json", "predictions.csv", "search.json"
 RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
 DESCRIPTIONS = "classes.json"  # where the classes have descriptions, in the place of classes.txt
 # But for the parts of a classifier, which its card lists. What people write (review.csv, answers.csv) is theirs.
@@ -15,3 +13,8 @@ WRITTEN_BY_POUF = (
     CARD, MANIFEST, VERDICT, RECIPE, CLASSES, DESCRIPTIONS, METRICS, SKIPPED, PREDICTIONS, TRIALS, README, "last",
     "chosen", "report.html", "review.html", "review.json", "tensorboard", "onnx", "merged",
 )  # fmt: skip
+
+__all__ = [
+    "BEFORE", "CARD", "CHECKPOINTS", "CLASSES", "DESCRIPTIONS", "MANIFEST", "METRICS", "PREDICTIONS", "README",
+    "RECIPE", "SKIPPED", "TRIALS", "VERDICT", "WRITTEN_BY_POUF",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A run folder that is written again: the old run waits until the new one has come to something."""
+"""A run folder that is written again: the old run waits until the new one has come to its end."""
 
 from __future__ import annotations
 
@@ -25,30 +25,42 @@ def check_apart(folder: Path, sources: Mapping[str, Unlabelled]) -> None:
 
 
 def set_aside(folder: Path) -> None:
-    """What a run wrote waits below its checkpoints until the next one has come to something; all else stays."""
+    """What a run wrote waits below its checkpoints until the next one has come to its end; all else stays."""
     aside = folder / BEFORE
     written = [child for child in folder.iterdir() if child.name in _written(folder)]
-    if aside.is_dir() and not (folder / CARD).is_file():  # of a run that was overwritten by one that came to nothing
+    if aside.is_dir() and not _finished(folder):  # what waits there is the last that came to its end
         for child in written:
-            _remove(child)
+            remove(child)
     else:
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        (aside / CHECKPOINTS).mkdir(parents=True)
+        for child in _checkpoints(folder):
+            child.rename(aside / CHECKPOINTS / child.name)
         for child in sorted(written, key=lambda child: child.name == MANIFEST):  # by which it is known as a run
             child.rename(aside / child.name)
-    for child in (folder / CHECKPOINTS).iterdir():
-        if child.name not in (LOCK, aside.name):
-            _remove(child)
+    for child in _checkpoints(folder):
+        remove(child)
 
 
 def bring_back(folder: Path) -> None:
-    own = _written(folder)
-    for child in folder.iterdir():
-        if child.name in own:
-            _remove(child)
-    for child in (folder / BEFORE).iterdir():
-        child.rename(folder / child.name)
-    (folder / BEFORE).rmdir()
+    """The run that waited, with what it could be gone on from, as if nothing had happened."""
+    own, aside = _written(folder), folder / BEFORE
+    for child in [child for child in folder.iterdir() if child.name in own] + _checkpoints(folder):
+        remove(child)
+    for child in [*(aside / CHECKPOINTS).iterdir(), *aside.iterdir()]:
+        if child != aside / CHECKPOINTS:
+            child.rename(folder / child.relative_to(aside))
+    shutil.rmtree(aside)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """What a run can be gone on from."""
+    return [child for child in (folder / CHECKPOINTS).iterdir() if child.name not in (LOCK, Path(BEFORE).name)]
+
+
+def _finished(folder: Path) -> bool:
+    manifest = read_json(folder / MANIFEST, dict[str, Any]) if (folder / MANIFEST).is_file() else {}
+    return manifest.get("status") == "finished"
 
 
 def _written(folder: Path) -> set[str]:
@@ -57,5 +69,5 @@ def _written(folder: Path) -> set[str]:
     return {*WRITTEN_BY_POUF, *(Path(name).parts[0] for name in card.get("files", ()))}
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -32,7 +32,7 @@ from pouf.runs.names import (
     TRIALS,
     VERDICT,
 )
-from pouf.runs.overwriting import bring_back, check_apart, set_aside
+from pouf.runs.overwriting import bring_back, check_apart, remove, set_aside
 from pouf.saving import CARD, Use, save
 from pouf.training.adaptation import Adaptation
 from pouf.training.callbacks import Callback, Step
@@ -52,7 +52,8 @@ class RunWriter(Callback):
         sources: what is learned from, by what to call it in the manifest.
         command: the command line that repeats the run, where there is one.
         resume, overwrite: what to do with a run that is there.
-        trains: the classifier itself is trained; a search trains copies of it, and has nothing new before its end.
+        trains: the classifier itself is trained; a search trains copies of it, has nothing new before its end, and
+            logs the steps of the chosen copy alone.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RunWriter(Callback):
         overwrite: bool = False,
         trains: bool = True,
     ) -> None:
-        self.trains = trains
+        self.trains, self.overwrites = trains, overwrite
         self.folder = check_new(folder, resume, overwrite)
         if overwrite:
             check_apart(self.folder, sources)
@@ -110,16 +111,21 @@ class RunWriter(Callback):
 
     def on_resume(self, history: list[Step]) -> None:
         """Steps that were logged after the state was saved are taken again, and logged again."""
-        write_text(self.folder / METRICS, "".join(json.dumps(step._asdict()) + "\n" for step in history))
+        if self.trains:
+            self._log(history)
         self.logged = len(history)
 
     def on_step(self, step: Step) -> None:
         file = self.folder / METRICS
         if not file.exists():
             raise FileNotFoundError(f"the run folder {str(self.folder)!r} was removed while the run was under way")
-        with file.open("a" if self.logged else "w", encoding="utf-8") as metrics:
-            metrics.write(json.dumps(step._asdict()) + "\n")
+        if self.trains:
+            with file.open("a" if self.logged else "w", encoding="utf-8") as metrics:
+                metrics.write(json.dumps(step._asdict()) + "\n")
         self.logged += 1
+
+    def _log(self, history: list[Step]) -> None:
+        write_text(self.folder / METRICS, "".join(json.dumps(step._asdict()) + "\n" for step in history))
 
     def finish(self, result: Adaptation, status: str = "finished") -> None:
         """All states of the run that differ, each in its folder; the classifier stands as advised afterwards."""
@@ -147,7 +153,7 @@ class RunWriter(Callback):
     def finish_search(self, result: Adaptation, trials: dict[str, Any], ended_by: BaseException | None) -> None:
         """The chosen trial as if it were a run of its own, and what came of all of them."""
         write_text(self.folder / RECIPE, result.recipe.to_toml())
-        self.on_resume(result.history)
+        self._log(result.history)
         write_json(self.folder / TRIALS, trials)
         self.finish(result, "finished" if ended_by is None else _status(ended_by))
 
@@ -155,6 +161,13 @@ class RunWriter(Callback):
         """The run has come to its end: there is nothing to go on from. Weights that wait go with the checkpoints."""
         (self.folder / CHECKPOINTS / STATE).unlink(missing_ok=True)
         self._free()
+
+    def drop_trials(self, but: Path) -> None:
+        """What a search could be gone on from, but for the weights of the chosen trial, in this folder."""
+        for child in (self.folder / CHECKPOINTS).iterdir():
+            if child.name != LOCK and child != but:
+                remove(child)
+        (but / STATE).unlink(missing_ok=True)
 
     def _free(self) -> None:
         (self.folder / CHECKPOINTS / LOCK).unlink(missing_ok=True)
@@ -168,7 +181,9 @@ class RunWriter(Callback):
             stack.callback(self.lock.release)
             if self.done:
                 return
-            if isinstance(error, InputError) and not self.logged:
+            if not self.logged and self.overwrites and (self.folder / BEFORE).is_dir():
+                self._bring_back()
+            elif not self.logged and isinstance(error, InputError):
                 self._undo()
             elif not self.trains:
                 with suppress(OSError):
@@ -176,11 +191,12 @@ class RunWriter(Callback):
             elif not isinstance(error, AtOnce):
                 self._save_broken_off(error)
 
+    def _bring_back(self) -> None:
+        bring_back(self.folder)
+        self._free()
+
     def _undo(self) -> None:
-        if (self.folder / BEFORE).is_dir():
-            bring_back(self.folder)
-            self._free()
-        elif self.fresh:
+        if self.fresh:
             shutil.rmtree(self.folder)  # the next try may use the same name
         else:
             for name, text in self.before.items():
@@ -209,7 +225,8 @@ class RunWriter(Callback):
         ]
         write_text(self.folder / SKIPPED, "".join(line + "\n" for line in lines))
         self.manifest.update({name: _facts(source) for name, source in self.sources.items()})
-        shutil.rmtree(self.folder / BEFORE, ignore_errors=True)  # the run that this one takes the place of
+        if status == "finished":
+            shutil.rmtree(self.folder / BEFORE, ignore_errors=True)  # the run that this one takes the place of
         seconds = round(time.perf_counter() - self.start, 2)
         write_json(self.folder / MANIFEST, self.manifest | {"status": status, "seconds": seconds} | more)
 

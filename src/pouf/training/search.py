@@ -170,7 +170,8 @@ def search(
     ranking = world.broadcast(choose_trial(trials))
     wanted = ranking.best if ranking.best is not None else kept
     if result is None or (kept != wanted and ended_by is None):
-        kept, result = wanted, run(wanted)
+        kept, result = wanted, None  # its weights can go before others come
+        result = run(wanted)
     if kept != wanted:  # there is no time to run it again
         ranking = ranking._replace(best=kept, step=result.verdict.chosen or 0)
     return Search(trials, ranking, result, ended_by)

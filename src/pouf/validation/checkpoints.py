@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from pouf.base import BaseClassifier, State
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.perturb import perturbation
-from pouf.files import drop, temporary_folder, write_tensors
+from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
 from pouf.inference import InferenceConfig
 from pouf.reading import read_tensors
 from pouf.tuners import Tuner
@@ -49,7 +50,7 @@ class Checkpoints:
         classifier: as it is before training.
         sample: what the predictions are of.
         steps: how long the run is to be.
-        folder: where weights are kept; a temporary one by default. It goes with this object.
+        folder: where weights are kept; a temporary one by default. They go with this object.
     """
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be told
@@ -62,7 +63,8 @@ class Checkpoints:
         folder: Path | None = None,
     ) -> None:
         self.classifier, self.sample, self.steps = classifier, sample, steps
-        self.folder = folder or temporary_folder()
+        self.folder, self.files = folder or temporary_folder(), OwnFiles()
+        self._drop = self.files.drop if folder is not None else partial(drop, self.folder)
         self._goes: weakref.finalize[Any, Any] | None = None
         self.needed: set[int] = set()  # steps whose weights the saved state of the run refers to
         self.tuner: Tuner | None = None
@@ -74,7 +76,7 @@ class Checkpoints:
     def release(self) -> None:
         """The weights go when the last one who could ask for them goes."""
         self.retain()
-        self._goes = weakref.finalize(self, drop, self.folder)
+        self._goes = weakref.finalize(self, self._drop)
 
     def retain(self) -> None:
         """The weights stay when this object goes, for a run that may be gone on with."""
@@ -145,6 +147,7 @@ class Checkpoints:
             tensors = world.broadcast(self._read(step) if world.is_first else {})
             if not world.is_first:  # its weights were in a temporary folder
                 write_tensors(self._file(step), tensors)
+            self.files.add(self._file(step))
             if step > 0:
                 self.states[Checkpoint(step)] = self.classifier.state()
         self.here, self.needed = self.last, set(state["kept"])
@@ -219,6 +222,7 @@ class Checkpoints:
         assert self.tuner is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         write_tensors(self._file(step), self.tuner.parameters)
+        self.files.add(self._file(step))
 
     def _read(self, step: int) -> dict[str, Tensor]:
         return read_tensors(self._file(step), "overwrite the run")
