@@ -189,6 +189,27 @@ def test_a_text_is_a_text_and_a_path_is_a_file(tmp_path: Path) -> None:
     assert pairs.predict(("we loved it", "it was good")) == pairs.predict([("we loved it", "it was good")])[0]
 
 
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (np.full((8, 8), 200.0), "floats from 0 to 1, not from 200 to 200"),  # all white, if it were cut to 1
+        (np.full((8, 8), -1.5, np.float32), "floats from 0 to 1, not from -1.5 to -1.5"),
+        (np.full((8, 8), np.nan), "floats from 0 to 1, not from nan to nan"),
+        (np.full((8, 8), 300), "integers from 0 to 255, not from 300 to 300"),  # 44, if it were cut to a byte
+    ],
+)
+def test_pixels_out_of_range_are_refused(pixels: np.ndarray, message: str, tiny: Classifier) -> None:
+    with pytest.raises(InputError, match=f"pixels must be {message}: scale them"):
+        tiny.predict([pixels])
+
+
+def test_pixels_in_range_of_any_type_are_the_same_picture(tiny: Classifier) -> None:
+    black_and_white = np.eye(8, dtype=bool)
+    wanted = tiny.predict_proba([(black_and_white * 255).astype(np.uint8)])
+    for same in (black_and_white, black_and_white * 255, black_and_white * 1.04, black_and_white.astype(np.float16)):
+        assert torch.equal(tiny.predict_proba([same]), wanted)
+
+
 def test_pictures_paths_arrays_and_generators(pictures: list[Image.Image], tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     expected = classifier.predict_proba(pictures)

@@ -12,6 +12,7 @@ from helpers import REVIEWS, groups
 from PIL import Image
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.ensemble import VotingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -78,8 +79,18 @@ def test_labels_decide_nothing_but_the_score(vectors: tuple[Any, Any, Any]) -> N
     )
     assert np.array_equal(alone, beside)
     assert np.array_equal(alone, wrong)
-    with pytest.raises(InputError, match="y holds values that are no class, such as 'x'"):
-        estimator(prototypes).fit(features, ["x"] * len(features))
+
+
+def test_labels_of_something_else_are_warned_of_and_no_more(vectors: tuple[Any, Any, Any]) -> None:
+    """A step before another classifier, or a vote over encoded labels, sees a y that is not its own."""
+    features, prototypes, labels = vectors
+    with pytest.warns(UserWarning, match="y holds values that are no class, such as 'x', where the classes are a, b"):
+        fitted = estimator(prototypes).fit(features, ["x", "y"] * (len(features) // 2))
+    assert np.array_equal(fitted.predict_proba(features), estimator(prototypes).fit(features).predict_proba(features))
+    both = [("pouf", estimator(prototypes)), ("em", estimator(prototypes, method="em").set_params(settings=None))]
+    with pytest.warns(UserWarning, match="no class"):
+        vote = VotingClassifier(both, voting="soft").fit(features, labels)
+    assert vote.score(features, labels) > 0.9
 
 
 def test_parameters_clones_grids_and_pipelines(vectors: tuple[Any, Any, Any]) -> None:
@@ -124,13 +135,14 @@ def test_images_as_people_have_them(few_digits: Path, given: str) -> None:
     assert fitted.transform(inputs).shape == (40, len(fitted.get_feature_names_out()))
 
 
-@pytest.mark.parametrize("given", ["list", "array", "column", "series"])
+@pytest.mark.parametrize("given", ["list", "array", "column", "series", "frame"])
 def test_texts_as_people_have_them(tmp_path: Path, given: str) -> None:
     inputs = {
         "list": REVIEWS,
         "array": np.array(REVIEWS),
         "column": np.array(REVIEWS)[:, None],
         "series": pandas.Series(REVIEWS, index=range(5, 13)),
+        "frame": pandas.DataFrame({"review": REVIEWS}),
     }[given]
     fitted = PoufClassifier(sentence_encoder(tmp_path), ["bad", "good"], ["it is {}."], settings=QUICK).fit(inputs)
     assert fitted.predict(inputs).shape == (len(REVIEWS),)
@@ -171,3 +183,5 @@ def test_digits_from_a_matrix_of_pixels_by_cross_validation() -> None:
     labels = np.array(DIGITS)[digits.target[:100]]
     scores = cross_val_score(PoufClassifier(classes=DIGITS, recipe="fast"), images, labels, cv=2)
     assert scores.mean() > 0.5
+    with pytest.raises(InputError, match="pixels must be floats from 0 to 1, not from 0 to 15: scale them"):
+        PoufClassifier(classes=DIGITS).fit(digits.images)

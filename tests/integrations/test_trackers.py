@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runner import pouf
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from cli_runner import in_a_process, pouf
 from helpers import groups
 
 from pouf import Callback, Classifier, EarlyStopping, InputError, Step, Tracking, Vectors
@@ -46,18 +50,140 @@ def test_each_trial_of_a_search_is_a_run_of_its_own(tmp_path: Path) -> None:
     clf.search(data, {"optimisation.lr": [1e-3, 3e-3]}, settings=SETTINGS, callbacks=[told])
     first, second = scalars(tmp_path), scalars(tmp_path / "2")
     assert [at for at, _ in first["loss"]] == [at for at, _ in second["loss"]] == list(range(1, 13))
-    assert first["lr"] != second["lr"] and told.open == []
+    assert first["lr"] != second["lr"] and told.open == {}
 
 
-def test_the_command_line_logs_into_the_run(tmp_path: Path) -> None:
+def test_the_verdict_of_a_search_stands_beside_the_settings_that_were_chosen(tmp_path: Path) -> None:
+    data, clf = classifier()
+    told = Tracking("tensorboard", name="search", folder=tmp_path)
+    found = clf.search(data, {"optimisation.lr": [3e-3, 1e-7]}, settings=SETTINGS, callbacks=[told])
+    assert found.result.recipe.optimisation.lr == 3e-3, "the first of the two"
+    assert "verdict/agreement" not in scalars(tmp_path / "search-2")
+    ((_, agreement),) = scalars(tmp_path / "search-3")["verdict/agreement"]
+    assert agreement == pytest.approx(found.result.verdict.diagnostics.agreement)
+    (settings,) = (tmp_path / "search-3").rglob("hparams.yml")
+    assert "optimisation.lr: 0.003" in settings.read_text()
+
+
+def test_what_trains_nothing_is_tracked_too(tmp_path: Path) -> None:
+    data, clf = classifier()
+    clf.adapt(data, method="em", callbacks=[Tracking("tensorboard", folder=tmp_path)])
+    assert "verdict/trusted" in scalars(tmp_path)
+
+
+def command(tmp_path: Path, tracker: str, *more: object) -> tuple[object, ...]:
     features, prototypes = groups()
     np.save(tmp_path / "features.npy", features.numpy())
     np.savez(tmp_path / "prototypes.npz", prototypes=prototypes.numpy(), names=np.array(list("abcdef")))
-    vectors = ("adapt", "features.npy", "--prototypes", "prototypes.npz", "--steps", 3, "--no-report")
-    pouf(*vectors, "--tracker", "tensorboard", "--out", "run", cwd=tmp_path)
+    inputs = ("adapt", "features.npy", "--prototypes", "prototypes.npz", "--steps", 3, "--no-report", "--out", "run")
+    return (*inputs, "--tracker", tracker, *more)
+
+
+def wandb_told(folder: Path) -> None:
+    (log,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    content = log.read_bytes()  # records of protobuf, their names in plain letters
+    assert b"optimisation.lr" in content and b"verdict/agreement" in content
+    assert content.count(b"terms/transport") >= 3, "every step"
+
+
+def mlflow_told(folder: Path) -> None:
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("pouf").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "loss")] == [1, 2, 3]
+    assert float(run.data.params["optimisation.lr"]) > 0 and "verdict/agreement" in run.data.metrics
+
+
+def trackio_told(folder: Path) -> None:
+    """In a process of its own, as its folder is read once."""
+    code = (
+        "import json; from trackio.sqlite_storage import SQLiteStorage as s\n"
+        "print(json.dumps([s.get_logs('pouf', 'run'), s.get_run_config('pouf', 'run')]))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
+    rows, settings = json.loads(said.splitlines()[-1])
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3]
+    assert settings["optimisation.lr"] > 0 and any("verdict/agreement" in row for row in rows)
+
+
+TOLD = {"wandb": wandb_told, "mlflow": mlflow_told, "trackio": trackio_told}
+
+
+@pytest.mark.parametrize("tracker", TOLD)
+def test_another_tracker_where_it_is_installed_holds_the_run_without_a_network(
+    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the variables that `docs/callbacks.md` names, and none but the summary on standard output."""
+    if importlib.util.find_spec(tracker) is None:
+        pytest.skip(f"{tracker} is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    said = in_a_process(*command(tmp_path, tracker, "--json"), cwd=tmp_path)
+    assert json.loads(said.stdout)["run"] == "run", "nothing else on standard output"
+    TOLD[tracker](tmp_path)
+
+
+def test_a_tracker_that_wants_a_login_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("wandb") is None:
+        pytest.skip("wandb is not installed")
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # nobody's key
+    said = in_a_process(*command(tmp_path, "wandb", "--quiet"), cwd=tmp_path, code=2)
+    assert said.stderr.startswith("error: the tracker 'wandb' could not be started: ")
+    assert len(said.stderr.splitlines()) == 1
+
+
+class Server(GeneralTracker):
+    """A tracker whose server is not there, or goes away."""
+
+    name, requires_logging_directory, main_process_only = "tensorboard", False, False
+    there = True
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.asked: list[int] = []
+
+    def start(self) -> None:
+        if not Server.there:
+            raise ConnectionError("no route to host\nand much more")
+
+    @property
+    def tracker(self) -> None: ...
+
+    def store_init_configuration(self, values: object) -> None: ...
+
+    def log(self, values: object, step: int | None = None, **_: object) -> None:
+        self.asked.append(step or 0)
+        if step == 2:
+            raise ConnectionError("reset by peer")
+
+    def finish(self) -> None:
+        raise AssertionError("it was left out")
+
+
+def test_a_tracker_that_fails_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Server)
+    data, clf = classifier()
+    result = clf.adapt(data, settings=SETTINGS, callbacks=[Tracking("tensorboard")])
+    assert len(result.history) == 12
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line == "the tracker 'tensorboard' failed and is left out from here on: reset by peer"
+    monkeypatch.setattr(Server, "there", False)
+    data, clf = classifier()
+    with pytest.raises(InputError, match=r"the tracker 'tensorboard' could not be started: no route to host$"):
+        clf.adapt(data, settings=SETTINGS, callbacks=[Tracking("tensorboard")])
+
+
+def test_the_command_line_logs_into_the_run(tmp_path: Path) -> None:
+    said = pouf(*command(tmp_path, "tensorbord"), cwd=tmp_path, code=2)
+    assert "Did you mean 'tensorboard'?" in said.stderr and not (tmp_path / "run").exists()
+    pouf(*command(tmp_path, "tensorboard"), cwd=tmp_path)
     assert len(scalars(tmp_path / "run" / "tensorboard" / "run")["loss"]) == 3
-    said = pouf(*vectors, "--tracker", "tensorbord", "--out", "other", cwd=tmp_path, code=2)
-    assert "Did you mean 'tensorboard'?" in said.stderr and not (tmp_path / "other").exists()
 
 
 def test_a_tracker_that_is_not_installed_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +242,7 @@ def test_a_run_that_breaks_off_tells_its_callbacks_and_closes_its_trackers(tmp_p
     told, tracking = Order(), Tracking("tensorboard", folder=tmp_path)
     with pytest.raises(KeyError, match="mine"):
         clf.adapt(data, settings=SETTINGS, callbacks=[told, tracking, Broken()])
-    assert told.told[-2:] == [3, "KeyError"] and tracking.open == []
+    assert told.told[-2:] == [3, "KeyError"] and tracking.open == {}
     assert len(scalars(tmp_path)["loss"]) == 3
 
 

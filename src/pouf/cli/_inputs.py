@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -147,10 +148,12 @@ def adapt_arguments(
     }
 
 
-def trackers(names: Sequence[str] | None, out_dir: Path) -> list[Callback]:
+def trackers(names: Sequence[str] | None, out_dir: Path, quiet: bool) -> list[Callback]:
     """Who is told of a run outside of it."""
     from pouf.integrations.trackers import Tracking
 
+    if quiet:
+        os.environ.setdefault("WANDB_SILENT", "true")
     return [Tracking(names, name=out_dir.resolve().name, folder=out_dir / "tensorboard")] if names else []
 
 

@@ -61,7 +61,7 @@ def adapt(
     check_options(source, model, training)
     if console.speaks():
         check_new(out_dir, existing.resume, existing.overwrite)
-    told = trackers(tracker, out_dir)
+    told = trackers(tracker, out_dir, output.quiet)
     with progress(output.hidden) as shown:
         task = read_task(source, model, place, shown)
         result = task.classifier.adapt(

@@ -58,7 +58,7 @@ def search(
         check_new(out_dir, existing.resume, existing.overwrite)
     values = {"optimisation.lr": _numbers("--lrs", lrs), "objective.information": _numbers("--lambdas", lambdas)}
     grid = {name: tried for name, tried in values.items() if tried}
-    told = trackers(tracker, out_dir)
+    told = trackers(tracker, out_dir, output.quiet)
     with progress(output.hidden) as shown:
         task = read_task(source, model, place, shown)
         found = task.classifier.search(

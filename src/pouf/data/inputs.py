@@ -83,7 +83,7 @@ def _images(inputs: Any, columns: Sequence[str]) -> Given:
 
 
 def _picture(item: Any) -> Any:
-    """Arrays as Pillow images: (h, w), (h, w, 3) or, as torch has them, (3, h, w); floats from 0 to 1."""
+    """Arrays as Pillow images: (h, w), (h, w, 3) or, as torch has them, (3, h, w)."""
     if not isinstance(item, (np.ndarray, Tensor)):
         return item
     pixels = item.detach().cpu().numpy() if isinstance(item, Tensor) else item
@@ -91,9 +91,22 @@ def _picture(item: Any) -> Any:
         pixels = np.moveaxis(pixels, 0, 2)
     if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
         raise InputError(f"expected a picture of shape (h, w) or (h, w, 3), not {pixels.shape}")
-    if pixels.dtype.kind == "f":
-        pixels = (pixels.clip(0, 1) * 255).round()
+    if pixels.dtype.kind == "b":
+        pixels = pixels * np.uint8(255)
+    if pixels.dtype != np.uint8:
+        pixels = _bytes(pixels)
     return Image.fromarray(pixels.squeeze(2).astype(np.uint8) if pixels.shape[2:] == (1,) else pixels.astype(np.uint8))
+
+
+def _bytes(pixels: np.ndarray) -> np.ndarray:
+    """Floats from 0 to 1, or integers from 0 to 255, as the latter."""
+    floats = pixels.dtype.kind == "f"
+    top, slack = (1, 0.05) if floats else (255, 0)  # what enlarging overshoots by
+    low, high = (pixels.min(), pixels.max()) if pixels.size else (0, 0)
+    if not -slack <= low <= high <= top + slack:  # as is NaN
+        kind = "floats from 0 to 1" if floats else "integers from 0 to 255"
+        raise InputError(f"pixels must be {kind}, not from {low:.6g} to {high:.6g}: scale them")
+    return (pixels.clip(0, 1) * 255).round() if floats else pixels
 
 
 def _texts(inputs: Any, columns: Sequence[str]) -> Given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> PoufClassifier:  # noqa: N803
-        """Adapt to X. Of y, only the set of its values can matter: for the names, and for a check of the names."""
+        """Adapt to X. Of y, only the set of its values can matter: for the names, and for a warning if they differ."""
         X = self._checked(X, reset=True)  # noqa: N806
         if y is not None:
             y = column_or_1d(y, warn=True)
@@ -130,6 +131,8 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
             return validate_data(self, X, reset=reset, dtype=(np.float64, np.float32)).astype(np.float32)
         if isinstance(X, (str, Path)):
             raise InputError(f"expected a list of inputs, not {str(X)!r} alone: give a list")
+        if hasattr(X, "iloc") and hasattr(X, "columns") and len(X.columns) == 1:
+            X = X.iloc[:, 0]  # noqa: N806  # whatever it is called
         if hasattr(X, "columns") or hasattr(X, "column_names"):
             return X
         if isinstance(X, np.ndarray) and X.ndim == 2 and X.shape[1] == 1:
@@ -154,9 +157,11 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
         self._order = np.argsort(self.classes_)
         self.classes_ = self.classes_[self._order]
         if y is not None and (unknown := sorted({str(v) for v in y} - {str(v) for v in self.classes_})):
-            raise InputError(
-                f"y holds values that are no class, such as {unknown[0]!r}: the classes are "
-                f"{', '.join(map(str, self.classes_))}"
+            some = ", ".join(map(str, self.classes_[:5])) + ", …" * (len(self.classes_) > 5)
+            warnings.warn(
+                f"y holds values that are no class, such as {unknown[0]!r}, where the classes are {some}: fit does not "
+                "look at them, and no prediction will be equal to them",
+                stacklevel=3,
             )
         return classifier  # type: ignore[no-any-return]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
     from pouf.recipe import Recipe
     from pouf.training.adaptation import Adaptation
 
+logger = logging.getLogger(__name__)
+
 # The argument of each by which a run gets its name; TensorBoard has folders instead.
 TRACKERS: dict[str, str | None] = {"tensorboard": None, "wandb": "name", "mlflow": "run_name", "trackio": "name"}
 
@@ -23,8 +29,11 @@ class Tracking(Callback):
 
         clf.adapt("photos/", callbacks=[Tracking("tensorboard", folder="logs")])
 
-    Each trial of a search is a run of its own, with a number behind its name. A run that goes on is a new run to the
-    tracker, unless its options say otherwise (as Weights & Biases' `id` and `resume`).
+    Each trial of a search is a run of its own, with a number behind its name. The verdict stands in the last one, which
+    is one more with the chosen settings unless the last trial had them. A run that goes on is a new run to the tracker,
+    unless its options say otherwise (as Weights & Biases' `id` and `resume`).
+
+    A tracker that can't be started is an error before the training; one that fails later is left out with a warning.
 
     Args:
         trackers: one or several of tensorboard, wandb, mlflow and trackio.
@@ -52,11 +61,13 @@ class Tracking(Callback):
             raise InputError(
                 f"options for {', '.join(sorted(unknown))}, which is not among the trackers: name it there"
             )
-        self.open: list[Any] = []
+        self.open: dict[str, Any] = {}  # accelerate's trackers, by name
         self.runs = self.last = 0
+        self.recipe: Recipe | None = None  # of the run that is open
 
     def on_start(self, recipe: Recipe, trainable: int, total: int) -> None:
         self._finish()
+        self.recipe, self.last = recipe, 0
         if os.environ.get("RANK", "0") != "0":
             return  # of several processes the first one speaks
         from accelerate import PartialState
@@ -64,10 +75,8 @@ class Tracking(Callback):
         self.runs += 1
         PartialState()  # without it the trackers' own logger refuses to speak
         plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in recipe.flat().items()}
-        for tracker in self.names:
-            self.open.append(self._made(tracker))
-            self.open[-1].start()
-            self.open[-1].store_init_configuration(plain | {"trainable": trainable, "total": total})
+        for name in self.names:
+            self.open[name] = self._started(name, plain | {"trainable": trainable, "total": total})
 
     def on_step(self, step: Step) -> None:
         figures = {"loss": step.loss, **{f"terms/{name}": value for name, value in step.terms.items()}}
@@ -75,6 +84,9 @@ class Tracking(Callback):
         self._log(figures | {name: getattr(step, name) for name in rest}, step.step)
 
     def on_end(self, result: Adaptation) -> None:
+        if self.recipe != result.recipe:  # nothing was trained, or an earlier trial of a search was chosen
+            self.on_start(result.recipe, result.trainable, result.total)
+            self.last = result.verdict.last or 0
         verdict = result.verdict
         found: dict[str, float] = {
             "trusted": verdict.trusted,
@@ -94,23 +106,64 @@ class Tracking(Callback):
     def on_error(self, error: BaseException) -> None:
         self._finish()
 
-    def _made(self, tracker: str) -> Any:
-        """One of accelerate's, not started yet."""
+    def _started(self, name: str, settings: Mapping[str, Any]) -> Any:
+        """One of accelerate's, which knows all settings."""
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        options, of_run = dict(self.options.get(tracker, {})), TRACKERS[tracker]
-        name = f"{self.name or ''}-{self.runs}".removeprefix("-") if self.runs > 1 else self.name
+        options, of_run = dict(self.options.get(name, {})), TRACKERS[name]
+        run = f"{self.name or ''}-{self.runs}".removeprefix("-") if self.runs > 1 else self.name
         if of_run is None:
-            return LOGGER_TYPE_TO_CLASS[tracker](name or "", self.folder, **options)
-        if name is not None:
-            options.setdefault(of_run, name)
-        return LOGGER_TYPE_TO_CLASS[tracker](self.project, **options)
+            tracker = LOGGER_TYPE_TO_CLASS[name](run or "", self.folder, **options)
+        else:
+            named = {} if run is None else {of_run: run}
+            tracker = LOGGER_TYPE_TO_CLASS[name](self.project, **(named | options))
+        try:
+            with _heard(name):
+                tracker.start()
+                tracker.store_init_configuration(settings)
+        except Exception as error:  # whatever its package raises: no key, no server, no right to write
+            raise InputError(f"the tracker {name!r} could not be started: {_first_line(error)}") from error
+        return tracker
 
     def _log(self, figures: dict[str, float], step: int) -> None:
         self.last = step
-        for tracker in self.open:
-            tracker.log(figures, step=step)
+        for name, tracker in list(self.open.items()):
+            self._try(name, lambda tracker=tracker: tracker.log(figures, step=step))  # type: ignore[misc]
 
     def _finish(self) -> None:
         while self.open:
-            self.open.pop().finish()
+            name, tracker = self.open.popitem()
+            self._try(name, _trackio_finish if name == "trackio" else tracker.finish)
+
+    def _try(self, name: str, call: Callable[[], None]) -> None:
+        """A run that has taken hours does not fail for its tracker."""
+        try:
+            with _heard(name):
+                call()
+        except Exception as error:
+            self.open.pop(name, None)
+            logger.warning("the tracker %r failed and is left out from here on: %s", name, _first_line(error))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _trackio_finish() -> None:
+    """Its own `finish`, where accelerate's would leave the run open to it until the process ends."""
+    optional("trackio", "trackio", "the tracker 'trackio'").finish()
+
+
+@contextmanager
+def _heard(name: str) -> Iterator[None]:
+    """What Trackio prints goes into the log: standard output is for what the caller prints."""
+    if name != "trackio":
+        yield
+        return
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            yield
+    finally:
+        for line in filter(None, map(str.strip, said.getvalue().splitlines())):
+            logger.info("%s: %s", name, re.sub(r"\x1b\[[0-9;]*m", "", line.removeprefix("* ")))
