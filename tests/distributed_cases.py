@@ -26,8 +26,9 @@ from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
 from pouf.demo import DIGITS
 from pouf.distributed import World, join
+from pouf.shards import full, local
 from pouf.training import trainer
-from pouf.training.engine import Engine, _local
+from pouf.training.engine import Engine
 
 EVERYWHERE: dict[str, object] = {}  # settings of all cases
 
@@ -145,7 +146,8 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
 def state(classifier: Classifier) -> dict[str, torch.Tensor]:
     """Weights, and what predictions are corrected with."""
     fitted = classifier.postprocessor.state_dict() if classifier.postprocessor is not None else {}
-    return weights(classifier) | {f"postprocessor.{name}": tensor.contiguous() for name, tensor in fitted.items()}
+    whole = {name: full(each).contiguous() for name, each in weights(classifier).items()}
+    return whole | {f"postprocessor.{name}": tensor.contiguous() for name, tensor in fitted.items()}
 
 
 def other_start(folder: Path) -> Classifier:
@@ -220,6 +222,10 @@ def lost(world: World) -> None:
     world.gather_objects(0)
 
 
+def _engine(engine: Engine) -> str:
+    return type(engine.classifier.backbone if engine.sharded else engine.model).__name__
+
+
 class Watched(Engine):
     """Notes which engine it is, and how much of the weights is here."""
 
@@ -228,8 +234,8 @@ class Watched(Engine):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         # Now, not at the end: what is sharded must be so while it is trained.
-        own = sum(_local(p).numel() for p in self.parameters.values())
-        self.seen |= {"model": type(self.model).__name__, "share": own / self.tuner.trainable}
+        own = sum(local(p).numel() for p in self.parameters.values())
+        self.seen |= {"model": _engine(self), "share": own / self.tuner.trainable}
         self.seen["precision"] = self.recipe.compute.precision
 
 

@@ -17,6 +17,7 @@ from pouf.data.cache import CachedFeatures, FeatureCache
 from pouf.data.loader import Reader, read_batches
 from pouf.distributed import ALONE, World
 from pouf.errors import InputError
+from pouf.lockstep import in_step
 from pouf.models.base import Backbone
 from pouf.models.demonstrations import Shown
 from pouf.recipe import Compute
@@ -132,7 +133,8 @@ def encode_blocks(
     if len(places) > rows:
         inference.begin(len(places))
         inference = replace(inference, on_start=None)
-    for start in range(0, len(places), rows):
+    most = max(inference.world.gather_objects(len(places))) if backbone.sharded and ready is None else len(places)
+    for start in range(0, most, rows):
         block = places[start : start + rows]
         if ready is not None:
             if inference.on_start is None:
@@ -179,12 +181,17 @@ def _batches(
     """What is computed, batch by batch, in the order of reading."""
     reader = Reader(data, backbone.prepare, transform.apply if transform is not None else None, backbone.image_size)
     draws = data.batches(inference.batch_size, places, seeded=transform is not None)
-    for read in read_batches(reader, draws, inference.workers):
+    reads = read_batches(reader, draws, inference.workers)
+    for read, given in (
+        in_step(reads, inference.world) if backbone.sharded else ((read, read.tensors) for read in reads)
+    ):
         data.skipped.update(read.failed)
-        if read.indices:
-            tensors = {name: tensor.to(backbone.device) for name, tensor in read.tensors.items()}
-            encoded = FeatureSet(read.indices, backbone.encode_inputs(tensors).float().cpu())
-            yield _finite(encoded, data) if inference.skip_not_finite else encoded
+        if given:
+            tensors = {name: tensor.to(backbone.device) for name, tensor in given.items()}
+            features = backbone.encode_inputs(tensors).float().cpu()
+            if read.indices:
+                encoded = FeatureSet(read.indices, features)
+                yield _finite(encoded, data) if inference.skip_not_finite else encoded
         inference.tell(len(read.indices))
 
 
@@ -232,7 +239,7 @@ def _looked_up(
             held.append(whole)
 
     last = time.monotonic()
-    for batch in _batches(backbone, data, missing, inference, transform) if missing else ():
+    for batch in _batches(backbone, data, missing, inference, transform) if missing or backbone.sharded else ():
         # Without a digest there is nothing to find them by, and with another than before they are of other content.
         named = [
             row for row, place in enumerate(batch.indices) if digests[place] and data.digest(place) == digests[place]
@@ -258,6 +265,7 @@ def _rows(encoded: FeatureSet, rows: Sequence[int]) -> FeatureSet:
 
 def in_order(parts: Sequence[FeatureSet]) -> FeatureSet:
     """All parts as one, by position."""
+    parts = [part for part in parts if part.indices]
     indices = [index for part in parts for index in part.indices]
     if not indices:
         return FeatureSet([], torch.zeros(0, 0))

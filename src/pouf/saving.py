@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -23,6 +24,7 @@ from pouf.models.precomputed import Precomputed
 from pouf.postprocess import Postprocessor
 from pouf.reading import digest_of, read_json, read_tensors, read_text
 from pouf.recipe import TunerSettings
+from pouf.shards import gathered, is_first
 from pouf.tuners import Tuner
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ def save(
 ) -> None:
     """The card is written last: a folder that has one is complete. What stood there before is replaced.
 
+    Where weights are sharded, all processes must call it: they come to the first, which writes.
+
     Args:
         stands_for: what of a run this is; the other folders of the run hold the rest.
         merge: write the whole model with what was tuned, as full tuning does.
@@ -79,11 +83,17 @@ def save(
     if merge:
         _check_mergeable(classifier)
         settings = TunerSettings()
+    base, weights = classifier.base_fingerprint(), None
+    if backbone.sharded:
+        if merge or (settings is not None and not _keeps_base(classifier)):
+            weights = gathered(backbone.state_dict(keep_vars=True))
+        if not is_first():
+            return
     if folder.exists() and not folder.is_dir():
         raise InputError(f"can't save into {str(folder)!r}, which is a file: give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with whole_files(folder) as partial:
-        _save_parts(classifier, partial, merge)
+        _save_parts(classifier, partial, merge, weights)
         parts = [file for file in partial.rglob("*") if file.is_file()]
         files = {file.relative_to(partial).as_posix(): digest_of(file) for file in parts}
     write_text(folder / README, classifier.model_card or model_card(classifier))  # people may edit it: no fingerprint
@@ -92,7 +102,7 @@ def save(
         stands_for=stands_for,
         model=classifier.model,
         revision=classifier.revision,
-        base=classifier.base_fingerprint(),
+        base=base,
         classes=classifier.classes,
         descriptions=classifier.descriptions,
         templates=classifier.templates,
@@ -115,6 +125,8 @@ def save(
 
 def _check_mergeable(classifier: BaseClassifier) -> None:
     settings = classifier.tuner_settings
+    if classifier.backbone.sharded and classifier.backbone.adapter is not None:
+        raise InputError("low-rank matrices can't be merged into shards: load the saved run in one process for that")
     if isinstance(classifier.backbone, Precomputed) or (settings and settings.name in ("prompt", "prototypes")):
         what = (
             "vectors"
@@ -126,14 +138,16 @@ def _check_mergeable(classifier: BaseClassifier) -> None:
         )
 
 
-def _save_parts(classifier: BaseClassifier, folder: Path, merge: bool) -> None:
-    """Everything but the card."""
+def _save_parts(classifier: BaseClassifier, folder: Path, merge: bool, weights: Mapping[str, Tensor] | None) -> None:
+    """Everything but the card. The weights are those of the backbone, where its own lie in shards."""
     backbone, settings = classifier.backbone, classifier.tuner_settings
+    # A backbone of the user's own need not know of shards.
+    own: tuple[Any, ...] = (folder,) if weights is None else (folder, weights)
     if isinstance(backbone, Precomputed):
         backbone.save_pretrained(folder)
     elif merge:
         with backbone.adapter.merged() if backbone.adapter is not None else nullcontext():
-            backbone.save_pretrained(folder)
+            backbone.save_pretrained(*own)
     elif settings is not None:
         tuner = classifier.tuner(settings)
         if backbone.adapter is not None:
@@ -141,7 +155,7 @@ def _save_parts(classifier: BaseClassifier, folder: Path, merge: bool) -> None:
         elif tuner.keeps_base:
             write_tensors(folder / WEIGHTS, tuner.parameters)
         else:
-            backbone.save_pretrained(folder)
+            backbone.save_pretrained(*own)
     if classifier.postprocessor is not None:
         write_tensors(folder / POSTPROCESSOR, classifier.postprocessor.state_dict())
 

@@ -14,8 +14,8 @@ from small_models import masked_lm
 from pouf import EMBEDDED, Callback, Classifier, Diverged, Images, Recipe, Step, Texts
 from pouf.demo import DIGITS
 from pouf.recipe import Optimisation
-from pouf.training.engine import Piece, StepModule
 from pouf.training.optim import OPTIMIZERS, SCHEDULES, learning_rate, make_optimizer
+from pouf.training.step import Piece, StepModule
 from pouf.tuners import describe
 
 SHORT = Recipe.load("demo").with_settings(steps=4, batch_size=24)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -22,6 +22,7 @@ from pouf.models.adapter import Adapter
 from pouf.models.cloze import Cloze
 from pouf.models.text_side import TextSide
 from pouf.reading import read_tensors
+from pouf.shards import full
 
 Tensors = dict[str, Tensor]
 
@@ -75,7 +76,12 @@ class Backbone(nn.Module, ABC):
     text_side: TextSide | None = None
     added_by_tuners: tuple[str, ...] = ("adapter",)  # attributes that are set once a tuner asks for them
     cloze: Cloze | None = None  # the question that a masked language model is asked
+    sharded: bool = False  # its matrices lie in parts on several processes, which compute with them together
     _adapter: Adapter | None = None
+
+    def forward(self, compute: Callable[..., Tensor], *given: Any) -> Tensor:
+        """One of its computations: where weights are sharded, they are whole while it goes on."""
+        return compute(*given)
 
     @abstractmethod
     def prepare(self, samples: Sequence[Any]) -> Tensors:
@@ -135,7 +141,8 @@ class Backbone(nn.Module, ABC):
         config = getattr(getattr(self, "model", None), "config", None)
         # Two models can have the same weights and differ in an activation or a number of heads.
         facts = {} if config is None else {k: v for k, v in config.to_dict().items() if k not in UNIMPORTANT}
-        named = f"{type(self).__qualname__} {self.preprocessing()} {json.dumps(facts, sort_keys=True, default=str)}"
+        kind = next(kind for kind in type(self).__mro__ if not kind.__name__.startswith("FSDP"))
+        named = f"{kind.__qualname__} {self.preprocessing()} {json.dumps(facts, sort_keys=True, default=str)}"
         digest = blake2b(named.encode(), digest_size=16)
         for name, tensor in self.input_weights():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -159,9 +166,13 @@ class Backbone(nn.Module, ABC):
         with torch.no_grad():
             self.logit_scale.fill_(math.log(1 / temperature))
 
-    def save_pretrained(self, folder: Path) -> None:
-        """The weights; models from transformers write their usual folder instead."""
-        write_tensors(folder / "model.safetensors", self.state_dict())
+    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """The weights; models from transformers write their usual folder instead.
+
+        Args:
+            weights: of its `state_dict`, where its own lie in shards.
+        """
+        write_tensors(folder / "model.safetensors", self.state_dict() if weights is None else weights)
 
     def load_weights(self, folder: Path) -> None:
         """The inverse of this class's `save_pretrained`, for a model that was built by its user."""
@@ -175,7 +186,15 @@ class Backbone(nn.Module, ABC):
 
 
 def _bytes(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return full(tensor).detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def of_model(weights: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
+    """Weights of a backbone as the model of transformers within it names them."""
+    start = "model."
+    if weights is None:
+        return None
+    return {name.removeprefix(start): each for name, each in weights.items() if name.startswith(start)}
 
 
 def class_means(rows: Tensor, counts: Sequence[int]) -> Tensor:

@@ -95,6 +95,7 @@ class Shown:
         self.backbone, self.demonstrations = backbone, demonstrations
         self.device, self.ready_features = backbone.device, backbone.ready_features
         self.fingerprint, self.image_size = backbone.fingerprint, backbone.image_size
+        self.sharded = backbone.sharded
 
     def prepare(self, samples: Sequence[Any]) -> Tensors:
         """The draws of the first sample, then those of the second, and so on."""
@@ -108,7 +109,8 @@ class Shown:
         lengths = different["attention_mask"].sum(1)
         order = lengths.argsort()
         parts = []
-        for rows in order.split(ROWS):
+        # Processes that share the weights must go through the model equally often.
+        for rows in order.split(len(order) if self.sharded else ROWS):
             longest = int(lengths[rows[-1]])
             cut = {name: t[rows, :longest] if t.ndim == 2 else t[rows] for name, t in different.items()}
             parts.append(self.backbone.encode_inputs(cut))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pouf.models.base import Backbone, Tensors
+from pouf.models.base import Backbone, Tensors, of_model
 from pouf.models.text_side import TextSide
 
 # These were trained with every text padded to the full length and attended to as a whole.
@@ -71,8 +71,9 @@ class DualEncoder(Backbone):
         assert self.text_side is not None
         return self.text_side(prompts)
 
-    def save_pretrained(self, folder: Path) -> None:
-        for part in (self.model, self.tokenizer, self.image_processor):
+    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        self.model.save_pretrained(folder, state_dict=of_model(weights))
+        for part in (self.tokenizer, self.image_processor):
             part.save_pretrained(folder)
 
 

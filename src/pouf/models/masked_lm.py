@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pouf.errors import InputError
-from pouf.models.base import Backbone, Scores, Tensors
+from pouf.models.base import Backbone, Scores, Tensors, of_model
 from pouf.models.cloze import Cloze, Example, Sample
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.text_side import replaced_embeddings, tokenizer_facts
+from pouf.shards import full
 
 TEMPERATURE = 0.1  # of the transport plan: the paper's for texts
 
@@ -132,7 +133,7 @@ class MaskedLM(Backbone):
             ids = self.tokenizer(words, add_special_tokens=False)["input_ids"]
             if not ids:
                 raise InputError("the context of prompt tuning is empty: give the words to start from")
-            self.input_prompt = nn.Parameter(self.embedding.weight.detach()[ids].clone())
+            self.input_prompt = nn.Parameter(full(self.embedding.weight).detach()[ids].clone())
         return self.input_prompt
 
     def preprocessing(self) -> str:
@@ -187,8 +188,8 @@ class MaskedLM(Backbone):
             logits = logits + self._class_means(bias[self.label_ids, None]).squeeze(1)
         return Scores(sim, logits, 1 / self.logit_scale.exp())
 
-    def save_pretrained(self, folder: Path) -> None:
-        self.model.save_pretrained(folder)
+    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        self.model.save_pretrained(folder, state_dict=of_model(weights))
         self.tokenizer.save_pretrained(folder)
 
     def _class_means(self, rows: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from pouf.errors import InputError
-from pouf.models.base import Backbone, Tensors
+from pouf.models.base import Backbone, Tensors, of_model
 from pouf.models.text_side import TextSide, tokenizer_facts
 from pouf.reading import read_json
 
@@ -78,8 +78,8 @@ class SentenceEncoder(Backbone):
         assert self.text_side is not None
         return self.text_side(prompts)
 
-    def save_pretrained(self, folder: Path) -> None:
-        self.model.save_pretrained(folder)
+    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        self.model.save_pretrained(folder, state_dict=of_model(weights))
         self.tokenizer.save_pretrained(folder)
         if self.extras is not None:
             copy_layout(self.extras, folder)

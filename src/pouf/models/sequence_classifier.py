@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.models.base import Backbone, Scores, Tensors
+from pouf.models.base import Backbone, Scores, Tensors, of_model
 from pouf.models.cloze import Sample
 from pouf.models.text_side import tokenizer_facts
 
@@ -68,6 +68,6 @@ class SequenceClassifier(Backbone):
             return Scores(logits, logits, 1 / self.logit_scale.exp())
         return Scores(F.normalize(features, dim=1) @ prototypes.T, features @ prototypes.T, 1 / self.logit_scale.exp())
 
-    def save_pretrained(self, folder: Path) -> None:
-        self.model.save_pretrained(folder)
+    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        self.model.save_pretrained(folder, state_dict=of_model(weights))
         self.tokenizer.save_pretrained(folder)

@@ -24,6 +24,7 @@ from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.pseudo_labels import pseudo_labelled
+from pouf.training.sharding import start_alike
 from pouf.training.trainer import Training, train, watched
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.drift import Drift
@@ -128,7 +129,7 @@ def adapt(
     inference = told.watching(InferenceConfig.of(recipe.compute, cache, world), "encoding")
     if recipe.temperature:
         classifier.set_temperature(recipe.temperature)
-    world.broadcast_weights(classifier)
+    start_alike(classifier, recipe, world)
     for source in (data, shots.inputs if shots is not None else None):
         world.agree(source.fingerprint() if source is not None else "", "inputs")
     if recipe.pseudo_labels:

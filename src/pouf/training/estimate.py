@@ -18,7 +18,7 @@ from pouf.errors import InputError
 from pouf.inference import InferenceConfig, to_encode
 from pouf.losses.objective import unlabelled_terms
 from pouf.recipe import PRESETS, Recipe
-from pouf.training.engine import precision
+from pouf.training.step import precision
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.validation.checkpoints import PERTURBED, SAMPLE
 

@@ -24,9 +24,11 @@ from pouf.data.random_batches import Draw, RandomBatches
 from pouf.distributed import World
 from pouf.errors import InputError
 from pouf.inference import FeatureSet, InferenceConfig
+from pouf.lockstep import Spare
 from pouf.recipe import Recipe
-from pouf.training.engine import Engine, OwnInputs, Piece, in_pieces
+from pouf.training.engine import Engine
 from pouf.training.state import random_state, set_random_state
+from pouf.training.step import OwnInputs, Piece, in_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -233,24 +235,3 @@ class _Parts(NamedTuple):
                 own = own[[row for row, index in enumerate(piece) if index in indices]]
             if tensors:  # one process alone has no spare, and needs none
                 yield Piece(tensors, seed, len(own)), own
-
-
-class Spare:
-    """A sample to go through the model with, for a process that could read none while others did."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.own: dict[str, Tensor] = {}
-
-    def instead_of(self, read: Read) -> dict[str, Tensor] | None:
-        """What was read, or a sample that stands for it; None where no process could read anything."""
-        if read.indices and not self.own and self.world.size > 1:
-            self.own = {name: tensor[:1].clone() for name, tensor in read.tensors.items()}
-        there = self.world.gather_objects((bool(read.indices), bool(self.own)))
-        if not any(has_read for has_read, _ in there):
-            return None
-        if not all(has_one for _, has_one in there):
-            lender = next(rank for rank, (has_read, _) in enumerate(there) if has_read)
-            lent = self.world.broadcast(self.own, lender)
-            self.own = self.own or lent
-        return read.tensors if read.indices else self.own

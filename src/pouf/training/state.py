@@ -6,9 +6,10 @@ import json
 import logging
 import random
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +19,8 @@ from pouf.distributed import ALONE, World
 from pouf.errors import InputError
 from pouf.files import write_tensors
 from pouf.interruption import asked_to_end, ended
+from pouf.reading import read_tensor
+from pouf.shards import from_first, is_first, is_shard, write_shards
 from pouf.training.callbacks import Callbacks, Step
 from pouf.validation.checkpoints import Checkpoints
 
@@ -50,10 +53,10 @@ class TrainingState:
     history: list[Step] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        """The same for all processes, each of which must call it."""
+        """The same for all processes, each of which must call it; shards are each process's own."""
         return {
-            "parameters": self.engine.full(dict(self.engine.parameters)),
-            "optimizer": self.engine.full(self.optimizer.state_dict()),
+            "parameters": dict(self.engine.parameters),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": self.engine.scaler.state_dict(),
             "terms": self.terms.state_dict(),
             "checkpoints": self.checkpoints.state_dict() if self.checkpoints is not None else None,
@@ -64,8 +67,9 @@ class TrainingState:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.engine.take(state["parameters"])
-        self.engine.load_optimizer(self.optimizer, state["optimizer"])
+        for name, parameter in self.engine.parameters.items():
+            parameter.copy_(_shared_out(state["parameters"][name], parameter))
+        self._load_optimizer(state["optimizer"])
         self.engine.scaler.load_state_dict(state["scaler"])
         self.terms.load_state_dict(state["terms"])
         if self.checkpoints is not None:
@@ -73,6 +77,35 @@ class TrainingState:
         self.callbacks.load_state_dict(state["callbacks"])
         self.history[:] = _steps(state["history"])
         _set_random_states(state["random"][self.world.rank])
+
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        """What belongs to a weight is sharded as that is."""
+        own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        shared = {
+            number: {name: _shared_out(value, own[number]) for name, value in each.items()}
+            for number, each in state["state"].items()
+        }
+        self.optimizer.load_state_dict(state | {"state": shared})
+
+
+class StoredTensor(NamedTuple):
+    """A tensor that still lies in its file, which the first process alone can read."""
+
+    file: str
+    name: str
+    shape: tuple[int, ...]
+
+    def read(self) -> Tensor:
+        return read_tensor(self.file, self.name, "overwrite the run")
+
+
+def _shared_out(value: Any, weight: Tensor) -> Any:
+    """What was read, or is to be read now: as the weight lies where it has its shape, else whole."""
+    if not isinstance(value, StoredTensor):
+        return value
+    if value.shape == tuple(weight.shape):
+        return from_first(weight, value.read)
+    return from_first(torch.empty(value.shape, device=weight.device), value.read).cpu()  # a number of steps
 
 
 class Saver:
@@ -82,18 +115,21 @@ class Saver:
         folder: where; None saves nothing.
         every: seconds between two saves at least; where one takes long, they are rarer.
         about: what the run is of, by name. One of something else is not gone on with.
+        sharded: weights lie in shards, and no process reads or writes all of them at once.
     """
 
-    def __init__(self, folder: Path | None, every: float, about: dict[str, Any], world: World = ALONE) -> None:
+    def __init__(
+        self, folder: Path | None, every: float, about: dict[str, Any], world: World = ALONE, sharded: bool = False
+    ) -> None:
         self.file = folder / STATE if folder is not None else None
-        self.every, self.about, self.world = every, about, world
+        self.every, self.about, self.world, self.sharded = every, about, world, sharded
         self.due = time.monotonic() + every
 
     def read(self) -> dict[str, Any] | None:
         """The state that was saved last, if any was."""
         stored = None
         if self.file is not None and self.world.is_first and self.file.is_file():
-            stored = read_state(self.file)
+            stored = read_state(self.file, ("parameters", "optimizer") if self.sharded else ())
         stored = self.world.broadcast(stored)
         if stored is None:
             return None
@@ -116,6 +152,7 @@ class Saver:
         whole = {"about": self.about, "state": state.state_dict()}
         if self.world.is_first:
             self.file.parent.mkdir(parents=True, exist_ok=True)
+        if self.world.is_first or self.sharded:
             write_state(self.file, whole)
         if state.checkpoints is not None:
             state.checkpoints.saved()
@@ -136,15 +173,22 @@ def write_state(file: Path, state: Any) -> None:
     """Numbers, texts, tensors, lists and dictionaries, as one file of safetensors: nothing in it can be executed."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_flat(state, tensors))
-    write_tensors(file, tensors, {"state": text})
+    if any(map(is_shard, tensors.values())):
+        write_shards(file, tensors, {"state": text})
+    elif is_first():
+        write_tensors(file, tensors, {"state": text})
 
 
-def read_state(file: Path) -> Any:
-    """What `write_state` wrote; tuples come back as lists."""
+def read_state(file: Path, later: Collection[str] = ()) -> Any:
+    """What `write_state` wrote; tuples come back as lists. What has these names is left in the file until asked for."""
     try:
         with safe_open(file, "pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            return _nested(json.loads(stored.metadata()["state"]), tensors)
+
+            def find(name: str, now: bool) -> Any:
+                shape = () if now else tuple(stored.get_slice(name).get_shape())
+                return stored.get_tensor(name) if now else StoredTensor(str(file), name, shape)
+
+            return _nested(json.loads(stored.metadata()["state"]), find, later)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the state in {str(file)!r} can't be read ({error}): overwrite the run") from None
 
@@ -161,12 +205,12 @@ def _flat(value: Any, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-def _nested(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _nested(value: Any, find: Callable[[str, bool], Any], later: Collection[str], now: bool = True) -> Any:
     if isinstance(value, dict):
         if "tensor" in value:
-            return tensors[value["tensor"]]
-        return {key: _nested(each, tensors) for key, each in value["pairs"]}
-    return [_nested(each, tensors) for each in value] if isinstance(value, list) else value
+            return find(value["tensor"], now)
+        return {key: _nested(each, find, later, now and key not in later) for key, each in value["pairs"]}
+    return [_nested(each, find, later, now) for each in value] if isinstance(value, list) else value
 
 
 def _table(history: list[Step]) -> dict[str, Any]:

@@ -19,16 +19,17 @@ from pouf.data.labelled import Shots
 from pouf.distributed import World
 from pouf.errors import Diverged, InputError
 from pouf.inference import InferenceConfig
-from pouf.interruption import AtOnce, held
+from pouf.interruption import held
 from pouf.losses import PaperPrior, PriorEstimate, effective_classes
 from pouf.losses.objective import LABEL_LOSSES, UNIFORM, Shares, total_loss, unlabelled_terms
 from pouf.models.base import Scores, check_modality
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.callbacks import Callback, Callbacks, Step
-from pouf.training.engine import Engine, StepLoss, checkpointing
+from pouf.training.engine import Engine
 from pouf.training.feature_batches import InputBatches
 from pouf.training.optim import learning_rate, make_optimizer, set_rate
 from pouf.training.state import Saver, TrainingState, random_state, set_random_state
+from pouf.training.step import StepLoss, checkpointing
 from pouf.validation.checkpoints import Checkpoints, Sample
 from pouf.validation.selectors import snapshot_steps
 
@@ -73,7 +74,7 @@ def train(
     # follows the noise.
     classifier.eval()
     about = about_run(classifier, stream, shots, recipe, inference.world) if checkpoint_dir is not None else {}
-    saver = Saver(checkpoint_dir, recipe.compute.save_every, about, inference.world)
+    saver = Saver(checkpoint_dir, recipe.compute.save_every, about, inference.world, classifier.backbone.sharded)
     saved = saver.read() if resume else None
     own_dir = checkpoint_dir if inference.world.is_first else None
     checkpoints = watched(classifier, stream, recipe, callbacks.watching(inference, LOOKING), own_dir)
@@ -94,10 +95,10 @@ def train(
         state.load_state_dict(saved)
         callbacks.tell(lambda callback: callback.on_resume(state.history))
     try:
-        with closing(terms), held(), checkpointing(engine.trained) if recipe.compute.checkpointing else nullcontext():
+        with closing(terms), held(), checkpointing(classifier) if recipe.compute.checkpointing else nullcontext():
             _train(state, recipe, saver, start)
     finally:
-        classifier.eval()
+        engine.settle()
     return Training(state.history, tuner.trainable, checkpoints)
 
 
@@ -114,6 +115,7 @@ def about_run(
         "the shots": shots.fingerprint() if shots is not None else None,
         "the proportions": classifier.prior.tolist() if classifier.prior is not None else None,
         "the number of processes": world.size,
+        "the sharding of weights": classifier.backbone.sharded,
     }
 
 
@@ -252,7 +254,6 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence
         return any(state.world.gather_objects(callbacks.tell(event)))
 
     def look(step: int) -> bool:
-        engine.publish()
         if state.checkpoints is not None:
             state.checkpoints.take(step)
             if not state.checkpoints.finite:
@@ -281,7 +282,7 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence
             engine.scaler.update()
             _pull(parameters, anchors, recipe.anchor)
             if recipe.optimisation.dropout:
-                engine.trained.eval()
+                engine.classifier.eval()
             history.append(
                 Step(
                     step=step,
@@ -301,14 +302,8 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence
             saver.after_step(state)
         if not engine.all_finite():
             raise Diverged(len(history), "a weight after the update", recipe.optimisation.lr)
-        engine.publish()
     except Diverged:
         _copy(last_good, parameters)
-        engine.publish()
-        raise
-    except (KeyboardInterrupt, SystemExit) as error:
-        if not isinstance(error, AtOnce):  # all processes end after the same step; of other errors others know nothing
-            engine.publish()
         raise
 
 

@@ -12,6 +12,7 @@ from pouf.errors import InputError
 from pouf.models.base import class_means
 from pouf.models.masked_lm import MaskedLM
 from pouf.models.text_side import TextSide, replaced_embeddings
+from pouf.shards import full
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
 
@@ -57,7 +58,7 @@ class SoftPrompt(nn.Module):
             raise InputError(
                 f"a class name or description is too long for the model's {text_side.max_length} tokens: shorten it"
             )
-        start = text_side.embedding.weight.detach()[words].clone()  # (p, h)
+        start = full(text_side.embedding.weight).detach()[words].clone()  # (p, h)
         if settings.class_specific:
             start = start.expand(len(texts), -1, -1).clone()
         self.vectors = nn.Parameter(start)

@@ -19,7 +19,8 @@ from pouf.data.base import Subset, Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
 from pouf.inference import InferenceConfig
-from pouf.reading import read_tensors
+from pouf.reading import read_tensor, read_tensors
+from pouf.shards import from_first, write_shards
 from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share
 from pouf.validation.names import NamesFit, check_names
@@ -144,9 +145,10 @@ class Checkpoints:
             if int(file.stem) not in state["kept"]:
                 file.unlink()
         for step in state["kept"]:
-            tensors = world.broadcast(self._read(step) if world.is_first else {})
-            if not world.is_first:  # its weights were in a temporary folder
-                write_tensors(self._file(step), tensors)
+            if not self._sharded:
+                tensors = world.broadcast(self._read(step) if world.is_first else {})
+                if not world.is_first:  # its weights were in a temporary folder
+                    write_tensors(self._file(step), tensors)
             self.files.add(self._file(step))
             if step > 0:
                 self.states[Checkpoint(step)] = self.classifier.state()
@@ -173,9 +175,9 @@ class Checkpoints:
         self.classifier.set_state(self.states[checkpoint])
         self.here = checkpoint
         if self.tuner is not None:
-            tensors = self._read(checkpoint.step)
+            tensors = self._read(checkpoint.step) if not self._sharded else {}
             for name, parameter in self.tuner.parameters.items():
-                parameter.copy_(tensors[name])
+                parameter.copy_(self._shared_out(checkpoint.step, name, parameter) if self._sharded else tensors[name])
 
     @contextmanager
     def at(self, checkpoint: Checkpoint) -> Iterator[BaseClassifier]:
@@ -221,11 +223,20 @@ class Checkpoints:
     def _write(self, step: int) -> None:
         assert self.tuner is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(self._file(step), self.tuner.parameters)
+        (write_shards if self._sharded else write_tensors)(self._file(step), self.tuner.parameters)
         self.files.add(self._file(step))
+
+    def _shared_out(self, step: int, name: str, like: Tensor) -> Tensor:
+        """One of the weights, from the first process's file to all."""
+        return from_first(like, lambda: read_tensor(self._file(step), name, "overwrite the run"))
 
     def _read(self, step: int) -> dict[str, Tensor]:
         return read_tensors(self._file(step), "overwrite the run")
+
+    @property
+    def _sharded(self) -> bool:
+        """The weights are in the first process's folder alone, and come from there as shards."""
+        return self.classifier.backbone.sharded
 
     def _file(self, step: int) -> Path:
         return self.folder / f"{step}.safetensors"

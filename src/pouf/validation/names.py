@@ -16,6 +16,7 @@ from pouf.base import FITTED_ON, BaseClassifier
 from pouf.errors import InputError
 from pouf.inference import FeatureSet
 from pouf.losses.prior import gated_shares
+from pouf.models.masked_lm import MaskedLM
 from pouf.models.precomputed import Precomputed
 from pouf.models.prompts import fill
 
@@ -78,8 +79,10 @@ def word_prototypes(classifier: BaseClassifier) -> Tensor | None:
 
 
 def is_one_token(classifier: BaseClassifier, word: str) -> bool:
+    backbone = classifier.backbone
     try:
-        classifier.backbone.encode_prompts([word])
+        # Of a masked language model the tokenizer alone says so.
+        backbone.texts.one_token(word) if isinstance(backbone, MaskedLM) else backbone.encode_prompts([word])
     except InputError:
         return False
     return True
