@@ -27,16 +27,18 @@ from pouf.inference import InferenceConfig
 from pouf.interruption import held
 from pouf.model_card import model_card
 from pouf.recipe import Recipe
-from pouf.reporting.html import write_report
+from pouf.reporting.html import before_and_after, write_report
 from pouf.runs.folder import note
 from pouf.runs.names import CHECKPOINTS, PREDICTIONS
 from pouf.runs.predictions import in_turns, prediction_rows, write_rows
 from pouf.runs.session import run_session
+from pouf.runs.states import ShardHolder
 from pouf.runs.writer import RunWriter
 from pouf.training.adaptation import Adaptation, adapt
 from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, make_plan
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, search, stand_at, usual_grid
+from pouf.training.sharding import asks_to_shard, start_alike
 from pouf.training.trainer import about_run
 from pouf.validation.drift import KeptNames, other_names
 from pouf.validation.names import absent_names
@@ -113,9 +115,11 @@ class Classifier(BaseClassifier):
             Callbacks(told).tell(lambda callback: callback.on_estimate(estimated))
             logger.info("%s", estimated)
         writer = self._writer(output_dir, plan, command, resume, overwrite)
-        if writer is not None:
+        if isinstance(writer, RunWriter):
             told.insert(0, writer)
         with run_session(writer, told):
+            if asks_to_shard(self, plan.recipe, join(self.device)):
+                start_alike(self, plan.recipe, join(self.device))  # before anything is computed
             kept = self._kept(keep_classes, keep_data, plan, cache)
             result = adapt(
                 self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=told, resume=resume,
@@ -127,6 +131,7 @@ class Classifier(BaseClassifier):
                 if writer is not None:
                     with held():
                         writer.finish(result)
+                if isinstance(writer, RunWriter):
                     result.files["run"] = writer.folder
             if writes and plan.data is not None:
                 self._report(result, plan.data, plan.inference(self, cache), Path(str(output_dir)), told)
@@ -174,7 +179,7 @@ class Classifier(BaseClassifier):
             about = about_run(self, first, plan.shots, plan.recipe, world) | {"the grid": combinations}
             log = TrialLog(root / TRIALS_STATE, about, world)
         writer = self._writer(output_dir, plan, command, resume, overwrite, trains=False)
-        if writer is not None:
+        if isinstance(writer, RunWriter):
             told.insert(0, writer)
 
         def one(classifier: BaseClassifier, recipe: Recipe, number: int) -> Adaptation:
@@ -200,6 +205,7 @@ class Classifier(BaseClassifier):
             if writer is not None:
                 with held():
                     writer.finish_search(result, found.to_json(), found.ended_by)
+            if isinstance(writer, RunWriter):
                 result.files["run"] = writer.folder
             if found.ended_by is not None:
                 if root is not None:
@@ -207,7 +213,7 @@ class Classifier(BaseClassifier):
                 raise found.ended_by
             if writes:
                 self._report(result, inputs, inference, Path(str(output_dir)), told)
-            if writer is not None:
+            if isinstance(writer, RunWriter):
                 writer.drop_trials(result.checkpoints.folder)
         for callback in told:
             callback.on_end(result)
@@ -221,10 +227,12 @@ class Classifier(BaseClassifier):
         resume: bool,
         overwrite: bool,
         trains: bool = True,
-    ) -> RunWriter | None:
-        """Of the run folder, for the first process alone."""
-        if folder is None or not join(self.device).is_first:
+    ) -> RunWriter | ShardHolder | None:
+        """Of the run folder: the first process alone writes it."""
+        if folder is None:
             return None
+        if not join(self.device).is_first:
+            return ShardHolder(Path(folder), self)
         sources = plan.sources()
         return RunWriter(folder, self, plan.recipe, sources, plan.method, command, resume, overwrite, trains)
 
@@ -264,17 +272,19 @@ class Classifier(BaseClassifier):
     ) -> None:
         """What the run advises says of the data it was adapted to, as a file and as a report.
 
-        All processes encode; the first one writes, and looks at the few inputs of the report alone.
+        All processes encode; the first one writes.
         """
         Callbacks(told).phase("writing predictions and report")
         world = inference.world
         own = self.encode_share(data, inference)
-        rows = in_turns(prediction_rows(self.classes, data, self.score_blocks(own)), world)
-        some = self.some_features(own, world)
-        if not world.is_first:
+        blocks = self.score_blocks(own, prototypes=self.fixed_prototypes())
+        rows = in_turns(prediction_rows(self.classes, data, blocks), world)
+        if world.is_first:
+            result.files["predictions"] = write_rows(run / PREDICTIONS, rows)
+        else:
             deque(rows, maxlen=0)  # hand over what is asked for
-            return
-        result.files["predictions"] = write_rows(run / PREDICTIONS, rows)
-        result.absent = absent_names(self, some)
-        note(run, absent=result.absent)
-        result.files["report"] = write_report(run, data, inference=inference.alone(), result=result)
+        result.absent = absent_names(self, self.some_features(own, world))
+        seen = before_and_after(result, data, inference)
+        if world.is_first:
+            note(run, absent=result.absent)
+            result.files["report"] = write_report(run, data, inference=inference.alone(), comparison=seen)

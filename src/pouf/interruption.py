@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pouf.errors import Diverged
+
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 INTERRUPTED = 128 + signal.SIGINT  # what a shell reports for Ctrl-C
+BY_ALL = "by_all"  # of an error: all processes raise it after the same step
 WAIT = b"\nending after this step; once more ends at once\n"
 
 
@@ -67,6 +70,16 @@ def asked_to_end() -> int:
 
 def ended(code: int) -> BaseException:
     return KeyboardInterrupt() if code == INTERRUPTED else SystemExit(code)
+
+
+def by_all(error: BaseException) -> BaseException:
+    """Mark an error as one that all processes of a run raise after the same step."""
+    setattr(error, BY_ALL, True)
+    return error
+
+
+def is_by_all(error: BaseException) -> bool:
+    return getattr(error, BY_ALL, False) or isinstance(error, Diverged)
 
 
 def _arrived(number: int, frame: Any) -> None:

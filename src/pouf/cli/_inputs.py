@@ -60,15 +60,23 @@ def check_options(source: DataOptions, model: ModelOptions, training: TrainingOp
         raise InputError(f"--method {model.method} learns from labelled examples: give --shots")
 
 
-def read_task(source: DataOptions, model: ModelOptions, place: InferenceOptions, shown: Shown) -> Task:
-    """The classifier as it is before training, and what it is to learn from."""
+def read_task(
+    source: DataOptions, model: ModelOptions, place: InferenceOptions, shown: Shown, shard: bool = False
+) -> Task:
+    """The classifier as it is before training, and what it is to learn from.
+
+    Args:
+        shard: the weights will be sharded over several processes.
+    """
     from pouf.classifier import Classifier
     from pouf.data.class_names import ClassSet, read_classes
     from pouf.data.labelled import read_shots
+    from pouf.distributed import started_processes
     from pouf.models.base import check_modality
     from pouf.models.cloze import make_cloze, read_words
     from pouf.models.load import DEFAULT_MODELS
     from pouf.models.prompts import read_templates
+    from pouf.training.sharding import wait_for_shards
 
     source = _with_kind(source)
     shown.on_phase(f"reading {source.images or source.texts or source.features or source.shots or 'data'}")
@@ -103,7 +111,10 @@ def read_task(source: DataOptions, model: ModelOptions, place: InferenceOptions,
         )  # fmt: skip
     if data is not None:
         check_modality(classifier.backbone, data.modality)
-    classifier.to(place.place())
+    if shard and started_processes() > 1:
+        wait_for_shards(classifier.backbone, place.place())
+    else:
+        classifier.to(place.place())
     shots = None
     if source.shots is not None:
         modality = classifier.backbone.modality

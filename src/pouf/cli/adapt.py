@@ -52,6 +52,7 @@ def adapt(
     keep_data: KeepData = None,
 ) -> None:
     """Adapt a model to unlabelled images or texts, given the names of the classes."""
+    from pouf.distributed import launched_sharding
     from pouf.runs.writer import check_new
 
     console.calm_libraries()
@@ -63,7 +64,7 @@ def adapt(
         check_new(out_dir, existing.resume, existing.overwrite)
     told = trackers(tracker, out_dir, output.quiet)
     with progress(output.hidden) as shown:
-        task = read_task(source, model, place, shown)
+        task = read_task(source, model, place, shown, shard=bool(speed.shard) or launched_sharding())
         result = task.classifier.adapt(
             task.data,
             **adapt_arguments(task, model, training, speed, place),

@@ -62,6 +62,7 @@ def write_report(
     device: str | torch.device | None = None,
     result: Adaptation | None = None,
     trust_model: bool = False,
+    comparison: Comparison | None = None,
 ) -> Path:
     """Write `run/report.html`: zero-shot against what training made of it, whether the run advises to use it or not.
 
@@ -70,6 +71,7 @@ def write_report(
         labels: positions of their classes, where they are known: accuracies and a confusion matrix are added.
         result: the run itself, where it has just come to its end; else its classifiers are loaded.
         trust_model: as in `Classifier.from_pretrained`.
+        comparison: from `before_and_after`, where several processes made it together.
     """
     there, inference = Run(run), inference or InferenceConfig()
 
@@ -78,7 +80,8 @@ def write_report(
             return result.at(use)
         return nullcontext(BaseClassifier.from_pretrained(run, use=use, device=device, trust_model=trust_model))
 
-    comparison = look(at("zero-shot"), at(there.adapted), data, labels, inference, POINTS)
+    if comparison is None:
+        comparison = look(at("zero-shot"), at(there.adapted), data, labels, inference, POINTS)
     compared: dict[str, Use] = {"zero-shot": "zero-shot", "last step": "last", "advised": "advised"}
     guesses = {}
     for name, use in compared.items() if labels is not None else ():
@@ -88,6 +91,13 @@ def write_report(
     file = Path(file) if file is not None else there.folder / REPORT
     write_text(file, _page(there, comparison, len(data), evaluation))
     return file
+
+
+def before_and_after(result: Adaptation, data: Unlabelled, inference: InferenceConfig) -> Comparison | None:
+    """What a report shows of a run that has just come to its end, by all its processes; None without checkpoints."""
+    if result.checkpoints is None:
+        return None
+    return look(result.at("zero-shot"), result.at(result.verdict.adapted), data, None, inference, POINTS)
 
 
 def update_verdict(run: Path) -> None:

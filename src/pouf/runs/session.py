@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pouf.interruption import catching, held
+from pouf.runs.states import ShardHolder
 from pouf.runs.writer import RunWriter
 from pouf.training.callbacks import Callback, Callbacks
 
 
 @contextmanager
-def run_session(writer: RunWriter | None, callbacks: Sequence[Callback]) -> Iterator[None]:
+def run_session(writer: RunWriter | ShardHolder | None, callbacks: Sequence[Callback]) -> Iterator[None]:
     """While open, signals end the run between two steps.
 
     Whatever breaks it off is told to the callbacks; the folder keeps what was learned and is free for the next who

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from pouf.base import BaseClassifier, State
+from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.data.texts import Texts
 from pouf.errors import Diverged, InputError
@@ -33,11 +33,11 @@ from pouf.runs.names import (
     VERDICT,
 )
 from pouf.runs.overwriting import bring_back, check_apart, remove, set_aside
-from pouf.saving import CARD, Use, save
+from pouf.runs.states import all_can_save, save_broken_off, save_states
+from pouf.saving import CARD
 from pouf.training.adaptation import Adaptation
 from pouf.training.callbacks import Callback, Step
 from pouf.training.state import STATE
-from pouf.validation.checkpoints import Checkpoint
 from pouf.validation.verdict import Verdict, broken_off
 
 logger = logging.getLogger(__name__)
@@ -129,25 +129,11 @@ class RunWriter(Callback):
 
     def finish(self, result: Adaptation, status: str = "finished") -> None:
         """All states of the run that differ, each in its folder; the classifier stands as advised afterwards."""
-        verdict, checkpoints = result.verdict, result.checkpoints
-        if checkpoints is None:
-            save(self.classifier, self.folder)
-        else:
-            names: dict[Checkpoint, tuple[Use, ...]] = {}
-            for use in ("chosen", "last"):
-                place = result.place(use)
-                names[place] = (*names.get(place, ()), use)
-            advised = result.place(verdict.advised)
-            for place, uses in names.items():
-                if place != advised:
-                    checkpoints.restore(place)
-                    save(self.classifier, self.folder / uses[0], uses)
-            checkpoints.restore(advised)
-            save(self.classifier, self.folder, names.get(advised, ()))
-            for stale in {"chosen", "last"} - {uses[0] for place, uses in names.items() if place != advised}:
-                shutil.rmtree(self.folder / stale, ignore_errors=True)  # of the run before it was interrupted
+        inner = save_states(self.classifier, result, self.folder)
+        for stale in {"chosen", "last"} - inner if result.checkpoints is not None else ():
+            shutil.rmtree(self.folder / stale, ignore_errors=True)  # of the run before it was interrupted
         drift = {} if result.drift is None else {"drift": result.drift._asdict()}
-        self._close(status, verdict, trainable=result.trainable, total=result.total, **drift)
+        self._close(status, result.verdict, trainable=result.trainable, total=result.total, **drift)
         self.done = True
 
     def finish_search(self, result: Adaptation, trials: dict[str, Any], ended_by: BaseException | None) -> None:
@@ -181,15 +167,19 @@ class RunWriter(Callback):
             stack.callback(self.lock.release)
             if self.done:
                 return
-            if not self.logged and self.overwrites and (self.folder / BEFORE).is_dir():
+            takes_back = not self.logged and self.overwrites and (self.folder / BEFORE).is_dir()
+            undoes = not self.logged and isinstance(error, InputError)
+            wanted = self.trains and not takes_back and not undoes and not isinstance(error, AtOnce)
+            saves = all_can_save(self.classifier, error, wanted)
+            if takes_back:
                 self._bring_back()
-            elif not self.logged and isinstance(error, InputError):
+            elif undoes:
                 self._undo()
-            elif not self.trains:
+            elif saves:
+                self._save_broken_off(error)
+            elif wanted or not self.trains:
                 with suppress(OSError):
                     write_json(self.folder / MANIFEST, self.manifest | {"status": _status(error), "error": str(error)})
-            elif not isinstance(error, AtOnce):
-                self._save_broken_off(error)
 
     def _bring_back(self) -> None:
         bring_back(self.folder)
@@ -203,15 +193,9 @@ class RunWriter(Callback):
                 write_text(self.folder / name, text)
 
     def _save_broken_off(self, error: BaseException) -> None:
-        verdict, here = broken_off(error), self.classifier.state()
+        verdict = broken_off(error)
         try:
-            if verdict.advised == "zero-shot":
-                save(self.classifier, self.folder / "last", ("chosen", "last"))
-                self.classifier.set_state(State(None, None, None, None, dict.fromkeys(here.added)))
-                save(self.classifier, self.folder, ())
-                self.classifier.set_state(here)
-            else:
-                save(self.classifier, self.folder)
+            save_broken_off(self.classifier, verdict, self.folder)
             self._close(_status(error), verdict, error=str(error))
         except Exception as other:  # what broke the run off is what is to be told
             logger.error("the run could not be saved in %s: %s", self.folder, other)

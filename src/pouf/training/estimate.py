@@ -169,7 +169,10 @@ def largest_preset(estimate_of: Callable[[str], Estimate | None], minutes: float
     for name in reversed(PRESETS):
         estimated = estimate_of(name)
         if estimated is None:
-            raise InputError("a limit of minutes needs something to train, on unlabelled data of a known number")
+            raise InputError(
+                "a limit of minutes needs something to train, on unlabelled data of a known number, and weights that "
+                "are not sharded"
+            )
         if estimated.seconds <= 60 * minutes:
             logger.info("the preset %s fits into %g minutes", name, minutes)
             return name

@@ -19,6 +19,7 @@ from pouf.inference import InferenceConfig
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method
+from pouf.training.sharding import asks_to_shard
 
 
 class Plan(NamedTuple):
@@ -38,8 +39,11 @@ class Plan(NamedTuple):
         return InferenceConfig.of(self.recipe.compute, cache, join(classifier.device))
 
     def estimate(self, classifier: BaseClassifier, cache: FeatureCache, report: bool) -> Estimate | None:
-        """How long it will take; None where nobody can know: streams, shots alone, nothing to train."""
+        """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that
+        need not fit where it would be timed."""
         if self.data is None or self.data.streamed or not self.recipe.steps:
+            return None
+        if asks_to_shard(classifier, self.recipe, join(classifier.device)):
             return None
         return estimate(classifier, self.data, self.recipe, self.inference(classifier, cache), report)
 

@@ -32,6 +32,11 @@ def asks_to_shard(classifier: BaseClassifier, recipe: Recipe, world: World) -> b
     return wanted and world.size > 1 and not isinstance(classifier.backbone, Precomputed)
 
 
+def wait_for_shards(backbone: Backbone, device: str | torch.device) -> None:
+    """Leave the weights where they were read, and say where their shards are to go: all need not fit there."""
+    backbone.logit_scale.data = backbone.logit_scale.data.to(device)
+
+
 def start_alike(classifier: BaseClassifier, recipe: Recipe, world: World) -> None:
     """All processes get the weights of the first: its shards where these are asked for, else copies."""
     if classifier.backbone.sharded:

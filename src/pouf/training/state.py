@@ -18,7 +18,7 @@ from torch import Tensor
 from pouf.distributed import ALONE, World
 from pouf.errors import InputError
 from pouf.files import write_tensors
-from pouf.interruption import asked_to_end, ended
+from pouf.interruption import asked_to_end, by_all, ended
 from pouf.reading import read_tensor
 from pouf.shards import from_first, is_first, is_shard, write_shards
 from pouf.training.callbacks import Callbacks, Step
@@ -144,7 +144,7 @@ class Saver:
         if wanted and self.file is not None:
             self.save(state)
         if wanted > 1:
-            raise ended(wanted)
+            raise by_all(ended(wanted))
 
     def save(self, state: TrainingState) -> None:
         assert self.file is not None
