@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from pouf.base import INFERENCE, BaseClassifier
 from pouf.data.labelled import Labelled
+from pouf.distributed import World
 from pouf.errors import InputError
-from pouf.inference import InferenceConfig
-from pouf.postprocess.prior_correction import prior_correction
+from pouf.inference import FeatureSet, InferenceConfig
+
+ROWS = 8192  # samples that are scored at once
 
 
 class ClassFigures(NamedTuple):
@@ -54,35 +57,77 @@ def compare(
     labelled: Labelled,
     inference: InferenceConfig = INFERENCE,
 ) -> Evaluation:
-    """A classifier before and after adaptation, and the label-free correction of the one before."""
-    from sklearn.metrics import confusion_matrix, f1_score
+    """A classifier before and after adaptation, and the label-free correction of the one before.
 
-    before = zero_shot.encode(labelled.inputs, inference)
-    labels = torch.tensor([labelled.labels[index] for index in before.indices])
-    scores = zero_shot.scores(before)
-    corrected = prior_correction(before.features, zero_shot.prototypes(), scores)
-    after = [classifier.infer(labelled.inputs, inference) for classifier in (last, advised)]
-    if len(labels) == 0 or any(each.indices != before.indices for each in after):
-        raise InputError(f"{labelled.inputs.source}: no labelled input is left, or they changed while they were read")
-    guesses = {
-        "zero_shot": zero_shot.log_probabilities(before).argmax(1),
-        "prior_corrected": corrected(before.features.to(scores.logits.device), scores.logits).argmax(1).cpu(),
-        "last": after[0].log_probabilities.argmax(1),
-        "advised": after[1].log_probabilities.argmax(1),
-    }
+    Where several processes share the work, each scores its own share; counts of classes are all that they exchange.
+    """
+    inputs, world = labelled.inputs, inference.world
+    before = zero_shot.encode_share(inputs, inference)
+    labels = torch.tensor([labelled.labels[index] for index in before.indices], dtype=torch.long)
+    marginal = _log_marginal(zero_shot, before, world)
+
+    def counted(classifier: BaseClassifier, own: FeatureSet, bias: Tensor | None = None) -> Counts:
+        counts = Counts.none(len(classifier.classes))
+        rows = iter(labels.split(ROWS))
+        for block in classifier.score_blocks(own, ROWS):
+            logs = block.log_probabilities if bias is None else block.log_probabilities - bias
+            counts.add(logs.argmax(1), next(rows))
+        return counts
+
+    found, changed = {"zero_shot": counted(zero_shot, before)}, False
+    found["prior_corrected"] = counted(zero_shot, before, marginal)
+    for name, classifier in (("last", last), ("advised", advised)):
+        after = classifier.encode_share(inputs, inference)
+        if any(world.gather_objects(after.indices != before.indices)):
+            changed = True
+            break
+        found[name] = counted(classifier, after)
+    if changed or not sum(world.gather_objects(len(labels))):
+        raise InputError(f"{inputs.source}: no labelled input is left, or they changed while they were read")
+    total = {name: Counts(world.sum(counts.pairs)) for name, counts in found.items()}
+    n = int(total["advised"].pairs.sum())
     return Evaluation(
-        n=len(labels),
-        **{name: accuracy(guess, labels) for name, guess in guesses.items()},
-        intervals={name: _interval(guess, labels) for name, guess in guesses.items()},
-        macro_f1={name: float(f1_score(labels, guess, average="macro")) for name, guess in guesses.items()},
-        per_class=_per_class(guesses, labels, advised.classes),
-        skipped=len(labelled.inputs.skipped),
-        confusion=confusion_matrix(labels, guesses["advised"], labels=range(len(advised.classes))).tolist(),
+        n=n,
+        **{name: counts.right / n for name, counts in total.items()},
+        intervals={name: wilson(counts.right, n) for name, counts in total.items()},
+        macro_f1={name: counts.macro_f1() for name, counts in total.items()},
+        per_class=_per_class(total, advised.classes),
+        skipped=len(inputs.skipped),
+        confusion=total["advised"].pairs.tolist(),
     )
 
 
-def _interval(guess: Tensor, labels: Tensor) -> tuple[float, float]:
-    return wilson(int((guess == labels).sum()), len(labels))
+class Counts(NamedTuple):
+    """How often which class was taken for which."""
+
+    pairs: Tensor  # (k, k): rows are labels, columns predictions
+
+    @classmethod
+    def none(cls, k: int) -> Counts:
+        return cls(torch.zeros(k, k, dtype=torch.long))
+
+    def add(self, guess: Tensor, labels: Tensor) -> None:
+        k = len(self.pairs)
+        self.pairs.add_(torch.bincount(labels * k + guess, minlength=k * k).view(k, k))
+
+    @property
+    def right(self) -> int:
+        return int(self.pairs.diagonal().sum())
+
+    def macro_f1(self) -> float:
+        """The mean of 2 · right / (labels + predictions) over the classes that occur as either."""
+        both = self.pairs.sum(0) + self.pairs.sum(1)
+        return float((2 * self.pairs.diagonal()[both > 0] / both[both > 0].double()).mean())
+
+
+@torch.no_grad()
+def _log_marginal(classifier: BaseClassifier, own: FeatureSet, world: World) -> Tensor:
+    """log mean_i p(y|x_i) over the inputs of all processes: (k,)."""
+    sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, ROWS)]
+    told = world.gather_objects((sums, len(own.indices)))
+    each = [row for rows, _ in told for row in rows]
+    n = sum(count for _, count in told)
+    return torch.stack(each).logsumexp(0) - math.log(n) if each else torch.zeros(len(classifier.classes))
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:
@@ -99,13 +144,15 @@ def accuracy(guess: Tensor, labels: Tensor) -> float:
     return (guess == labels).double().mean().item()
 
 
-def _per_class(guesses: dict[str, Tensor], labels: Tensor, classes: Sequence[str]) -> dict[str, ClassFigures]:
+def _per_class(counts: dict[str, Counts], classes: Sequence[str]) -> dict[str, ClassFigures]:
     found: dict[str, ClassFigures] = {}
+    pairs = counts["advised"].pairs
+    given, labelled = pairs.sum(0).tolist(), pairs.sum(1).tolist()
+    right = {name: each.pairs.diagonal().tolist() for name, each in counts.items()}
     for k, name in enumerate(classes):
-        own, given = labels == k, guesses["advised"] == k
-        n, right = int(own.sum()), int((own & given).sum())
-        recalls = {which: accuracy(guess[own], labels[own]) if n else None for which, guess in guesses.items()}
-        precision = right / int(given.sum()) if bool(given.any()) else None
-        f1 = 2 * right / (n + int(given.sum())) if n else None
+        n, hits = labelled[k], right["advised"][k]
+        recalls = {which: own[k] / n if n else None for which, own in right.items()}
+        precision = hits / given[k] if given[k] else None
+        f1 = 2 * hits / (n + given[k]) if n else None
         found[name] = ClassFigures(n, **recalls, precision=precision, f1=f1)
     return found
