@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 tests/distributed_cases.py FOLDER OUT --engines ddp 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -21,14 +22,31 @@ from helpers import Steps, groups, train, weights
 from PIL import Image
 from safetensors.torch import save_file
 
-from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe, Step, Stream, Texts, Vectors, distributed
+from pouf import (
+    EMBEDDED,
+    Callback,
+    Classifier,
+    Diverged,
+    Images,
+    InputError,
+    Recipe,
+    Step,
+    Stream,
+    Texts,
+    Vectors,
+    distributed,
+)
 from pouf.data.base import Unlabelled
-from pouf.data.labelled import Shots
+from pouf.data.labelled import Labelled, Shots
 from pouf.demo import DIGITS
 from pouf.distributed import World, join
+from pouf.inference import InferenceConfig
+from pouf.runs.predictions import predict_share
 from pouf.shards import full, local
 from pouf.training import trainer
 from pouf.training.engine import Engine
+from pouf.training.sharding import share_out
+from pouf.validation.evaluation import compare
 
 EVERYWHERE: dict[str, object] = {}  # settings of all cases
 
@@ -192,6 +210,60 @@ CASES |= {
 }  # fmt: skip
 
 
+class EndsOne(Callback):
+    """One process alone gets a signal after the second step."""
+
+    def on_step(self, step: Step) -> None:
+        if step.step == 2 and os.environ.get("RANK", "0") == "0":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def whole_run(folder: Path, run: Path, interrupted: bool) -> Classifier:
+    """All that `adapt` does with a folder, ended by a signal and gone on with where that is asked for."""
+    given = {"recipe": recipe("full", snapshots=2), "output_dir": run}
+
+    def classifier() -> Classifier:
+        return Classifier.from_pretrained(EMBEDDED, DIGITS)
+
+    if interrupted:
+        try:
+            classifier().adapt(folder / "images", **given, callbacks=[EndsOne()])  # type: ignore[arg-type]
+        except SystemExit as error:
+            assert error.code == 143
+    again = classifier()
+    again.adapt(folder / "images", **given, resume=interrupted)  # type: ignore[arg-type]
+    return again
+
+
+def diverged(folder: Path, run: Path) -> None:
+    """The rate is far too high: the run keeps the last good step."""
+    with suppress(Diverged):
+        Classifier.from_pretrained(EMBEDDED, DIGITS).adapt(
+            folder / "images", recipe=recipe("full", **{"optimisation.lr": 1e30, "optimisation.clip": 0.0}),
+            output_dir=run,
+        )  # fmt: skip
+
+
+def used(folder: Path, run: Path, out: Path, world: World, shard: bool) -> dict[str, Any]:
+    """Predictions of a saved run in parts, and its evaluation on made-up labels."""
+    classifier = Classifier.from_pretrained(run, use="last")
+    if shard:
+        share_out(classifier)
+    data = Images.from_folder(folder / "images")
+    predict_share(out, classifier, data, InferenceConfig(3, world=world))
+    labelled = Labelled(data, [i % len(DIGITS) for i in range(len(data))])
+    zero_shot = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    return compare(zero_shot, classifier, classifier, labelled, InferenceConfig(3, world=world)).to_json()
+
+
+def held(classifier: Classifier) -> float:
+    """Bytes of all tensors in this process, as a multiple of the whole weights."""
+    gc.collect()
+    alive = [local(each) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in alive}
+    return sum(storages.values()) / sum(4 * p.numel() for p in classifier.parameters())
+
+
 def disagreeing(folder: Path, world: World) -> str:
     """Lists of files that are equally long, and not the same."""
     files = sorted((folder / "images").glob("*.png"))
@@ -246,6 +318,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--engines", nargs="*", default=["ddp"])
     parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--runs", action="store_true", help="whole runs with their folders as well")
     given = parser.parse_args()
     distributed.BEAT, distributed.LOST = 0.5, 5.0
     trainer.Engine = Watched  # type: ignore[misc]
@@ -266,6 +339,15 @@ def main() -> None:
             if world.is_first:
                 (given.out / engine).mkdir(exist_ok=True, parents=True)
                 save_file(mine, given.out / engine / f"{name}.safetensors")
+            del mine
+        if given.runs:
+            run = given.out / engine / "run"
+            adapted = whole_run(given.folder, run, interrupted=True)
+            Watched.seen["held"] = world.gather_objects(held(adapted))
+            del adapted
+            diverged(given.folder, given.out / engine / "diverged")
+            table = given.out / engine / "predictions.parquet"
+            Watched.seen |= used(given.folder, run, table, world, engine == "fsdp")
         facts[engine] = Watched.seen | {}
     if world.is_first:
         (given.out / "facts.json").write_text(json.dumps(facts))

@@ -13,13 +13,14 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import cli_runner
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from distributed_cases import CASES, state
+from distributed_cases import CASES, diverged, state, used, whole_run
 from helpers import train, weights
 from PIL import Image
 from safetensors.torch import load_file
@@ -76,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ran(folder: Path) -> Path:
     """Some cases by two processes, with both engines."""
     result = launched([*TORCHRUN, "2", SCRIPT, str(folder), str(folder / "two"), "--engines", "ddp", "fsdp",
-                       "--cases", *QUICK])  # fmt: skip
+                       "--runs", "--cases", *QUICK])  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     return folder
 
@@ -104,6 +105,56 @@ def test_the_engines_are_those_asked_for(ran: Path) -> None:
     assert (facts["ddp"]["model"], facts["ddp"]["share"]) == ("DistributedDataParallel", 1.0)
     assert facts["fsdp"]["model"].startswith("FSDP")
     assert 0.4 < facts["fsdp"]["share"] < 0.6, "half of the weights is here, the other half is there"
+
+
+def facts_of(ran: Path, engine: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ran / "two" / "facts.json").read_text())[engine]
+    return found
+
+
+def test_no_process_holds_more_than_its_shards_after_a_run(ran: Path) -> None:
+    """Of all tensors that are alive, as a multiple of the weights: half of the matrices, and what is no matrix."""
+    assert all(0.99 < share < 1.1 for share in facts_of(ran, "ddp")["held"])
+    assert all(share < 0.55 for share in facts_of(ran, "fsdp")["held"])
+
+
+@pytest.fixture(scope="module")
+def one_run(folder: Path) -> Path:
+    """What two processes do with folders, by this one alone and without an interruption."""
+    out = folder / "one"
+    whole_run(folder, out / "run", interrupted=False)
+    diverged(folder, out / "diverged")
+    (out / "evaluation.json").write_text(json.dumps(used(folder, out / "run", out / "p.parquet", World(), False)))
+    return out
+
+
+def files(run: Path) -> list[str]:
+    return sorted(file.relative_to(run).as_posix() for file in run.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["run", "diverged"])
+def test_a_run_folder_of_two_processes_is_that_of_one(ran: Path, one_run: Path, engine: str, name: str) -> None:
+    """Two processes were ended by a signal that one of them got, and went on."""
+    together, alone = ran / "two" / engine / name, one_run / name
+    assert files(together) == files(alone)
+    for use in ("advised", "last"):
+        ours, theirs = (weights(Classifier.from_pretrained(run, use=use)) for run in (together, alone))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.allclose(ours[key], theirs[key], atol=1e-5) for key in ours)
+    ours, theirs = (json.loads((run / "run.json").read_text()) for run in (together, alone))
+    assert ours["status"] == theirs["status"] == {"run": "finished", "diverged": "diverged"}[name]
+    assert ("resumed" in ours) is (name == "run")
+    if name == "run":
+        pd.testing.assert_frame_equal(*(pd.read_csv(run / "predictions.csv") for run in (together, alone)), atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_predictions_and_figures_of_two_processes_are_those_of_one(ran: Path, one_run: Path, engine: str) -> None:
+    tables = [pd.read_parquet(file) for file in (ran / "two" / engine / "predictions.parquet", one_run / "p.parquet")]
+    pd.testing.assert_frame_equal(*tables, check_exact=False, atol=1e-5)
+    for name, figure in json.loads((one_run / "evaluation.json").read_text()).items():
+        assert facts_of(ran, engine)[name] == figure, name
 
 
 def test_lists_of_files_must_agree_in_more_than_their_length(ran: Path) -> None:

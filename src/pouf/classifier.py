@@ -38,7 +38,7 @@ from pouf.training.adaptation import Adaptation, adapt
 from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, make_plan
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, search, stand_at, usual_grid
-from pouf.training.sharding import asks_to_shard, start_alike
+from pouf.training.sharding import asks_to_shard, share_out
 from pouf.training.trainer import about_run
 from pouf.validation.drift import KeptNames, other_names
 from pouf.validation.names import absent_names
@@ -119,7 +119,7 @@ class Classifier(BaseClassifier):
             told.insert(0, writer)
         with run_session(writer, told):
             if asks_to_shard(self, plan.recipe, join(self.device)):
-                start_alike(self, plan.recipe, join(self.device))  # before anything is computed
+                share_out(self)  # before anything is computed
             kept = self._kept(keep_classes, keep_data, plan, cache)
             result = adapt(
                 self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=told, resume=resume,

@@ -36,12 +36,18 @@ T = TypeVar("T")
 def load_run(run: Path, place: InferenceOptions, *uses: str) -> list[Classifier]:
     """States of a run, in the order asked for."""
     from pouf.classifier import Classifier
+    from pouf.distributed import launched_sharding, started_processes
+    from pouf.training.sharding import share_out, wait_for_shards
 
-    device = place.place()
-    return [
-        Classifier.from_pretrained(run, use=use, device=device, trust_model=place.trust_model)  # type: ignore[arg-type]
-        for use in uses
-    ]
+    def load(use: str) -> Classifier:
+        classifier = Classifier.from_pretrained(run, use=use, trust_model=place.trust_model)  # type: ignore[arg-type]
+        if not (launched_sharding() and started_processes() > 1):
+            return classifier.to(place.place())
+        wait_for_shards(classifier.backbone, place.place())
+        share_out(classifier)
+        return classifier
+
+    return [load(use) for use in uses]
 
 
 class Task(NamedTuple):

@@ -87,11 +87,12 @@ def predict(
         share = predict_share(out_file, classifier, data, inference, extras, seen)
     counts = {name: len(where) for name, where in flags.items()} | ({"unknown": len(said)} if unknown else {})
     counts = {name: sum(world.gather_objects(count)) for name, count in counts.items()}
+    absent = absent_names(classifier, share.sample)
     if not world.is_first:
         return
     facts: dict[str, Any] = {
         "n": share.n, "skipped": len(data.skipped), "used": use, "predictions": str(out_file),
-        "absent": absent_names(classifier, share.sample), **counts,
+        "absent": absent, **counts,
     }  # fmt: skip
     if use == "advised":
         facts |= {"used": there.verdict.advised, "verdict": there.verdict.message}

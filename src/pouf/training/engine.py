@@ -153,8 +153,10 @@ class Engine:
         return all(self.world.gather_objects(all(bool(local(p).isfinite().all()) for p in self.parameters.values())))
 
     def settle(self) -> None:
-        """After the last step, however it ended."""
+        """After the last step, however it ended: gradients and whole layers go."""
         self.classifier.eval()
+        for parameter in self.parameters.values():
+            parameter.grad = None
         if self.sharded:
             fold(self.classifier.backbone)
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pouf.base import BaseClassifier
-from pouf.distributed import World, launched_resharding, launched_sharding, launched_wrapping, named_losses
+from pouf.distributed import World, join, launched_resharding, launched_sharding, launched_wrapping, named_losses
 from pouf.errors import InputError
 from pouf.models.base import Backbone
 from pouf.models.precomputed import Precomputed
@@ -37,13 +37,18 @@ def wait_for_shards(backbone: Backbone, device: str | torch.device) -> None:
     backbone.logit_scale.data = backbone.logit_scale.data.to(device)
 
 
+def share_out(classifier: BaseClassifier) -> None:
+    """Shard a classifier over all processes that were started, for prediction or before it is adapted."""
+    world = join(classifier.device)
+    if world.size > 1 and not isinstance(classifier.backbone, Precomputed) and not classifier.backbone.sharded:
+        shard(classifier.backbone, world)
+
+
 def start_alike(classifier: BaseClassifier, recipe: Recipe, world: World) -> None:
     """All processes get the weights of the first: its shards where these are asked for, else copies."""
-    if classifier.backbone.sharded:
-        return
     if asks_to_shard(classifier, recipe, world):
-        shard(classifier.backbone, world)
-    else:
+        share_out(classifier)
+    elif not classifier.backbone.sharded:
         world.broadcast_weights(classifier)
 
 
