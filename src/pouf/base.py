@@ -20,6 +20,7 @@ from pouf.data.vectors import as_table
 from pouf.distributed import ALONE, World
 from pouf.errors import InputError, one_of
 from pouf.inference import FeatureSet, InferenceConfig, encode, encode_blocks, encode_share
+from pouf.lockstep import PROMPTS, in_pieces
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.base import Scores, check_modality, class_means, evaluating
 from pouf.models.causal_lm import CausalLM
@@ -423,7 +424,7 @@ class BaseClassifier(nn.Module, ModelHubMixin):
                 yield encoded
 
         self._check(data)
-        prototypes = self.fixed_prototypes() if prototypes is None else prototypes
+        prototypes = self.fixed_prototypes(inference.world) if prototypes is None else prototypes
         with evaluating(self):
             for encoded in features():
                 yield from self.score_blocks(encoded, prototypes=prototypes)
@@ -466,10 +467,20 @@ class BaseClassifier(nn.Module, ModelHubMixin):
         return FeatureSet([index for part in indices for index in part], features)
 
     @torch.no_grad()
-    def fixed_prototypes(self) -> Tensor:
-        """For prediction: without a gradient and without dropout, also in the middle of training."""
+    def fixed_prototypes(self, world: World = ALONE) -> Tensor:
+        """For prediction: without a gradient and without dropout, also in the middle of training.
+
+        Args:
+            world: the processes that share the prompts, and all get the prototypes.
+        """
         with evaluating(self):
-            return self.prototypes()
+            total = sum(self.prompts_per_class()) if world.size > 1 else 0
+            if not total:
+                return self.prototypes()
+            own, most = list(world.share(range(total))), -(-total // world.size)
+            cut = in_pieces(own, -(-most // PROMPTS))
+            encoded = torch.cat([self.encode_prompts(rows or [0])[: len(rows)] for rows in cut])
+            return self.prototypes_of(world.gather(encoded))
 
     @torch.no_grad()
     def scores(self, encoded: FeatureSet) -> Scores:
@@ -489,9 +500,9 @@ class BaseClassifier(nn.Module, ModelHubMixin):
                 logits = self.postprocessor(features, logits)
             yield Predictions(encoded.indices[start : start + rows], logits.float().log_softmax(1).cpu())
 
-    def log_probabilities(self, encoded: FeatureSet) -> Tensor:
+    def log_probabilities(self, encoded: FeatureSet, prototypes: Tensor | None = None) -> Tensor:
         """(n, k), all blocks together."""
-        blocks = [block.log_probabilities for block in self.score_blocks(encoded)]
+        blocks = [block.log_probabilities for block in self.score_blocks(encoded, prototypes=prototypes)]
         return torch.cat(blocks) if blocks else torch.zeros(0, len(self.classes))
 
     @torch.no_grad()
@@ -512,9 +523,11 @@ class BaseClassifier(nn.Module, ModelHubMixin):
         self.postprocessor = world.broadcast(fitted.cpu()).to(self.device)  # a tensor of a GPU would stay on that one
 
     @torch.no_grad()
-    def nearness(self, encoded: FeatureSet) -> Tensor:
+    def nearness(self, encoded: FeatureSet, prototypes: Tensor | None = None) -> Tensor:
         """(n,): cosine of each feature with the nearest prototype."""
-        prototypes = F.normalize(self.fixed_prototypes().float(), dim=1)
+        prototypes = F.normalize((self.fixed_prototypes() if prototypes is None else prototypes).float(), dim=1)
+        if not encoded.indices:
+            return torch.zeros(0)
         features = F.normalize(encoded.features.float().to(prototypes.device), dim=1)
         return (features @ prototypes.T).max(1).values.cpu()
 

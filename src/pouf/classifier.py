@@ -277,7 +277,7 @@ class Classifier(BaseClassifier):
         Callbacks(told).phase("writing predictions and report")
         world = inference.world
         own = self.encode_share(data, inference)
-        blocks = self.score_blocks(own, prototypes=self.fixed_prototypes())
+        blocks = self.score_blocks(own, prototypes=self.fixed_prototypes(world))
         rows = in_turns(prediction_rows(self.classes, data, blocks), world)
         if world.is_first:
             result.files["predictions"] = write_rows(run / PREDICTIONS, rows)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import TypeVar
 
 from torch import Tensor
 
 from pouf.data.loader import Read
 from pouf.distributed import World
 
+T = TypeVar("T")
+PROMPTS = 256  # encoded at once at most: encoders cut there by themselves, and would do so unequally often
 NOTHING = Read([], {}, {})
 
 
@@ -51,3 +55,9 @@ def in_step(reads: Iterator[Read], world: World) -> Iterator[tuple[Read, dict[st
             yield read, tensors
         elif read.failed:
             yield read, {}
+
+
+def in_pieces(items: list[T], count: int) -> list[list[T]]:
+    """So many pieces of about equal size; some are empty where there are fewer items."""
+    bounds = [len(items) * i // count for i in range(count + 1)]
+    return [items[first:last] for first, last in pairwise(bounds)]

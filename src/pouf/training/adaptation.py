@@ -230,7 +230,7 @@ def _for_few_classes(
         return recipe
     encoded, world = classifier.encode_share(data, inference), inference.world
     total = torch.zeros(len(classifier.classes))
-    for block in classifier.score_blocks(encoded):
+    for block in classifier.score_blocks(encoded, prototypes=classifier.fixed_prototypes(world)):
         total = total + block.log_probabilities.exp().sum(0)
     used = world.broadcast(share_of_classes(world.sum(total) / sum(world.gather_objects(len(encoded.indices)))))
     if used >= recipe.few_classes:
@@ -256,7 +256,8 @@ def _keep_shares(
     """
     if data is None or data.streamed or not recipe.objective.information:
         return recipe, Held(None, None)
-    own, world = classifier.log_probabilities(classifier.encode_share(data, inference)), inference.world
+    encoded, world = classifier.encode_share(data, inference), inference.world
+    own = classifier.log_probabilities(encoded, classifier.fixed_prototypes(world))
     n = sum(world.gather_objects(len(own)))
     counts = world.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
     mean = own.exp().mean(0) if world.size == 1 else world.sum(own.exp().sum(0)) / n

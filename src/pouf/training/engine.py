@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from pouf.base import BaseClassifier
 from pouf.distributed import World, launched_precision, launched_sharding, named_losses
 from pouf.errors import InputError
+from pouf.lockstep import PROMPTS, in_pieces
 from pouf.recipe import Recipe
 from pouf.shards import is_shard, local
 from pouf.training.sharding import average_gradients, fold
-from pouf.training.step import LossOf, OwnInputs, Piece, PromptPiece, StepLoss, StepModule, in_pieces
+from pouf.training.step import LossOf, OwnInputs, Piece, PromptPiece, StepLoss, StepModule
 from pouf.tuners import Tuner
 
 T = TypeVar("T")
-PROMPTS = 256  # encoded at once at most
 
 
 class Engine:
@@ -127,7 +127,7 @@ class Engine:
             return []
         most = -(-total // self.world.size)  # prompts of a process
         size = min(self.recipe.compute.chunk or most, most)
-        if self.sharded:  # encoders cut at this size by themselves, and would do so unequally often
+        if self.sharded:
             size = min(size, PROMPTS)
         first = self.world.rank * (total + 1)
         cut = in_pieces(list(self.world.share(range(total))), -(-most // size))

@@ -24,11 +24,11 @@ from pouf.data.random_batches import Draw, RandomBatches
 from pouf.distributed import World
 from pouf.errors import InputError
 from pouf.inference import FeatureSet, InferenceConfig
-from pouf.lockstep import Spare
+from pouf.lockstep import Spare, in_pieces
 from pouf.recipe import Recipe
 from pouf.training.engine import Engine
 from pouf.training.state import random_state, set_random_state
-from pouf.training.step import OwnInputs, Piece, in_pieces
+from pouf.training.step import OwnInputs, Piece
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from pouf.recipe import Optimisation
+from pouf.shards import is_shard
 
 Groups = list[dict[str, Any]]
 
@@ -24,7 +24,7 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], settings: Optimisatio
     ]
     # Shards and whole tensors can't be updated by one call.
     groups = [
-        group | {"params": [p for p in group["params"] if isinstance(p, DTensor) is sharded]}
+        group | {"params": [p for p in group["params"] if is_shard(p) is sharded]}
         for group in groups
         for sharded in (False, True)
     ]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,6 @@ from pouf.errors import InputError
 from pouf.models.base import Scores
 from pouf.recipe import Recipe
 
-T = TypeVar("T")
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -103,12 +101,6 @@ class StepModule(nn.Module):
 
 def _first(rows: Tensor, kept: int) -> Tensor:
     return rows if kept == len(rows) else rows[:kept].clone()
-
-
-def in_pieces(items: list[T], count: int) -> list[list[T]]:
-    """So many pieces of about equal size; some are empty where there are fewer items."""
-    bounds = [len(items) * i // count for i in range(count + 1)]
-    return [items[first:last] for first, last in pairwise(bounds)]
 
 
 def precision(recipe: Recipe, device: torch.device, losses: bool = False) -> torch.autocast:

@@ -279,8 +279,9 @@ class Sample:
             changed = classifier.encode(self.few, fresh, transform=self.perturb)
             self.narrow({i for i in seen.indices if i >= len(self.few) or i in changed.indices})
             seen, changed = (each.only(set(self.before.indices)) for each in (seen, changed))
-        probabilities = [classifier.log_probabilities(each).exp() for each in (seen, changed)]
-        return SnapshotPredictions(probabilities[0], probabilities[1], classifier.nearness(seen))
+        prototypes = classifier.fixed_prototypes(self.inference.world)
+        probabilities = [classifier.log_probabilities(each, prototypes).exp() for each in (seen, changed)]
+        return SnapshotPredictions(probabilities[0], probabilities[1], classifier.nearness(seen, prototypes))
 
 
 def _size(n: float) -> str:

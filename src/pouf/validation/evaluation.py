@@ -64,24 +64,25 @@ def compare(
     inputs, world = labelled.inputs, inference.world
     before = zero_shot.encode_share(inputs, inference)
     labels = torch.tensor([labelled.labels[index] for index in before.indices], dtype=torch.long)
-    marginal = _log_marginal(zero_shot, before, world)
+    prototypes = zero_shot.fixed_prototypes(world)
+    marginal = _log_marginal(zero_shot, before, prototypes, world)
 
-    def counted(classifier: BaseClassifier, own: FeatureSet, bias: Tensor | None = None) -> Counts:
+    def counted(classifier: BaseClassifier, own: FeatureSet, prototypes: Tensor, bias: Tensor | None = None) -> Counts:
         counts = Counts.none(len(classifier.classes))
         rows = iter(labels.split(ROWS))
-        for block in classifier.score_blocks(own, ROWS):
+        for block in classifier.score_blocks(own, ROWS, prototypes):
             logs = block.log_probabilities if bias is None else block.log_probabilities - bias
             counts.add(logs.argmax(1), next(rows))
         return counts
 
-    found, changed = {"zero_shot": counted(zero_shot, before)}, False
-    found["prior_corrected"] = counted(zero_shot, before, marginal)
+    found, changed = {"zero_shot": counted(zero_shot, before, prototypes)}, False
+    found["prior_corrected"] = counted(zero_shot, before, prototypes, marginal)
     for name, classifier in (("last", last), ("advised", advised)):
         after = classifier.encode_share(inputs, inference)
         if any(world.gather_objects(after.indices != before.indices)):
             changed = True
             break
-        found[name] = counted(classifier, after)
+        found[name] = counted(classifier, after, classifier.fixed_prototypes(world))
     if changed or not sum(world.gather_objects(len(labels))):
         raise InputError(f"{inputs.source}: no labelled input is left, or they changed while they were read")
     total = {name: Counts(world.sum(counts.pairs)) for name, counts in found.items()}
@@ -121,9 +122,9 @@ class Counts(NamedTuple):
 
 
 @torch.no_grad()
-def _log_marginal(classifier: BaseClassifier, own: FeatureSet, world: World) -> Tensor:
+def _log_marginal(classifier: BaseClassifier, own: FeatureSet, prototypes: Tensor, world: World) -> Tensor:
     """log mean_i p(y|x_i) over the inputs of all processes: (k,)."""
-    sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, ROWS)]
+    sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, ROWS, prototypes)]
     told = world.gather_objects((sums, len(own.indices)))
     each = [row for rows, _ in told for row in rows]
     n = sum(count for _, count in told)
