@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,11 +42,13 @@ from pouf.data.labelled import Labelled, Shots
 from pouf.demo import DIGITS
 from pouf.distributed import World, join
 from pouf.inference import InferenceConfig
+from pouf.models.demonstrations import Demonstrations
 from pouf.runs.predictions import predict_share
 from pouf.shards import full, local
-from pouf.training import trainer
+from pouf.training import adaptation, trainer
 from pouf.training.engine import Engine
 from pouf.training.sharding import share_out
+from pouf.validation.checkpoints import Checkpoints
 from pouf.validation.evaluation import compare
 
 EVERYWHERE: dict[str, object] = {}  # settings of all cases
@@ -100,6 +103,15 @@ def cloze(folder: Path, tune: str, **settings: object) -> Classifier:
     return classifier
 
 
+def demonstrated(folder: Path, tune: str) -> Classifier:
+    """Each text is shown among shots: how many different inputs that makes differs from process to process."""
+    classifier = Classifier.from_pretrained(folder / "lm", ["bad", "good"], ["{text} it was [MASK]."])
+    shots = Shots(Texts(TEXTS[:5]), F.one_hot(torch.tensor([1, 0, 0, 1, 1]), 2).float())
+    classifier.demonstrations = Demonstrations.from_shots(shots, samples=3)
+    train(classifier, Texts(TEXTS), recipe(tune, postprocess="prior-correction"))
+    return classifier
+
+
 def some_unreadable(folder: Path, tune: str, **settings: object) -> Classifier:
     """Most files are no pictures: now and then a process has nothing of its own."""
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
@@ -148,7 +160,15 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
         folder, "prompt", **{"tuner.class_specific": True, "compute.chunk": 4}
     ),
     "prototypes": lambda folder: images(folder, "prototypes"),
+    "texts prototypes": lambda folder: texts(folder, "prototypes", postprocess="refinement"),
+    "cloze prototypes": lambda folder: cloze(folder, "prototypes"),
     "lora": lambda folder: images(folder, "lora"),
+    "texts lora": lambda folder: texts(folder, "lora", **{"objective.prior": "estimated", "compute.chunk": 2}),
+    "cloze lora": lambda folder: cloze(folder, "lora"),
+    "layernorm, all at once": lambda folder: some_unreadable(
+        folder, "layernorm", postprocess="refinement", **{"objective.prior": "estimated", "compute.chunk": 1}
+    ),
+    "demonstrations": lambda folder: demonstrated(folder, "full"),
     "cloze, chunks": lambda folder: cloze(folder, "full", **{"compute.chunk": 2}),
     # A layer that no step uses must not decay.
     "decay": lambda folder: texts(
@@ -178,6 +198,20 @@ def other_start(folder: Path) -> Classifier:
     return classifier
 
 
+def other_choice(folder: Path) -> Classifier:
+    """Where the processes would choose and judge differently, as by a tie, all stand where the first says."""
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    plain = (Checkpoints.choose, adaptation.assess)
+    if os.environ.get("RANK", "0") != "0":
+        Checkpoints.choose = lambda self: plain[0](self)._replace(step=0)  # type: ignore[method-assign]
+        adaptation.assess = lambda *given: replace(plain[1](*given), advised="zero-shot")  # type: ignore[assignment]
+    try:
+        adaptation.adapt(classifier, Images.from_folder(folder / "images"), recipe("full", snapshots=2))
+    finally:
+        Checkpoints.choose, adaptation.assess = plain  # type: ignore[method-assign]
+    return classifier
+
+
 def resumed(
     classifier: Callable[[], Classifier], data: Unlabelled, checkpoints: Path, **settings: object
 ) -> Classifier:
@@ -200,6 +234,7 @@ def resumed(
 
 CASES |= {
     "other start": other_start,
+    "other choice": other_choice,
     "resumed": lambda folder: resumed(
         lambda: Classifier.from_pretrained(EMBEDDED, DIGITS), Images.from_folder(folder / "images"), folder / "resumed"
     ),
@@ -275,6 +310,19 @@ def disagreeing(folder: Path, world: World) -> str:
     return "nothing was said"
 
 
+def disagreeing_contents(out: Path, world: World) -> str:
+    """Files of the same names and sizes, and of other contents."""
+    own = out / f"contents of {world.rank}"
+    own.mkdir(parents=True)
+    for number in range(4):
+        Image.new("RGB", (8, 8), (world.rank, number, 0)).save(own / f"{number}.bmp")
+    try:
+        train(Classifier.from_pretrained(EMBEDDED, DIGITS), Images.from_folder(own), recipe("full"))
+    except InputError as error:
+        return str(error)
+    return "nothing was said"
+
+
 def _failing_at_the_second_call(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     calls: list[int] = []
 
@@ -328,7 +376,9 @@ def main() -> None:
         lost(world)
     if os.environ.get("FAILS_ON_RANK") == str(world.rank):
         Classifier.encode_prompts = _failing_at_the_second_call(Classifier.encode_prompts)  # type: ignore[method-assign]
-    facts: dict[str, object] = {"disagreeing": disagreeing(given.folder, world)}
+    facts: dict[str, object] = {
+        "disagreeing": [disagreeing(given.folder, world), disagreeing_contents(given.out, world)],
+    }
     for engine in given.engines:
         EVERYWHERE.update({"compute.shard": True} if engine == "fsdp" else {})
         for name in given.cases:

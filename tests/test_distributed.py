@@ -35,7 +35,8 @@ HERE = Path(__file__).parent
 SCRIPT = str(HERE / "distributed_cases.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 QUICK = ["images full", "few readable, chunks", "descriptions, chunks", "cloze full", "vectors, refined", "views",
-         "decay", "other start", "resumed", "resumed, adamw", "anchored, ended by one"]  # fmt: skip
+         "decay", "other start", "other choice", "demonstrations", "resumed", "resumed, adamw",
+         "anchored, ended by one"]  # fmt: skip
 CONFIG = """
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -157,9 +158,9 @@ def test_predictions_and_figures_of_two_processes_are_those_of_one(ran: Path, on
         assert facts_of(ran, engine)[name] == figure, name
 
 
-def test_lists_of_files_must_agree_in_more_than_their_length(ran: Path) -> None:
+def test_lists_of_files_must_agree_in_names_and_contents(ran: Path) -> None:
     said = json.loads((ran / "two" / "facts.json").read_text())["disagreeing"]
-    assert said == "processes 0 and 1 see different inputs: give all processes the same"
+    assert said == ["processes 0 and 1 see different inputs: give all processes the same"] * 2
 
 
 def test_accelerate_launch_shards_as_its_config_says(folder: Path, tmp_path: Path, alone) -> None:
