@@ -107,6 +107,9 @@ class RunWriter(Callback):
                 write_json(self.folder / DESCRIPTIONS, dict(named))
             (self.folder / METRICS).touch()
         except OSError as error:
+            with suppress(OSError):
+                self._as_it_was()
+            self.lock.release()
             raise InputError(f"can't write into the run folder {str(folder)!r}: {error}. Choose another") from None
 
     def on_resume(self, history: list[Step]) -> None:
@@ -181,22 +184,20 @@ class RunWriter(Callback):
             stack.callback(self.lock.release)
             if self.done:
                 return
-            if not self.logged and self.overwrites and (self.folder / BEFORE).is_dir():
-                self._bring_back()
-            elif not self.logged and isinstance(error, InputError):
-                self._undo()
+            if not self.logged and (self.overwrites or isinstance(error, InputError)):
+                self._as_it_was()
             elif not self.trains:
                 with suppress(OSError):
                     write_json(self.folder / MANIFEST, self.manifest | {"status": _status(error), "error": str(error)})
             elif not isinstance(error, AtOnce):
                 self._save_broken_off(error)
 
-    def _bring_back(self) -> None:
-        bring_back(self.folder)
-        self._free()
-
-    def _undo(self) -> None:
-        if self.fresh:
+    def _as_it_was(self) -> None:
+        """The folder before this run."""
+        if self.overwrites and (self.folder / BEFORE).is_dir():
+            bring_back(self.folder)
+            self._free()
+        elif self.fresh:
             shutil.rmtree(self.folder)  # the next try may use the same name
         else:
             for name, text in self.before.items():
