@@ -430,6 +430,10 @@ def test_vectors_go_all_the_way(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--features", "f.npz"], "--features and --prototypes belong together"),
+        (
+            ["--features", "f.npz", "--prototypes", "f.npz", "--model", EMBEDDED, "--template", "a {}"],
+            "--prototypes stand for a model and its prompts: leave out --model, --template",
+        ),
         (["--features", "f.npz", "--images", "."], "give one of --images DIR, --texts FILE and --features FILE"),
         (["--images", ".", "--model", EMBEDDED], "no classes: give --classes"),
         (

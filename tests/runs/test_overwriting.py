@@ -214,3 +214,18 @@ def test_a_search_that_breaks_off_in_its_first_trial_can_be_gone_on_with(tmp_pat
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
     searched(resume=True)
     assert not (tmp_path / "run" / CHECKPOINTS).exists()
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    adapted(tmp_path / "run", report=False)
+    before, (soft, hard) = contents(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for place, options in (("run", {"overwrite": True}), ("new", {})):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))  # a full disk to whoever writes more than that
+        try:
+            with pytest.raises(InputError, match="can't write into the run folder"):
+                adapted(tmp_path / place, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert contents(tmp_path / "run") == before and not (tmp_path / "new").exists()
+    adapted(tmp_path / "run", overwrite=True, report=False)  # it is free

@@ -101,6 +101,9 @@ def read_task(
     if (source.features is not None) != (source.prototypes is not None):
         raise InputError("--features and --prototypes belong together: give both, or a --model and data")
     if source.prototypes is not None:
+        unused = {"--model": model.model, "--revision": model.revision, "--template": model.template, "--words": words}
+        if given := [name for name, value in unused.items() if value]:
+            raise InputError(f"--prototypes stand for a model and its prompts: leave out {', '.join(given)}")
         classifier = Classifier.from_vectors(source.prototypes, classes and classes.as_given())
     elif classes is None:
         raise InputError("no classes: give --classes, as cat,dog")

@@ -33,24 +33,33 @@ def set_aside(folder: Path) -> None:
             remove(child)
     else:
         shutil.rmtree(aside, ignore_errors=True)
-        (aside / CHECKPOINTS).mkdir(parents=True)
-        for child in _checkpoints(folder):
-            child.rename(aside / CHECKPOINTS / child.name)
-        for child in sorted(written, key=lambda child: child.name == MANIFEST):  # by which it is known as a run
-            child.rename(aside / child.name)
+        try:
+            (aside / CHECKPOINTS).mkdir(parents=True)
+            for child in _checkpoints(folder):
+                child.rename(aside / CHECKPOINTS / child.name)
+            for child in sorted(written, key=lambda child: child.name == MANIFEST):  # by which it is known as a run
+                child.rename(aside / child.name)
+        except OSError:
+            _back(folder)
+            raise
     for child in _checkpoints(folder):
         remove(child)
 
 
 def bring_back(folder: Path) -> None:
     """The run that waited, with what it could be gone on from, as if nothing had happened."""
-    own, aside = _written(folder), folder / BEFORE
+    own = _written(folder)
     for child in [child for child in folder.iterdir() if child.name in own] + _checkpoints(folder):
         remove(child)
-    for child in [*(aside / CHECKPOINTS).iterdir(), *aside.iterdir()]:
+    _back(folder)
+
+
+def _back(folder: Path) -> None:
+    aside = folder / BEFORE
+    for child in [*aside.glob(f"{CHECKPOINTS}/*"), *aside.glob("*")]:
         if child != aside / CHECKPOINTS:
             child.rename(folder / child.relative_to(aside))
-    shutil.rmtree(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

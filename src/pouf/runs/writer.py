@@ -107,6 +107,9 @@ class RunWriter(Callback):
                 write_json(self.folder / DESCRIPTIONS, dict(named))
             (self.folder / METRICS).touch()
         except OSError as error:
+            with suppress(OSError):
+                self._as_it_was()
+            self.lock.release()
             raise InputError(f"can't write into the run folder {str(folder)!r}: {error}. Choose another") from None
 
     def on_resume(self, history: list[Step]) -> None:
@@ -167,26 +170,23 @@ class RunWriter(Callback):
             stack.callback(self.lock.release)
             if self.done:
                 return
-            takes_back = not self.logged and self.overwrites and (self.folder / BEFORE).is_dir()
-            undoes = not self.logged and isinstance(error, InputError)
-            wanted = self.trains and not takes_back and not undoes and not isinstance(error, AtOnce)
+            undoes = not self.logged and (self.overwrites or isinstance(error, InputError))
+            wanted = self.trains and not undoes and not isinstance(error, AtOnce)
             saves = all_can_save(self.classifier, error, wanted)
-            if takes_back:
-                self._bring_back()
-            elif undoes:
-                self._undo()
+            if undoes:
+                self._as_it_was()
             elif saves:
                 self._save_broken_off(error)
             elif wanted or not self.trains:
                 with suppress(OSError):
                     write_json(self.folder / MANIFEST, self.manifest | {"status": _status(error), "error": str(error)})
 
-    def _bring_back(self) -> None:
-        bring_back(self.folder)
-        self._free()
-
-    def _undo(self) -> None:
-        if self.fresh:
+    def _as_it_was(self) -> None:
+        """The folder before this run."""
+        if self.overwrites and (self.folder / BEFORE).is_dir():
+            bring_back(self.folder)
+            self._free()
+        elif self.fresh:
             shutil.rmtree(self.folder)  # the next try may use the same name
         else:
             for name, text in self.before.items():
