@@ -20,9 +20,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import REVIEWS, groups
 from hub_server import hub as serve_hub
 from PIL import Image
+from small_models import masked_lm, sentence_encoder
 
+import pouf
 from pouf import EMBEDDED, Classifier
 from pouf.demo import DIGITS, write_digits
 
@@ -93,3 +96,38 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     window.downloads = downloads
     yield window
     window.quit()
+
+
+@pytest.fixture(scope="session")
+def material(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that the documentation takes for granted, under the names it uses: a hub name may be a local folder."""
+    folder = tmp_path_factory.mktemp("material")
+    for part in ("photos", "more-photos"):
+        (folder / part).mkdir()
+    for i, image in enumerate(sorted(few_digits.rglob("*.png"), key=lambda path: path.name)):
+        if i % 3 == 0:
+            shutil.copy(image, folder / "photos")
+        elif i % 6 == 1:
+            shutil.copy(image, folder / "more-photos")
+            (folder / "labelled-photos" / image.parent.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(image, folder / "labelled-photos" / image.parent.name)
+    (folder / "digits.txt").write_text("".join(f"{name}\n" for name in DIGITS))
+    for name, texts in (("reviews", REVIEWS * 4), ("more-reviews", REVIEWS[::-1])):
+        (folder / f"{name}.csv").write_text("text\n" + "".join(f"{text} {i}\n" for i, text in enumerate(texts)))
+    sentence_encoder(folder / "sentence-transformers" / "all-MiniLM-L6-v2")
+    shutil.copytree(Path(pouf.__file__).parent / "assets" / "tiny-clip", folder / "openai/clip-vit-base-patch16")
+    masked_lm(folder / "roberta-base", "roberta")
+    features, prototypes = groups(spread=0.4, apart=0.4)
+    np.save(folder / "features.npy", features.numpy())
+    np.save(folder / "more-features.npy", features.flip(0)[:30].numpy())
+    np.savez(folder / "prototypes.npz", prototypes=prototypes.numpy(), names=np.array(list("abcdef")))
+    return folder
+
+
+@pytest.fixture
+def place(material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own with all of it, which the code runs in."""
+    folder = tmp_path / "here"
+    shutil.copytree(material, folder)
+    monkeypatch.chdir(folder)
+    return folder

@@ -6,22 +6,18 @@ import csv
 import importlib.util
 import json
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import typer.main
 from cli_runner import pouf
-from helpers import REVIEWS, groups
+from doc_pages import PAGES, QUICKSTART, README, ROOT, blocks, command_lines, prose, run_commands
 from hub_server import environment_for
-from small_models import masked_lm, sentence_encoder
 
 import pouf as pouf_package
 from pouf import METHODS, Classifier, Verdict
@@ -32,20 +28,9 @@ from pouf.recipe import PRESETS, recipe_names
 from pouf.runs.folder import Run
 from pouf.validation.diagnostics import RULES
 
-ROOT = Path(__file__).parent.parent
-README, QUICKSTART = ROOT / "README.md", ROOT / "docs" / "quickstart.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 INLINE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def prose(text: str) -> str:
-    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def sections(file: Path) -> dict[str, str]:
@@ -54,53 +39,10 @@ def sections(file: Path) -> dict[str, str]:
     return {part.splitlines()[0]: part for part in parts}
 
 
-def command_lines(text: str) -> list[str]:
-    """Every command of the console blocks; a backslash continues a line."""
-    shown = "".join(blocks(text, "console")).replace("\\\n", " ")
-    return [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]
-
-
 def table(text: str, heading: str) -> list[str]:
     """The first column of the table with this heading, as it stands there."""
     _, rows = text.split(f"| {heading} |", 1)
     return [row.split("|")[1].strip() for row in rows.split("\n\n")[0].splitlines()[2:]]
-
-
-@pytest.fixture(scope="session")
-def material(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All that the documentation takes for granted, under the names it uses: a hub name may be a local folder."""
-    folder = tmp_path_factory.mktemp("material")
-    for part in ("photos", "more-photos"):
-        (folder / part).mkdir()
-    for i, image in enumerate(sorted(few_digits.rglob("*.png"), key=lambda path: path.name)):
-        if i % 3 == 0:
-            shutil.copy(image, folder / "photos")
-        elif i % 6 == 1:
-            shutil.copy(image, folder / "more-photos")
-            (folder / "labelled-photos" / image.parent.name).mkdir(parents=True, exist_ok=True)
-            shutil.copy(image, folder / "labelled-photos" / image.parent.name)
-    (folder / "digits.txt").write_text("".join(f"{name}\n" for name in DIGITS))
-    for name, texts in (("reviews", REVIEWS * 4), ("more-reviews", REVIEWS[::-1])):
-        (folder / f"{name}.csv").write_text("text\n" + "".join(f"{text} {i}\n" for i, text in enumerate(texts)))
-    sentence_encoder(folder / "sentence-transformers" / "all-MiniLM-L6-v2")
-    shutil.copytree(
-        Path(pouf_package.__file__).parent / "assets" / "tiny-clip", folder / "openai/clip-vit-base-patch16"
-    )
-    masked_lm(folder / "roberta-base", "roberta")
-    features, prototypes = groups(spread=0.4, apart=0.4)
-    np.save(folder / "features.npy", features.numpy())
-    np.save(folder / "more-features.npy", features.flip(0)[:30].numpy())
-    np.savez(folder / "prototypes.npz", prototypes=prototypes.numpy(), names=np.array(list("abcdef")))
-    return folder
-
-
-@pytest.fixture
-def place(material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of one's own with all of it, which the code runs in."""
-    folder = tmp_path / "here"
-    shutil.copytree(material, folder)
-    monkeypatch.chdir(folder)
-    return folder
 
 
 def run_python(text: str, title: str) -> dict[str, Any]:
@@ -109,16 +51,6 @@ def run_python(text: str, title: str) -> dict[str, Any]:
     for block in blocks(text, "python"):
         exec(compile(block, title, "exec"), names)
     return names
-
-
-def run_commands(text: str, place: Path) -> list[str]:
-    """What each `pouf …` says on standard output."""
-    said = []
-    for line in command_lines(text):
-        program, *arguments = shlex.split(line, comments=True)
-        assert program == "pouf", line
-        said.append(pouf(*arguments, cwd=place).stdout)
-    return said
 
 
 def names_in(folder: Path) -> set[str]:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -175,6 +176,26 @@ def test_a_dataset_of_images_streamed_or_not(few_digits: Path, tiny: Classifier)
         assert len(result.history) == 2
     with pytest.raises(InputError, match=r"take\(n\)"):
         tiny.predict(streamed)
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy", "transform"])
+def test_a_dataset_in_the_format_of_another_library(form: str, few_digits: Path, tiny: Classifier) -> None:
+    """As it is left behind by a training loop of one's own."""
+    pictures = [Image.open(path).convert("RGB") for path in sorted(few_digits.rglob("*.png"))[:12]]
+    dataset = Dataset.from_dict({"image": pictures})
+    if form == "transform":
+        given = dataset.with_transform(lambda rows: {"image": [255 - np.asarray(each) for each in rows["image"]]})
+        assert tiny.predict(given) == tiny.predict([255 - np.asarray(each) for each in pictures])
+        return
+    assert tiny.predict(dataset.with_format(form)) == tiny.predict(pictures)
+    streamed = tiny.data(dataset.to_iterable_dataset().with_format(form))
+    assert isinstance(next(iter(streamed.open())), Image.Image)
+
+
+def test_a_table_of_arrow(tmp_path: Path) -> None:
+    classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), ["bad", "good"])
+    table = Dataset.from_dict({"text": REVIEWS, "label": [0] * len(REVIEWS)}).with_format("arrow")[:]
+    assert classifier.predict(table) == classifier.predict(REVIEWS)
 
 
 def test_a_streamed_dataset_of_pairs(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def as_data(
         return Given(_named_data(inputs, modality, columns, id_columns), False)
     if isinstance(inputs, Unlabelled):
         return Given(inputs, False)
+    if hasattr(inputs, "to_pandas") and not hasattr(inputs, "with_format"):
+        inputs = inputs.to_pandas()  # a table of pyarrow or polars
     if hasattr(inputs, "column_names") and isinstance(inputs, Mapping):
         raise InputError(
             f"these are several splits of a dataset: choose one, as dataset[{next(iter(inputs), 'train')!r}]"
@@ -136,6 +138,8 @@ def _vectors(inputs: Any, columns: Sequence[str]) -> Given:
 
 def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> Unlabelled:
     """A `datasets.Dataset`, also a streamed one: one column, or two for pairs, by their usual names, and no other."""
+    if getattr(dataset, "format", {}).get("type") != "custom":  # as torch, numpy, …: pictures would be bare arrays
+        dataset = dataset.with_format(None)
     there = list(dataset.column_names or next(iter(dataset), ()))  # a stream may not know before its first row
     named = tuple(columns) if modality == "text" and len(columns) == 2 else None
     if named is None:
@@ -152,7 +156,7 @@ def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> U
         return Stream.from_dataset(dataset, named, modality)
     column = _Column(dataset, named)
     if modality == "image":
-        return Images(column, RowNumbers(len(column)), "the dataset")
+        return Images(_Pictures(dataset, named), RowNumbers(len(column)), "the dataset")
     if modality == "text":
         return Texts(list(column), source="the dataset")
     return Vectors(np.asarray(list(column), dtype=np.float32), "the dataset")
@@ -185,3 +189,10 @@ class _Column(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         row = self.dataset[index]
         return row[self.names[0]] if len(self.names) == 1 else tuple(row[name] for name in self.names)
+
+
+class _Pictures(_Column):
+    """The same, where a transform of the dataset may make arrays of them."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return _picture(super().__getitem__(index))
