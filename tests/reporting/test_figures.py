@@ -18,6 +18,7 @@ from pouf.demo import DIGITS
 from pouf.reporting.figures import (
     Comparison,
     View,
+    _in_one_place,
     embed,
     histogram,
     lambda_sweep,
@@ -178,7 +179,16 @@ def test_names_of_prototypes_lie_on_no_star_no_point_and_no_other_name() -> None
         assert all(abs(x - a) >= 3 * len(name) or abs(y - 4 - (b + 9)) >= 12 for a, b in stars)
         assert all(abs(x - a) >= 3 * len(name) or abs(y - 4 - b) >= 8 for a, b in middles)
     in_one_place = some_view(12, 100)._replace(prototypes=F.normalize(torch.ones(12, 16), dim=1))
-    assert len(texts(parse(tsne(in_one_place, names[:12])))) == 12, "the legend alone"
+    told = texts(parse(tsne(in_one_place, names[:12])))
+    assert all(name in names or ", " in name for name in told) and sum(name in names for name in told) == 12, (
+        "beside the legend, no name stands for one of several stars in a place"
+    )
+
+
+def test_two_prototypes_in_one_place_share_a_label() -> None:
+    view = some_view(2, 60)._replace(prototypes=F.normalize(torch.ones(2, 16), dim=1))
+    assert texts(parse(tsne(view, ["bad", "good"]))).count("bad, good") == 1
+    assert _in_one_place([(0, 0), (50, 0), (9, 0), (100, 0), (16, 0)]) == [[1], [3], [0, 2, 4]]
 
 
 def test_bars_hold_every_input() -> None:

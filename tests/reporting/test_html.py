@@ -22,7 +22,7 @@ from pouf.reporting.html import write_report
 from pouf.reporting.review_page import read_review, record, write_review
 from pouf.runs.folder import Run
 from pouf.validation.evaluation import wilson
-from pouf.validation.review import ask
+from pouf.validation.review import Question, Review, ask
 
 NASTY = '</script><script>document.title="broken"</script><img src=x onerror=alert(1)>'
 
@@ -88,11 +88,13 @@ def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> No
     assert neighbours.count("<img ") == neighbours.count("data-i=") == 100 and "✗" in neighbours
     about = re.search(r'id="about">(.*?)</p>', page, re.S).group(1)
     assert about == (
-        "pouf/tiny-clip, 1,797 images of here-images, 10 classes in “a photo of a {}.”; pouf changed all weights "
-        "(623,873 of 623,873 parameters) in 150 steps of 96 samples."
+        "pouf/tiny-clip, 1,797 images from here-images, 10 classes in “a photo of a {}.”; pouf changed all weights "
+        "(623,873 parameters) in 150 steps of 96 samples."
     )
-    assert page.count('class="star"') == 20 and "Colour and shape are the true class" in page
+    assert page.count('class="star"') == 20 and "Colour and shape show the true class" in page
     assert page.count("share of inputs on which both agree") == 1, "the signs that alarms go by"
+    assert "<td>classes in use <span" in page and "classes in use" not in page.split("Over time")[1].split("<h2>")[0]
+    assert f"<b>step {Run(image_run).verdict.chosen} of 150</b>" in page
     assert page.count("second opinion:") == 2
     assert "Most often taken for each other" in page
     assert "@import" not in page and page.count("<svg") >= 5
@@ -115,10 +117,11 @@ def test_an_alarm_stands_on_top_and_the_adapted_model_is_still_shown(
     run = shutil.copytree(image_run, tmp_path / "run")
     verdict = json.loads((run / "verdict.json").read_text())
     alarm = {"name": "collapse", "message": "predictions use 1.0 of 10 classes", "advice": "Slow."}
-    verdict |= {"advised": "zero-shot", "message": "Do not trust it: 1.0 of 10.", "trusted": False, "alarms": [alarm]}
+    verdict |= {"advised": "zero-shot", "message": "Do not trust it: 1.0 of 10.", "trusted": False}
+    verdict["alarms"] = [alarm, alarm | {"name": "shifted"}]
     (run / "verdict.json").write_text(json.dumps(verdict))
     page = write_report(run, Images.from_folder(few_digits)).read_text()
-    assert "Colour and shape are the predicted class" in page and "✗" not in page
+    assert "Colour and shape show the predicted class" in page and "✗" not in page
     assert 'class="verdict alarm" id="verdict">Do not trust it: 1.0 of 10.' in page
     assert '<b class="tag alarm">alarm</b> <b>collapse</b>: predictions use 1.0 of 10 classes. Slow.' in page
     items = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
@@ -218,6 +221,28 @@ def test_the_review_page_keeps_answers_over_a_reload(browser, text_run: Path) ->
             pytest.skip("this browser keeps nothing of a file over a reload, whoever stores it")
         raise AssertionError("the answers are gone after a reload")
     browser.execute_script("localStorage.clear()")
+
+
+def test_many_classes_are_in_alphabetical_order_and_each_has_keys(browser, tmp_path: Path) -> None:
+    from selenium.webdriver.common.by import By
+
+    names = [f"thing {number:02}" for number in range(40, 0, -1)] + ["Apple"]
+    questions = [Question(f"id {i}", "disagree", "thing 01", "thing 02") for i in range(5)]
+    write_review(tmp_path, Review({"disagree": 5, "agree": 0}, questions), ["a text"] * 5, names)
+    browser.get((tmp_path / "review.html").as_uri())
+    body, place = (browser.find_element(By.CSS_SELECTOR, which) for which in ("body", "#place"))
+    shown = [button.text for button in browser.find_elements(By.CSS_SELECTOR, "#classes button")]
+    assert [each[2:] for each in shown] == ["Apple", *sorted(names[:-1])]
+    assert len({each[:2] for each in shown}) == 41 and shown[0] == "11Apple" and shown[35] == "21thing 35"
+    body.send_keys("2")
+    assert "0 answered" in place.text and len(browser.find_elements(By.CSS_SELECTOR, "#classes button")) == 6
+    body.send_keys("1")  # the second key of thing 35
+    body.send_keys("0")
+    body.send_keys("/")
+    browser.switch_to.active_element.send_keys("apple\ue007")
+    assert "Question 4 of 5, 3 answered" in place.text
+    answers = browser.execute_script("return answers")
+    assert answers == {"id 0": "thing 35", "id 1": "none of these", "id 2": "Apple"} and errors(browser) == []
 
 
 @pytest.mark.parametrize("kind", ["image_run", "text_run"])

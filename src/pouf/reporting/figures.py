@@ -26,6 +26,7 @@ from pouf.reporting.svg import COLOURS, EIGHT, Series, chart, drawing, legend, m
 CLASSES = len(COLOURS)  # that have a colour, a name and a row of their own
 STARS = 100  # prototypes that are drawn
 SIDE = 400  # of a map
+TOGETHER = 3  # most stars that share a label
 HALO = {"paint_order": "stroke", "stroke": "var(--card)", "stroke_width": 3, "stroke_linejoin": "round"}
 
 
@@ -124,7 +125,7 @@ def similarities(view: View) -> Tensor:
 def paper_figures(comparison: Comparison, centred: bool = False) -> dict[str, Markup]:
     """The files of `pouf figures`, by name."""
     left, right = (tsne(view, comparison.classes, centred, comparison.changed()) for view in comparison[:2])
-    height = int(left.split('"')[3])  # of <svg width="" height="">
+    height = max(int(part.split('"')[3]) for part in (left, right))  # of <svg width="" height="">
     about = ", each centred by their own mean" if centred else ""
     titles = [text(x, 14, name + about) for x, name in ((8, "zero-shot"), (SIDE + 24, "adapted"))]
     maps = [tag("g", part, transform=f"translate({x} 18)") for x, part in ((0, left), (SIDE + 16, right))]
@@ -140,7 +141,9 @@ def tsne(view: View, classes: Sequence[str], centred: bool = False, changed: Seq
     both = np.concatenate(embed(view, centred))  # (n + k, 2)
     low, high = both.min(0), both.max(0)
     # The same scale up and across: distances can be compared.
-    placed = (SIDE / 2 + (SIDE - 24) / max(float((high - low).max()), 1e-6) * (both - (low + high) / 2)).tolist()
+    scale = (SIDE - 24) / max(float((high - low).max()), 1e-6)
+    height = max(SIDE // 2, 24 + math.ceil(scale * float((high - low)[1])))  # no empty space above and below
+    placed = (np.array([SIDE, height]) / 2 + scale * (both - (low + high) / 2)).tolist()
     n, labels, few = len(view.features), view.labels.tolist(), len(classes) <= CLASSES
     changed = changed if changed is not None else [False] * n
     parts = [
@@ -157,8 +160,8 @@ def tsne(view: View, classes: Sequence[str], centred: bool = False, changed: Seq
     if not few:
         marks = [(_point(True, 0, 0), "prediction changed"), (_point(False, 0, 0), "unchanged")]
     else:
-        parts += _labels(placed[n:], names, placed[:n])
-    named, end = legend(marks, SIDE, SIDE)
+        parts += _labels(placed[n:], names, placed[:n], height)
+    named, end = legend(marks, SIDE, height)
     return drawing(SIDE, end, *parts, tag("g", *named, class_="legend"))
 
 
@@ -167,16 +170,19 @@ def _point(changed: bool, x: float, y: float, **attributes: object) -> Markup:
     return tag("circle", cx=x, cy=y, r=size, fill=colour, fill_opacity=opacity, **attributes)
 
 
-def _labels(stars: Sequence[Sequence[float]], names: Sequence[str], points: Sequence[Sequence[float]]) -> list[Markup]:
+def _labels(
+    stars: Sequence[Sequence[float]], names: Sequence[str], points: Sequence[Sequence[float]], height: int
+) -> list[Markup]:
     """Names near their stars and on no point, star or other name. One that finds no place is left to the legend."""
     taken = [(x, y, 7.0) for x, y in stars]  # middle, and half of the width
     parts = []
-    for (x, y), name in zip(stars, names, strict=True):
-        if sum(math.hypot(x - a, y - b) < 10 for a, b in stars) > 1:
-            continue  # of stars in one place, no name tells which
+    for together in _in_one_place(stars):
+        if len(together) > TOGETHER:
+            continue
+        (x, y), name = stars[together[0]], shorten(", ".join(names[k] for k in together), 40)
         half = 3.0 * len(name) + 2
         for across, down in _around(x, y, half):
-            inside = half <= across <= SIDE - half and 8 <= down <= SIDE - 8
+            inside = half <= across <= SIDE - half and 8 <= down <= height - 8
             free = all(abs(across - a) > half + b or abs(down - d) > 12 for a, d, b in taken)
             if inside and free and all(abs(across - a) > half + 3 or abs(down - b) > 9 for a, b in points):
                 taken.append((across, down, half))
@@ -186,6 +192,15 @@ def _labels(stars: Sequence[Sequence[float]], names: Sequence[str], points: Sequ
                 parts.append(text(across, down + 4, name, text_anchor="middle", **HALO | {"fill": "var(--ink)"}))
                 break
     return parts
+
+
+def _in_one_place(stars: Sequence[Sequence[float]]) -> list[list[int]]:
+    """Stars that touch each other, together: beside them, a single name could not tell which one it means."""
+    groups: list[list[int]] = []
+    for i, (x, y) in enumerate(stars):
+        near = [group for group in groups if any(math.hypot(x - stars[k][0], y - stars[k][1]) < 10 for k in group)]
+        groups = [group for group in groups if group not in near] + [sorted(sum(near, [i]))]
+    return groups
 
 
 def _around(x: float, y: float, half: float) -> Iterator[tuple[float, float]]:

@@ -35,15 +35,19 @@ PAIRS = 12  # of classes that are taken for each other
 THUMB = 48  # pixels
 REPORT = "report.html"
 BEGIN, END = "<!--verdict-->", "<!--/verdict-->"  # around what a review changes later
-DIAGNOSTICS = {
-    "classes in use": ("effective_before", "effective_after"),
-    "share of classes given to no input": ("unused_before", "unused_after"),
-    "mean probability of the predicted class": ("confidence_before", "confidence_after"),
-    "share of predictions that survive a small change of the input": ("stability_before", "stability_after"),
-    "share of inputs on which both agree": (None, "agreement"),
-    "net change of the class shares": (None, "shift"),
-    "agreement of the run's last two thirds with its end, beyond chance": (None, "convergence"),
-}
+# What it is called, zero-shot's value, that of the adapted model, and when it is an alarm (`RULES` of the diagnostics).
+DIAGNOSTICS = (
+    ("classes in use", "effective_before", "effective_after", "below half of zero-shot's"),
+    ("share of classes given to no input", "unused_before", "unused_after", "more than 0.3 above zero-shot's"),
+    ("mean probability of the predicted class", "confidence_before", "confidence_after",
+     "below half of zero-shot's, or more than 0.4 above the share in the next row"),
+    ("share of predictions that survive a small change of the input", "stability_before", "stability_after",
+     "zero-shot's clearly below 0.68"),
+    ("share of inputs on which both agree", None, "agreement", ""),
+    ("the same beyond chance (Cohen's kappa)", None, "kappa", "below 0.2"),
+    ("net change of the class shares", None, "shift", "above 0.5"),
+    ("agreement of the run's last two thirds with its end (kappa)", None, "convergence", "below 0.7"),
+)  # fmt: skip
 TUNED = {
     "full": "all weights", "prompt": "a soft prompt", "layernorm": "the LayerNorm weights",
     "lora": "low-rank matrices (LoRA)",
@@ -128,6 +132,7 @@ def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] |
         facts=_facts(verdict, n, comparison, steps, run.manifest.get("drift")),
         evaluation=evaluation,
         classes=names,
+        sorted_classes=sorted(enumerate(names), key=lambda each: (each[1].casefold(), each[1])),
         curves=_curves(steps, verdict, len(names)),
         shares=_shares(comparison),
         more_classes=max(0, len(names) - CLASSES),
@@ -161,7 +166,7 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
     kind = comparison.inputs.modality + "s" * (n != 1)
     templates = () if card.vectors else card.templates
     more = f" and {len(templates) - 1} more" if len(templates) > 1 else ""
-    told = f"{model}, {n:,} {kind}{f' of {source.name}' if source.is_absolute() else ''}, {len(card.classes)} classes"
+    told = f"{model}, {n:,} {kind}{f' from {source.name}' if source.is_absolute() else ''}, {len(card.classes)} classes"
     told += f" in “{shorten(templates[0], 80)}”{more}" if templates else ""
     if card.words is not None:
         told += f" with the words {shorten(', '.join('/'.join(words) for words in card.words), 60)}"
@@ -172,7 +177,9 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
         return f"{told}; {method} changed no weight."
     recipe = Recipe.load(run.folder / RECIPE)
     trainable, total = manifest.get("trainable"), manifest.get("total")
-    size = f" ({trainable:,} of {total:,} parameters)" if trainable and total else ""
+    size = ""
+    if trainable and total:
+        size = f" ({trainable:,} parameters)" if trainable == total else f" ({trainable:,} of {total:,} parameters)"
     corrected = ", then corrected predictions" if recipe.postprocess != "none" else ""
     length = f"{len(steps):,} steps of {min(recipe.batch_size, n):,} samples"
     changed = f"{method} changed {TUNED[recipe.tuner.name]}{size} in {length}"
@@ -207,22 +214,23 @@ def _neighbours(comparison: Comparison, items: list[dict[str, str]]) -> list[dic
 def _facts(
     verdict: Verdict, n: int, comparison: Comparison, steps: list[dict[str, Any]], drift: dict[str, Any] | None
 ) -> list[tuple[str, str]]:
-    facts = [("inputs", f"{n:,}")]
+    facts = [("inputs", f"{n:,}"), ("classes", f"{len(comparison.classes):,}")]
     if verdict.chosen is not None:
-        facts += [("advised", verdict.advised), ("chosen step", str(verdict.chosen)), ("last step", str(verdict.last))]
-    facts += [
-        (f"predictions changed, of {len(comparison.changed()):,} drawn", f"{_percent(np.mean(comparison.changed()))} %")
-    ]
+        step = verdict.last if verdict.advised == "last" else verdict.chosen
+        facts += [("advised", "zero-shot" if verdict.advised == "zero-shot" else f"step {step} of {verdict.last}")]
+    changed = comparison.changed()
+    of = f" (of {len(changed):,})" if len(changed) < n else ""
+    facts += [(f"predictions changed{of}", f"{_percent(np.mean(changed))} %")]
     if drift is not None:
         facts += [("predictions kept among other names", f"{_percent(drift['agreement'])} %")]
     return facts + ([("training time", f"{steps[-1]['seconds']:.0f} s")] if steps else [])
 
 
-def _diagnostics(verdict: Verdict) -> list[tuple[str, str, str]]:
+def _diagnostics(verdict: Verdict) -> list[tuple[str, str, str, str]]:
     seen = verdict.diagnostics._asdict() if verdict.diagnostics is not None else {}
     return [
-        (name, "" if before is None else f"{seen[before]:.2f}", f"{seen[after]:.2f}")
-        for name, (before, after) in (DIAGNOSTICS.items() if seen else ())
+        (name, "" if before is None else f"{seen[before]:.2f}", f"{seen[after]:.2f}", limit)
+        for name, before, after, limit in (DIAGNOSTICS if seen else ())
     ]
 
 
@@ -289,13 +297,17 @@ def _curves(steps: list[dict[str, Any]], verdict: Verdict, k: int) -> list[tuple
         return [(snapshot.step, getattr(snapshot, field)) for snapshot in verdict.snapshots]
 
     curves = [
-        Curve("loss; it falls in bad runs as well", [(s["step"], s["loss"]) for s in steps]),
-        Curve("classes in use; near 1 is a collapse", [(s["step"], s["effective_classes"]) for s in steps], (0, k)),
+        Curve("loss of each batch (it falls in bad runs too)", [(s["step"], s["loss"]) for s in steps]),
+        Curve(
+            "classes predicted in each batch (near 1 is a collapse)",
+            [(s["step"], s["effective_classes"]) for s in steps],
+            (0, k),
+        ),
     ]
     if verdict.snapshots:
         most = math.log(max(3, verdict.diagnostics.inputs if verdict.diagnostics else 3) - 1)  # of an entropy
         curves += [
-            Curve("agreement with the second half of the run, which chooses", along("agreement"), (0, 1), UP),
+            Curve("agreement with the second half of the run: the highest is chosen", along("agreement"), (0, 1), UP),
             Curve("second opinion: density of neighbourhoods", along("neighbourhood"), (0, most), UP),
             Curve("second opinion: agreement with a clustering", along("clustering"), (0, 1), UP),
         ]

@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pouf.runs.names import VERDICT
 from pouf.validation.review import NONE, Question, Review, ReviewResult, read_answers
 
 PLAN, TABLE, PAGE = "review.json", "review.csv", "review.html"
-KEYS = 35  # 1 to 9 and a to z; 0 is none of the classes
+KEYS = "123456789abcdefghijklmnopqrstuvwxyz"  # 0 is none of the classes
 
 
 def write_review(run: Path, review: Review, samples: Sequence[Any], classes: Sequence[str]) -> tuple[Path, Path]:
@@ -80,15 +81,24 @@ def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], clas
     ]
     # Answers that the browser keeps belong to these questions alone.
     key = hashlib.sha256(json.dumps([run.resolve().name, [q.id for q in questions]]).encode()).hexdigest()[:16]
-    many = len(classes) > KEYS  # more than there are keys
-    told = {"key": key, "items": items, "classes": list(classes), "none": NONE, "many": many}
+    many = len(classes) > len(KEYS)
+    told = {"key": key, "items": items, "classes": _keyed(classes), "none": NONE, "many": many}
     return render(
         "review.html",
         title=f"pouf: {len(items)} questions about {run.resolve().name}",
         command=f"pouf review {shlex.quote(str(run.resolve()))} --answers answers.csv",
         told=script_data(told),
         many=many,
+        bare=not any(item["text"] or item["image"] for item in items),
     )
+
+
+def _keyed(classes: Sequence[str]) -> list[dict[str, str]]:
+    """Each class with the keys that answer it: one, in the order given; of many classes two, in alphabetical order."""
+    length = next(length for length in count(1) if len(KEYS) ** length >= len(classes))
+    names = classes if length == 1 else sorted(classes, key=lambda name: (name.casefold(), name))
+    keys = map("".join, product(KEYS, repeat=length))
+    return [{"name": name, "key": key} for name, key in zip(names, keys, strict=False)]
 
 
 def record(run: Path, result: ReviewResult) -> None:
