@@ -48,7 +48,17 @@ logger = logging.getLogger(__name__)
 
 
 class Classifier(BaseClassifier):
-    """A zero-shot classifier that can be adapted without labels. See `BaseClassifier` for its arguments."""
+    """A zero-shot classifier that can be adapted without labels: it scores inputs against one prototype per class.
+
+    Args:
+        backbone: a model from `load_backbone`, or any `Backbone` of your own.
+        classes: the names, at least two; `_` is read as a space. Or, for each name, a description or several, which the
+            text side reads in the place of the name: {"entity": ["a thing", "an animal or a product"], …}.
+        templates: sentences with `{}` for the name; the prototype is the mean over them. Default: "a photo of a {}."
+            for images, "{}" for texts and for descriptions. A masked language model has its own, in its cloze.
+        model, revision: what to write into a saved run so that the backbone can be loaded again.
+        temperature: T of the softmax and of the transport plan; None keeps the model's own.
+    """
 
     def adapt(
         self,

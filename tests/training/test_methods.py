@@ -11,11 +11,11 @@ from PIL import Image
 from small_models import masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, Vectors
-from pouf.base import Predictions
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
 from pouf.losses import entropy
 from pouf.models.precomputed import Precomputed
+from pouf.predictor import Predictions
 from pouf.recipe import Kind
 from pouf.training.methods import METHODS
 from pouf.training.pseudo_labels import Surest

@@ -14,10 +14,11 @@ import torch
 from markupsafe import Markup
 from PIL import Image
 
-from pouf.base import BaseClassifier, Predictions
+from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.files import write_text
 from pouf.inference import InferenceConfig
+from pouf.predictor import Predictions
 from pouf.recipe import Recipe
 from pouf.reporting.figures import CLASSES, Comparison, histogram, line, look, nearest_inputs, tsne
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pouf.base import FITTED_ON, BaseClassifier, Predictions
+from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.distributed import World, started_processes
 from pouf.errors import InputError, optional
 from pouf.files import room_for, whole
 from pouf.inference import FeatureSet, InferenceConfig, in_order, share_skipped
+from pouf.predictor import FITTED_ON, Predictions
 
 Row = dict[str, Any]
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # beginnings of what spreadsheets compute

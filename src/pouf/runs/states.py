@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pouf.base import BaseClassifier, State
+from pouf.base import BaseClassifier
 from pouf.distributed import join
 from pouf.interruption import is_by_all
 from pouf.saving import Use, save
 from pouf.training.adaptation import Adaptation
 from pouf.validation.checkpoints import Checkpoint
 from pouf.validation.verdict import Verdict, broken_off
+from pouf.zero_shot import State
 
 
 def save_states(classifier: BaseClassifier, result: Adaptation, folder: Path) -> set[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from pouf.base import BaseClassifier, Predictions
+from pouf.base import BaseClassifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.inference import InferenceConfig
+from pouf.predictor import Predictions
 
 
 def pseudo_labelled(

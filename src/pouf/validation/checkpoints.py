@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier, State
+from pouf.base import BaseClassifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
@@ -25,6 +25,7 @@ from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share
 from pouf.validation.names import NamesFit, check_names
 from pouf.validation.selectors import Choice, choose, votes
+from pouf.zero_shot import State
 
 SAMPLE = 512  # inputs that checkpoints are judged on
 PERTURBED = 256  # of these, which are also seen slightly changed

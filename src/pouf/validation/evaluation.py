@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.base import INFERENCE, BaseClassifier
+from pouf.base import BaseClassifier
 from pouf.data.labelled import Labelled
 from pouf.distributed import World
 from pouf.errors import InputError
 from pouf.inference import FeatureSet, InferenceConfig
+from pouf.predictor import INFERENCE
 
 ROWS = 8192  # samples that are scored at once
 

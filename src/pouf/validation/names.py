@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.base import FITTED_ON, BaseClassifier
+from pouf.base import BaseClassifier
 from pouf.errors import InputError
 from pouf.inference import FeatureSet
 from pouf.losses.prior import gated_shares
 from pouf.models.masked_lm import MaskedLM
 from pouf.models.precomputed import Precomputed
 from pouf.models.prompts import fill
+from pouf.predictor import FITTED_ON
 
 logger = logging.getLogger(__name__)
 SETS = 300  # of words, that the names are compared with
