@@ -276,7 +276,7 @@ def adapted(
         last = judge()
     with result.at("chosen"):
         chosen = judge()
-    steps = [*judge.at_step.values(), last]
+    steps = [*judge.at_step.values(), last, chosen]  # the last two with their corrections
     return {
         "last": last,
         "chosen": chosen,
