@@ -107,7 +107,7 @@ def _is_large(file: Path) -> bool:
 class LargeTexts(Texts):
     """The texts of a JSONL file that need not fit into memory: read by their places in the file when needed.
 
-    One pass over the file notes where its lines begin, how long they are and a fingerprint of their texts: 24 bytes a
+    One pass over the file notes where its lines begin, how long they are and a fingerprint of their texts: 24 bytes per
     line. The order of training follows the fingerprints, so that no other column can steer it.
     """
 
