@@ -155,6 +155,7 @@ def test_bad_requests_get_a_status_and_a_line(images: Served, texts: Served) -> 
     told(images.ask("POST", "/api/predict", {"texts": ["a"]}), 422, "this model reads images: give images")
     told(images.ask("POST", "/api/predict", {"images": ["%%%"]}), 422, "image 0 is not base64")
     told(images.ask("POST", "/api/predict", {"pictures": []}), 422, "pictures: Extra inputs")
+    told(images.upload("/api/files", "a.png", b"0", "image"), 422, "files: .*What /api/files takes is told at /docs")
     told(images.ask("POST", "/api/predict", "{", **{"Content-Type": "application/json"}), 422, "JSON")
     told(images.upload("/api/table", "a.csv", b"text\na\n", "file"), 422, "a table is for texts")
     told(images.ask("GET", "/nothing"), 404, "Not Found")
@@ -276,6 +277,11 @@ def test_the_page_in_a_browser(browser: Any, images: Served, texts: Served, few_
     shown = [side.text for side in all_of("article:last-child .best")]  # the first one chosen stands last
     assert shown == [images.engine.zero_shot.classifier.predict(chosen[0]), clf.predict(chosen[0])]
     assert len(all_of("article:last-child .tag")) == 1 and len(all_of("article:last-child .near img")) == 4
+    assert browser.execute_script("return [1, .9996, .997, .5, .05, .0001].map(percent).join()") == (
+        "100 %,100 %,99.7 %,50 %,5.0 %,0 %"
+    )
+    cut = "return [...document.querySelectorAll('.n')].filter(n => n.scrollWidth > n.clientWidth).length"
+    assert browser.execute_script(cut) == 0, "numbers that are cut off"
     assert errors(browser) == []
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")

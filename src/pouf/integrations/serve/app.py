@@ -120,7 +120,7 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
 def _handle_errors(app: FastAPI) -> None:
     """Whatever goes wrong is one object with one message."""
 
-    async def told(request: Request, error: Exception) -> Response:
+    async def explain(request: Request, error: Exception) -> Response:
         if isinstance(error, InputError):
             return fault(422, str(error))
         if isinstance(error, Busy):
@@ -128,14 +128,15 @@ def _handle_errors(app: FastAPI) -> None:
         if isinstance(error, RequestValidationError):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
-            return fault(422, f"{where}: {first['msg']}" if where else first["msg"])
+            told = f"{where}: {first['msg']}" if where else first["msg"]
+            return fault(422, f"{told}. What {request.url.path} takes is told at /docs")
         if isinstance(error, HTTPException):
             return fault(error.status_code, str(error.detail))
         logger.exception("an unexpected error", exc_info=error)
         return fault(500, f"unexpected {type(error).__name__}: this is a bug in pouf")
 
     for kind in (InputError, Busy, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, told)
+        app.add_exception_handler(kind, explain)
 
 
 def _info(engine: Engine, limits: Limits) -> Info:
