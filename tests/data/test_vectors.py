@@ -93,6 +93,20 @@ def test_other_shapes_and_kinds_are_refused(array) -> None:
         Vectors(array)
 
 
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (torch.eye(4).to_sparse(), "expected a dense tensor"),
+        (torch.ones(2, 4, device="meta"), "expected a dense tensor"),
+        (torch.ones(2, 4, dtype=torch.complex64).conj(), "expected a dense tensor"),
+        (np.ma.masked_array(np.ones((2, 4)), mask=[[0, 0, 0, 1], [0, 0, 0, 0]]), "some of its numbers are masked"),
+    ],
+)
+def test_what_does_not_hold_all_its_numbers_is_refused(array, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Vectors(array)
+
+
 @pytest.mark.parametrize("dtype", [">f4", ">f8", "<f2", np.longdouble])
 def test_other_precisions_and_byte_orders_are_the_same_numbers(tmp_path: Path, dtype: object) -> None:
     np.save(tmp_path / "a.npy", ARRAY.astype(dtype))

@@ -1,14 +1,17 @@
 """Adaptations of every kind that are small and take a while, to be interrupted.
 
 python tests/runs/interruption_cases.py FOLDER KIND OUTPUT [resume]   # under torchrun as well
+python tests/runs/interruption_cases.py FOLDER KIND OUTPUT in-writes 1 5 9   # see `killed_in_writes`
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +101,50 @@ def searched(folder: Path, output_dir: Path, resume: bool = False, **options: An
     return classifier.search(data, grid, **how, output_dir=output_dir, resume=resume, report=False, **options)
 
 
+def killed_in_writes(folder: Path, kind: str, output_dir: Path, moments: list[int]) -> None:
+    """Runs that are killed in the middle of the n-th file they write, and then gone on with to their end.
+
+    Every other one dies when its file is whole but not yet in its place, the others right after that. All are children
+    of this process, which has computed nothing itself: starting Python for each would take minutes.
+    """
+    import sklearn.cluster
+    import sklearn.metrics  # noqa: F401
+
+    import pouf.classifier  # noqa: F401
+
+    act = searched if kind == "search" else partial(run, kind=kind)
+
+    def child(place: Path, moment: int | None) -> int:
+        if pid := os.fork():
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        move, moves = os.replace, 0
+
+        def dies(*names: Any) -> None:
+            nonlocal moves
+            moves += 1
+            if moves != moment:
+                move(*names)
+                return
+            if moment % 2:
+                move(*names)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        os.replace = dies
+        torch.set_num_threads(1)
+        act(folder, output_dir=place, resume=True, settings={"compute.save_every": 0.0})
+        os._exit(0)
+
+    for moment in moments:
+        place = output_dir / str(moment)
+        print(moment, child(place, moment), child(place, None), flush=True)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, kind, output_dir = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    if sys.argv[4:5] == ["in-writes"]:
+        killed_in_writes(folder, kind, output_dir, [int(moment) for moment in sys.argv[5:]])
+        return
     # The state is saved after each step: whenever the process is killed, there is something to go on from.
     options = {"callbacks": [Slow()], "settings": {"compute.save_every": 0.0}}
     if kind == "search":

@@ -91,7 +91,7 @@ def finished(run: Path) -> bool:
     return there and not (run / CHECKPOINTS / LOCK).exists()
 
 
-def started(folder: Path, kind: str, output: Path, *more: str, processes: int = 1, slow: float = 0.05):
+def started(folder: Path, kind: str, output: Path, *more: str, processes: int = 1, slow: float = 0.5):
     """A process of its own that has taken its first step."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command = [*(launch if processes > 1 else [sys.executable]), str(SCRIPT), str(folder), kind, str(output), *more]
@@ -112,31 +112,52 @@ def started(folder: Path, kind: str, output: Path, *more: str, processes: int = 
 def ended_at_random(
     folder: Path, kind: str, output: Path, draw: random.Random, processes: int = 1, longest: float = 0.8
 ) -> None:
-    """Start a run, or go on with it, and end it at a random moment, at which it may have come to its end."""
+    """Start a run, or go on with it, and end it at a random moment between two of its steps or within one."""
     number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     process = started(folder, kind, output, "resume", processes=processes)
     time.sleep(draw.uniform(0, longest))
+    assert process.poll() is None, "it is alive: this kill counts"
     os.killpg(process.pid, number) if processes > 1 else process.send_signal(number)
     said = process.communicate(timeout=120)[1]
-    if processes == 1:
-        # By the signal itself while Python starts or ends; after SIGINT Python does that, too.
-        assert process.returncode in (0, -number, {signal.SIGTERM: 143, signal.SIGHUP: 129}.get(number)), said
+    if processes == 1:  # after SIGINT Python ends by the signal itself
+        assert process.returncode in (-number, {signal.SIGTERM: 143, signal.SIGHUP: 129}.get(number)), said
 
 
 def goes_on(folder: Path, kind: str, tmp_path: Path, kills: int, processes: int = 1, longest: float = 0.8) -> None:
     """However often it was ended, it comes to the end of one that was not."""
     draw = random.Random(kind)
     for _ in range(kills):
-        if not finished(tmp_path / "run"):
-            ended_at_random(folder, kind, tmp_path / "run", draw, processes, longest)
+        ended_at_random(folder, kind, tmp_path / "run", draw, processes, longest)
     for output in ("whole", "run"):
         if processes > 1:
             started(folder, kind, tmp_path / output, "resume", processes=processes, slow=0).communicate(timeout=300)
-        elif output == "whole" or not finished(tmp_path / "run"):
+        else:
             act = searched if kind == "search" else partial(run, kind=kind)
             act(folder, output_dir=tmp_path / output, resume=True)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
     assert not list((tmp_path / "run").rglob(".*.partial")) and not (tmp_path / "run" / CHECKPOINTS).exists()
+
+
+def killed_in_writes(folder: Path, kind: str, tmp_path: Path, moments: list[int]) -> None:
+    """See `interruption_cases.killed_in_writes`."""
+    command = [sys.executable, str(SCRIPT), str(folder), kind, str(tmp_path), "in-writes", *map(str, moments)]
+    said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    expected = [f"{moment} {-signal.SIGKILL} 0" for moment in moments]
+    assert said.stdout.splitlines() == expected, said.stderr[-3000:]
+    (searched if kind == "search" else partial(run, kind=kind))(folder, output_dir=tmp_path / "whole")
+    for moment in moments:
+        assert outcome(tmp_path / str(moment)) == outcome(tmp_path / "whole"), moment
+        assert not list((tmp_path / str(moment)).rglob(".*.partial"))
+
+
+def test_a_run_that_is_killed_while_it_writes_goes_on_to_the_bit(folder: Path, tmp_path: Path) -> None:
+    killed_in_writes(folder, "vectors", tmp_path, [2, 5, 12, 17])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vectors", "prompt", "search"])
+def test_runs_of_every_kind_that_are_killed_while_they_write_go_on(folder: Path, tmp_path: Path, kind: str) -> None:
+    killed_in_writes(folder, kind, tmp_path, list(range(1, 26)))
 
 
 def test_a_process_that_is_ended_at_random_moments_goes_on_to_the_bit(folder: Path, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> li
                 logger.warning("%s has no column %r: %r is read.", source, name, names[found[0]])
         if not found:
             there = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-            near = nearest(name, names)
+            near = nearest(name, names[:1000])  # a file of a million columns is none of names
             raise InputError(
                 f"{source!r} has no column {name!r}, only: {there or 'none'}. Say which column to read{near}"
             )

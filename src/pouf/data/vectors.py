@@ -116,10 +116,15 @@ class Vectors(Unlabelled):
 
 def as_table(array: Any, source: str) -> Array:
     """Numbers (n, d) that torch can take, in the machine's byte order. A list may hold whole numbers, an array not."""
+    if isinstance(array, Tensor) and not _plain(array):
+        kind = f"{array.layout}, {array.dtype} on {array.device}"
+        raise InputError(f"{source}: expected a dense tensor of numbers (n, d), not one of {kind}")
     try:
         values = to_numpy(array) if isinstance(array, Tensor) else np.asanyarray(array)
     except ValueError:
         raise InputError(f"{source}: expected numbers of shape (n, d), not rows of several lengths") from None
+    if np.ma.is_masked(values):
+        raise InputError(f"{source}: some of its numbers are masked: fill them, or leave out their rows")
     if values.dtype.kind in "iu" and not isinstance(array, (np.ndarray, Tensor)):
         values = values.astype(np.float32)
     if values.ndim != 2 or values.dtype.kind != "f" or values.shape[1] == 0:
@@ -127,6 +132,11 @@ def as_table(array: Any, source: str) -> Array:
     if values.dtype.itemsize > 8:
         return values.astype(np.float64)
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether it holds its numbers one by one."""
+    return tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta and not tensor.is_conj()
 
 
 def to_numpy(tensor: Tensor) -> Array:
