@@ -30,6 +30,7 @@ from pouf import EMBEDDED, Classifier, FeatureCache, Images, InputError, Recipe
 from pouf.demo import DIGITS
 from pouf.distributed import World, check_launch
 from pouf.inference import InferenceConfig
+from pouf.training.engine import as_launched
 
 HERE = Path(__file__).parent
 SCRIPT = str(HERE / "distributed_cases.py")
@@ -231,6 +232,14 @@ def test_a_setting_of_accelerate_that_can_not_be_honoured_is_named(
     monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=told):
         check_launch()
+
+
+@pytest.mark.parametrize("setting", [{"compute.compile": True}, {"compute.precision": "fp16"}])
+def test_what_does_not_go_with_shards_is_named(setting: dict[str, object]) -> None:
+    recipe = Recipe().with_settings(setting)
+    as_launched(recipe, World(0, 2))
+    with pytest.raises(InputError, match=r"compute\.compile|fp16"):
+        as_launched(recipe.with_settings({"compute.shard": True}), World(0, 2))
 
 
 def test_the_precision_is_what_accelerate_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,8 @@ def as_launched(recipe: Recipe, world: World) -> Recipe:
     if launched_sharding():
         changes["compute.shard"] = True
     recipe = recipe.with_settings(changes) if changes else recipe
+    if recipe.compute.shard and world.size > 1 and recipe.compute.compile:
+        raise InputError("compute.compile does not go together with sharded weights: leave one of them out")
     if recipe.compute.shard and world.size > 1 and recipe.compute.precision == "fp16":
         raise InputError("fp16 needs a scale of the loss that shards can't agree on: take bf16, or do not shard")
     return recipe

@@ -20,7 +20,7 @@ from pouf.data.perturb import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
 from pouf.inference import InferenceConfig
 from pouf.reading import read_tensor, read_tensors
-from pouf.shards import from_first, write_shards
+from pouf.shards import from_first, is_first, write_shards
 from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share
 from pouf.validation.names import NamesFit, check_names
@@ -150,7 +150,7 @@ class Checkpoints:
                 tensors = world.broadcast(self._read(step) if world.is_first else {})
                 if not world.is_first:  # its weights were in a temporary folder
                     write_tensors(self._file(step), tensors)
-            self.files.add(self._file(step))
+            self._note(step)
             if step > 0:
                 self.states[Checkpoint(step)] = self.classifier.state()
         self.here, self.needed = self.last, set(state["kept"])
@@ -225,7 +225,12 @@ class Checkpoints:
         assert self.tuner is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         (write_shards if self._sharded else write_tensors)(self._file(step), self.tuner.parameters)
-        self.files.add(self._file(step))
+        self._note(step)
+
+    def _note(self, step: int) -> None:
+        """The file is this object's own; where weights are sharded, the first process alone has one."""
+        if not self._sharded or is_first():
+            self.files.add(self._file(step))
 
     def _shared_out(self, step: int, name: str, like: Tensor) -> Tensor:
         """One of the weights, from the first process's file to all."""
