@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from cli_runner import pouf
 from helpers import REVIEWS, groups, train
 from PIL import Image
-from small_models import MASKED_LMS, clip, masked_lm, sentence_encoder, siglip
+from small_models import MASKED_LMS, causal_lm, clip, masked_lm, sentence_encoder, siglip
 
 from pouf import Classifier, InputError, Recipe, Texts
 from pouf.data.images import Images
@@ -113,6 +113,33 @@ def test_a_masked_language_model_with_a_soft_prompt(tmp_path: Path) -> None:
     check_batches(tmp_path / "onnx", clf, ["food", "the film was so very good and we loved the book", *REVIEWS])
     told = description(tmp_path / "onnx")
     assert told["template"] == "{text} It was [MASK]." and told["words"] == [["terrible"], ["great"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tuner"),
+    [
+        ("gpt2", "lora"),
+        *(pytest.param("llama", name, marks=pytest.mark.slow) for name in ("lora", "layernorm", "prompt")),
+    ],
+)
+def test_a_causal_language_model(kind: str, tuner: str, tmp_path: Path) -> None:
+    cloze = {"templates": ["{text} It was [MASK]"], "words": ["terrible", "great"]}
+    clf = Classifier.from_pretrained(causal_lm(tmp_path / "model", kind), ["negative", "positive"], **cloze)
+    result = clf.adapt(REVIEWS, settings={"tuner.name": tuner, "steps": 2, "batch_size": 8, "snapshots": 1})
+    result.restore("last")
+    assert clf.postprocessor is not None, "its correction is part of what is exported"
+    export_onnx(clf, tmp_path / "onnx", Texts(REVIEWS))
+    check_batches(tmp_path / "onnx", clf, ["food", "the film was so very good and we loved the book", *REVIEWS])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tuner", ["lora", "layernorm", "prompt", "prototypes"])
+def test_images_whatever_was_tuned(tuner: str, tmp_path: Path, pictures: list[Image.Image]) -> None:
+    clf = Classifier.from_pretrained("pouf/tiny-clip", DIGITS)
+    settings = {"tuner.name": tuner, "steps": 2, "snapshots": 1, "postprocess": "prior-correction"}
+    clf.adapt(pictures, settings=settings).restore("last")
+    export_onnx(clf, tmp_path / "onnx", Images(pictures))
+    check_batches(tmp_path / "onnx", clf, pictures)
 
 
 def test_vectors_with_a_map_from_made_up_examples(tmp_path: Path) -> None:
