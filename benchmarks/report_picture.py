@@ -55,9 +55,13 @@ def picture(report: Path) -> bytes:
     return base64.b64decode(shot["data"])
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("pouf-demo"))
     parser.add_argument("--out", type=Path, default=Path("docs/images/report.png"))
     given = parser.parse_args()
     given.out.write_bytes(picture(given.run / "report.html"))
+
+
+if __name__ == "__main__":
+    main()
