@@ -38,12 +38,14 @@ def demo(
     The labels are read for the comparison only, after the last step.
     """
     start = time.perf_counter()
-    folder = Path(folder)
+    folder, callbacks = Path(folder), list(callbacks)
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     images = write_digits(folder.with_name(folder.name + "-images"))
     result = classifier.adapt(
         images, recipe=recipe, output_dir=folder, report=False, command=command, callbacks=callbacks
     )
+    for callback in callbacks:
+        callback.on_phase("comparing with labels, writing the report", 0)
     labelled = read_labelled(images, DIGITS, "image")
     inference = InferenceConfig(256)
     zero_shot, last = (Classifier.from_pretrained(folder, use=use) for use in ("zero-shot", "last"))

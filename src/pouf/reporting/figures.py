@@ -124,8 +124,8 @@ def similarities(view: View) -> Tensor:
 
 def paper_figures(comparison: Comparison, centred: bool = False) -> dict[str, Markup]:
     """The files of `pouf figures`, by name."""
-    left, right = (tsne(view, comparison.classes, centred, comparison.changed()) for view in comparison[:2])
-    height = max(int(part.split('"')[3]) for part in (left, right))  # of <svg width="" height="">
+    left, right = both_maps(comparison, centred)
+    height = int(left.split('"')[3])  # of <svg width="" height="">
     about = ", each centred by their own mean" if centred else ""
     titles = [text(x, 14, name + about) for x, name in ((8, "zero-shot"), (SIDE + 24, "adapted"))]
     maps = [tag("g", part, transform=f"translate({x} 18)") for x, part in ((0, left), (SIDE + 16, right))]
@@ -133,17 +133,43 @@ def paper_figures(comparison: Comparison, centred: bool = False) -> dict[str, Ma
     return {"tsne": both, "neighbours": neighbours(comparison), "similarity": histogram(comparison)}
 
 
-def tsne(view: View, classes: Sequence[str], centred: bool = False, changed: Sequence[bool] | None = None) -> Markup:
+def both_maps(comparison: Comparison, centred: bool = False) -> list[Markup]:
+    """`tsne` before and after, of one height."""
+    places = [np.concatenate(embed(view, centred)) for view in comparison[:2]]
+    height = max(_scale_and_height(both)[1] for both in places)
+    return [
+        tsne(view, comparison.classes, centred, comparison.changed(), both, height)
+        for view, both in zip(comparison[:2], places, strict=True)
+    ]
+
+
+def _scale_and_height(both: NDArray[np.float32]) -> tuple[float, int]:
+    """The same scale up and across, so that distances can be compared; no empty space above and below."""
+    across, up = (both.max(0) - both.min(0)).tolist()
+    scale = (SIDE - 24) / max(across, up, 1e-6)
+    return scale, max(SIDE // 2, 24 + math.ceil(scale * up))
+
+
+def tsne(
+    view: View,
+    classes: Sequence[str],
+    centred: bool = False,
+    changed: Sequence[bool] | None = None,
+    both: NDArray[np.float32] | None = None,
+    height: int = 0,
+) -> Markup:
     """Inputs as points, prototypes as stars, where one t-SNE of both puts them.
 
     Colour and shape are the class. Where there are more classes than colours, they say what changed instead.
+
+    Args:
+        both: (n + k, 2), what `embed` gave, where it is known.
+        height: at the least.
     """
-    both = np.concatenate(embed(view, centred))  # (n + k, 2)
-    low, high = both.min(0), both.max(0)
-    # The same scale up and across: distances can be compared.
-    scale = (SIDE - 24) / max(float((high - low).max()), 1e-6)
-    height = max(SIDE // 2, 24 + math.ceil(scale * float((high - low)[1])))  # no empty space above and below
-    placed = (np.array([SIDE, height]) / 2 + scale * (both - (low + high) / 2)).tolist()
+    both = np.concatenate(embed(view, centred)) if both is None else both
+    scale, least = _scale_and_height(both)
+    height = max(height, least)
+    placed = (np.array([SIDE, height]) / 2 + scale * (both - (both.min(0) + both.max(0)) / 2)).tolist()
     n, labels, few = len(view.features), view.labels.tolist(), len(classes) <= CLASSES
     changed = changed if changed is not None else [False] * n
     parts = [

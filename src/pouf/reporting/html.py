@@ -20,7 +20,7 @@ from pouf.files import write_text
 from pouf.inference import InferenceConfig
 from pouf.predictor import Predictions
 from pouf.recipe import Recipe
-from pouf.reporting.figures import CLASSES, Comparison, histogram, line, look, nearest_inputs, tsne
+from pouf.reporting.figures import CLASSES, Comparison, both_maps, histogram, line, look, nearest_inputs
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
 from pouf.reporting.svg import LIGHT
 from pouf.runs.folder import Run
@@ -119,10 +119,7 @@ def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] |
     verdict, steps, names = run.verdict, run.steps(), comparison.classes
     items = [_item(comparison, i) for i in range(len(comparison.inputs))]
     before, after = comparison[:2]
-    maps = [
-        (side, tsne(view, names, changed=comparison.changed()))
-        for side, view in zip(SIDES, (before, after), strict=True)
-    ]
+    maps = list(zip(SIDES, both_maps(comparison), strict=True))
     return render(
         "report.html",
         title=f"pouf: {run.folder.resolve().name}",
