@@ -110,8 +110,9 @@ def killed_in_writes(folder: Path, kind: str, output_dir: Path, moments: list[in
     import sklearn.cluster
     import sklearn.metrics  # noqa: F401
 
-    import pouf.classifier  # noqa: F401
+    from pouf.training import state
 
+    state.SHARE = 0  # saved after each step, however long that takes: the n-th file is the same on every machine
     act = searched if kind == "search" else partial(run, kind=kind)
 
     def child(place: Path, moment: int | None) -> int:
