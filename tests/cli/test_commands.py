@@ -379,7 +379,9 @@ def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Pa
         lambda: metrics.is_file() and metrics.read_text().count("\n") > 2,
     )
     assert said.returncode == 130
-    told = "error: interrupted by SIGINT; --resume goes on from the last step that was saved"
+    told = (
+        "error: interrupted by SIGINT; --resume goes on from the last step that was saved, or begins again if none was"
+    )
     assert said.stderr.strip() == told
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
     assert len(Classifier.from_pretrained(tmp_path / "run").predict(few_digits)) == 150

@@ -162,3 +162,16 @@ def test_texts_of_one_column_name_the_other_ones(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("review\nfine\n")
     with pytest.raises(InputError, match="Say which column to read"):
         Texts.from_file(tmp_path / "a.csv")
+
+
+def test_shots_that_are_missing_are_told_before_anything_is_timed() -> None:
+    told: list[object] = []
+
+    class Watch(Callback):
+        def on_estimate(self, estimate: object) -> None:
+            told.append(estimate)
+
+    features, clf = vectors()
+    with pytest.raises(InputError, match="no labelled shots"):
+        clf.adapt(features, settings=QUICK | {"objective.labels": 1.0}, callbacks=[Watch()])
+    assert told == []

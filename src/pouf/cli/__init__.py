@@ -86,7 +86,7 @@ def main() -> NoReturn:
             fail(words, code)
     if isinstance(code, int) and code > 128:
         resumable = sys.argv[1:2] and sys.argv[1] in RESUMABLE
-        more = "; --resume goes on from the last step that was saved" if resumable else ""
+        more = "; --resume goes on from the last step that was saved, or begins again if none was" if resumable else ""
         fail(f"interrupted by {signal.Signals(code - 128).name}{more}", code)
     sys.exit(code)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pouf.errors import InputError
+from pouf.errors import InputError, nearest
 from pouf.models.base import Backbone
 from pouf.models.causal_lm import CausalLM
 from pouf.models.cloze import Cloze
@@ -205,7 +205,8 @@ def _clear_errors(source: _Source, example: str) -> Iterator[None]:
             told = f"model {source.name!r} brings Python code of its own, which is not run unless you trust the model."
         elif not source.trusted and "no file named model.safetensors" in str(error):
             told += " Pickled weights (.bin) can run any code and are not loaded unless you trust the model."
-        raise InputError(f"{told} Expected a local folder, a hub name such as {example}, or {EMBEDDED}.") from error
+        expected = f"Expected a local folder, a hub name such as {example}, or {EMBEDDED}"
+        raise InputError(f"{told} {expected}{nearest(source.name, [EMBEDDED]) or '.'}") from error
 
 
 def _masked_lm(source: _Source, config: Any) -> Any:

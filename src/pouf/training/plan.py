@@ -20,6 +20,7 @@ from pouf.recipe import PRESETS, Recipe
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method
 from pouf.training.sharding import asks_to_shard
+from pouf.training.trainer import check_shots
 
 
 class Plan(NamedTuple):
@@ -117,6 +118,8 @@ def settle(
             settled = settled.with_settings(postprocess="shares")
     learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled
     learns = shots if settled.steps and settled.objective.labels else None
+    if settled.steps and not settled.pseudo_labels:
+        check_shots(learns, settled, classifier)  # now, and not after a batch was timed
     # A recipe that leaves the paper's losses out is told by its own name.
     own = method == "pouf" and isinstance(recipe, (str, Path)) and not settled.objective.needs_unlabelled
     told = Path(str(recipe)).stem if own else method

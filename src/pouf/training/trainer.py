@@ -65,7 +65,7 @@ def train(
     if stream is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
     check_modality(classifier.backbone, stream.modality)
-    _check_shots(shots, recipe, classifier)
+    check_shots(shots, recipe, classifier)
     if data is not None and not recipe.objective.needs_unlabelled:
         raise InputError(
             "the recipe looks at labelled shots alone: leave the unlabelled data out, or weigh another term"
@@ -134,7 +134,8 @@ def watched(
     return checkpoints
 
 
-def _check_shots(shots: Shots | None, recipe: Recipe, classifier: BaseClassifier) -> None:
+def check_shots(shots: Shots | None, recipe: Recipe, classifier: BaseClassifier) -> None:
+    """Labelled shots are there just where the recipe weighs them, with a target for each class."""
     if (shots is not None) != (recipe.objective.labels > 0):
         raise InputError(
             "labelled shots need a weight, as objective.labels = 1.0"

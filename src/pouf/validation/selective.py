@@ -75,7 +75,7 @@ def doubtful(
 
 
 def strangers(classifier: BaseClassifier, encoded: FeatureSet, near: float | None) -> list[int]:
-    """Positions of inputs that are farther from all prototypes than 99 of 100 inputs of the run were."""
+    """Positions of inputs whose cosine with the nearest prototype is below that of 99 % of the run's own inputs."""
     if near is None:
         raise InputError("this run does not know how near inputs usually are: it kept no checkpoints")
     far = (classifier.nearness(encoded) < near).tolist()
