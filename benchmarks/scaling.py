@@ -1,6 +1,6 @@
 """What several processes save: step time, memory and bytes sent per rank, against an earlier version in the same run.
 
-    git worktree add ../pouf-before a43199e                                     # the last version with its own loop
+    git worktree add ../pouf-before 08d75de                                     # the last version with its own loop
     python benchmarks/scaling.py --against ../pouf-before/src --out benchmarks/results/scaling.json
     python benchmarks/scaling.py --only memory predict                          # some of it
 

@@ -61,6 +61,14 @@ def on_real_texts(data: Path, model: str) -> Iterator[Run]:
     shared = {"tasks": NINE, "seeds": (42, 21), "settings": SHORT}
     several = {"settings": SHORT | {"snapshots": 5}, "methods": ("pouf", "fine-tuning"), "limit": 60}
     yield Run("language-stops", "language", data, model, shared | several)
+    # The paper's own steps and rate, where 50 steps at five times the rate do harm.
+    papers = {
+        "tasks": ("SST-2",),
+        "settings": {"snapshots": 5},
+        "methods": ("majority", "zero-shot", "pouf"),
+        "limit": 200,
+    }
+    yield Run("language-paper", "language", data, model, shared | papers)
     few = shared | {"limit": 40}  # an evaluation with demonstrations reads 16 inputs per text
     yield Run("language-train", "language", data, model, few | {"methods": ("pouf",), "unlabelled": "train"})
     yield Run("language", "language", data, model, few)
