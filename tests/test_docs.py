@@ -230,6 +230,13 @@ def options() -> dict[str, set[str]]:
     return found
 
 
+def test_the_first_two_shell_blocks_of_the_readme_set_up_and_run_the_demo_and_the_checks() -> None:
+    """A newcomer's two commands, one line each: no other block for a shell may stand before them."""
+    blocks = re.findall(r"^```(?:bash|sh|console)\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    assert [block.count("\n") for block in blocks[:2]] == [1, 1]
+    assert [block.split()[-1] for block in blocks[:2]] == ["demo", "tools/check"]
+
+
 def test_every_command_and_option_in_the_docs_exists() -> None:
     known, checked = options(), 0
     ours = set().union(*known.values())
