@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from speed import machine, tokenizer
+from speed import machine, names, tokenizer
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from pouf import Classifier, Images, InferenceConfig, Recipe, Texts
@@ -64,7 +64,7 @@ def photographs(folder: Path) -> Images:
 
 def timed(backbone: Any, data: Any) -> dict[str, float]:
     """Seconds of each preset."""
-    classifier = Classifier(backbone, [f"thing {i}" for i in range(CLASSES)])
+    classifier = Classifier(backbone, names(CLASSES))
     kind = classifier.kind
     return {
         preset: estimates.estimate(classifier, data, Recipe.preset(preset, kind), InferenceConfig(), True).seconds
