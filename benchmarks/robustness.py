@@ -14,7 +14,8 @@ Each set is taken as it is and in draws: of two classes 70:30, 85:15 and 10:1 (w
 seed), of more classes with shares that fall off to a tenth in an order drawn at random. Labels make the draws and judge
 the results; no method sees them. "default" is what `adapt` without any setting leaves the classifier at, "last" the
 last step whatever the verdict. Texts are also judged on others of the same set, half as many and with the same shares,
-which no run was adapted to ("held out"). Cells that are in the file already are not run again.
+which no run was adapted to ("held out"). With `--answers 20` a review of the default with 20 labels may give shares:
+"answers" is what adapting again with these reaches. Cells that are in the file already are not run again.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
 from pouf.validation.evaluation import accuracy
+from pouf.validation.review import ask, conclude
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -173,7 +175,7 @@ def held_out(labels: Sequence[int], rows: Sequence[int], seed: int) -> list[int]
     return sorted(others)
 
 
-def run(of: Labelled, rows: list[int], seed: int, known: bool) -> dict[str, Any]:
+def run(of: Labelled, rows: list[int], seed: int, known: bool, answers: int) -> dict[str, Any]:
     data = Subset(of.data, rows)
     truth = torch.tensor([of.labels[i] for i in rows])
     other_rows = held_out(of.labels, rows, seed) if isinstance(of.data, Texts) else []
@@ -201,6 +203,8 @@ def run(of: Labelled, rows: list[int], seed: int, known: bool) -> dict[str, Any]
     cell["default"] = judged()
     if other_rows:
         cell["held out, default"] = judged_on_others()
+    if answers:
+        cell["answers"] = answered(of, data, classifier, truth, answers, seed)
     result.restore("last")
     encoded = classifier.encode(data)
     cell["last"] = judged()
@@ -216,6 +220,20 @@ def run(of: Labelled, rows: list[int], seed: int, known: bool) -> dict[str, Any]
             (torch.bincount(said, minlength=of.classes) / len(said) - shares).abs().max()
         )
     return cell
+
+
+def answered(
+    of: Labelled, data: Subset, adapted: Classifier, truth: torch.Tensor, answers: int, seed: int
+) -> float | None:
+    """Accuracy after a review: adapted again with the shares that it gives. None where it gives none."""
+    review, _ = ask(of.classifier(), adapted, data, answers, seed=seed)
+    names = dict(zip(data.ids, (adapted.classes[k] for k in truth), strict=True))
+    prior = conclude(review, names, adapted.classes).prior
+    if prior is None:
+        return None
+    again = of.classifier()
+    again.adapt(data, prior=prior, seed=seed, settings={"snapshots": 0})
+    return accuracy(again.log_probabilities(again.encode(data)).argmax(1), truth)
 
 
 def table(cells: dict[str, dict[str, Any]]) -> str:
@@ -269,6 +287,7 @@ def main() -> None:
         "--size", type=int, default=SIZE, help="texts and images per cell at most; vectors are all used"
     )
     parser.add_argument("--known", action="store_true", help="also with the true proportions given, last step")
+    parser.add_argument("--answers", type=int, default=0, help="also after a review with so many labels, last step")
     parser.add_argument("--draws", nargs="+", help="some of the draws, as 'as it is' 85:15")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--out", type=Path, help="file for the results, JSON; cells in it are not run again")
@@ -290,7 +309,7 @@ def main() -> None:
             for draw, seed, rows in draws(of.labels, of.classes, size, given.seeds):
                 if f"{name}/{draw}/{seed}" in cells or (given.draws and draw not in given.draws):
                     continue
-                cell = cells[f"{name}/{draw}/{seed}"] = run(of, rows, seed, given.known)
+                cell = cells[f"{name}/{draw}/{seed}"] = run(of, rows, seed, given.known, given.answers)
                 shown = " ".join(f"{key} {100 * value:.1f}" for key, value in cell.items() if isinstance(value, float))
                 print(f"{name}, {draw}, seed {seed}: {shown} {', '.join(cell['noticed'])}", flush=True)
                 if given.out is not None:

@@ -5,7 +5,7 @@
 With two classes a share is a threshold on the margin m = log p(second) - log p(first). A biased model wants another
 threshold than 0, and so do skewed data. DIR holds `text/`, as for `robustness.py`. Of each set 300 texts are read;
 draws of them have the second class in 15, 30, 50, 70 and 85 % of the texts, or as often as in the set. Nothing is
-trained. Labels make the draws and judge the thresholds; only "true shares" is told them.
+trained. Labels make the draws and judge the thresholds; only the last three are told some of them.
 
 - **equal shares**: the median of m.
 - **EM**: shares π that explain themselves, π ← mean σ(m + log π/(1-π)) (Saerens et al., 2002).
@@ -14,6 +14,9 @@ trained. Labels make the draws and judge the thresholds; only "true shares" is t
   undecided. With m₋ and m₊ after these, the line through (m, (m₋ + m₊)/2) meets the diagonal at a margin that hardly
   depends on the shares; the same midpoint of texts without content is taken off it.
 - **added words, EM**: EM on margins from which that bias is taken.
+- **20 answers**, **50 answers**: what `pouf review` says of the shares after as many labels of texts drawn at random;
+  zero-shot's where it says nothing of them.
+- **true shares**.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import random
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +39,7 @@ from pouf import Classifier, Texts
 from pouf.data.base import Subset
 from pouf.files import write_json
 from pouf.runs.folder import versions
+from pouf.validation.review import AGREE, DISAGREE, Question, Review, conclude
 
 sys.path.insert(0, str(Path(__file__).parent))
 from robustness import development, drawn
@@ -103,14 +108,27 @@ def at_share(margins: Array, share: float) -> float:
     return float(np.quantile(margins, 1 - share))
 
 
-WAYS: dict[str, Callable[[Margins, float], float]] = {
-    "zero-shot": lambda margins, true: 0.0,
-    "equal shares": lambda margins, true: at_share(margins.plain, 0.5),
-    "EM": lambda margins, true: em(margins.plain),
-    "mixture": lambda margins, true: mixture(margins.plain),
-    "added words": lambda margins, true: bias(margins),
-    "added words, EM": lambda margins, true: bias(margins) + em(margins.plain - bias(margins)),
-    "true shares": lambda margins, true: at_share(margins.plain, true),
+def after_review(answers: int, margins: Array, truth: Sequence[int]) -> float:
+    """The threshold after a review in which so many texts were labelled."""
+    said = ["second" if margin > 0 else "first" for margin in margins]
+    rows = random.Random(0).sample(range(len(said)), answers)
+    questions = [Question(str(row), AGREE, said[row], said[row]) for row in rows]
+    review = Review({DISAGREE: {}, AGREE: dict(Counter(said))}, questions)
+    told = conclude(review, {str(row): ("first", "second")[truth[row]] for row in rows}, ["first", "second"])
+    return 0.0 if told.prior is None else at_share(margins, told.prior[1])
+
+
+# The labels (n,) are for the last three.
+WAYS: dict[str, Callable[[Margins, Sequence[int]], float]] = {
+    "zero-shot": lambda margins, truth: 0.0,
+    "equal shares": lambda margins, truth: at_share(margins.plain, 0.5),
+    "EM": lambda margins, truth: em(margins.plain),
+    "mixture": lambda margins, truth: mixture(margins.plain),
+    "added words": lambda margins, truth: bias(margins),
+    "added words, EM": lambda margins, truth: bias(margins) + em(margins.plain - bias(margins)),
+    "20 answers": lambda margins, truth: after_review(20, margins.plain, truth),
+    "50 answers": lambda margins, truth: after_review(50, margins.plain, truth),
+    "true shares": lambda margins, truth: at_share(margins.plain, statistics.mean(truth)),
 }
 
 
@@ -120,10 +138,10 @@ def judge(margins: Margins, labels: Sequence[int]) -> dict[str, dict[str, list[f
     for share in (None, *SHARES):
         for seed in SEEDS if share is not None else (0,):
             rows = list(range(len(labels))) if share is None else drawn(labels, [1 - share, share], len(labels), seed)
-            own, truth = margins.at(rows), np.array([labels[row] for row in rows])
+            own, truth = margins.at(rows), [labels[row] for row in rows]
             name = "as it is" if share is None else f"{share:.0%}"
             for way, threshold in WAYS.items():
-                right = (own.plain > threshold(own, float(truth.mean()))) == truth
+                right = (own.plain > threshold(own, truth)) == np.array(truth)
                 found.setdefault(name, {}).setdefault(way, []).append(100 * float(right.mean()))
     return found
 

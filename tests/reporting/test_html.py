@@ -228,7 +228,7 @@ def test_many_classes_are_in_alphabetical_order_and_each_has_keys(browser, tmp_p
 
     names = [f"thing {number:02}" for number in range(40, 0, -1)] + ["Apple"]
     questions = [Question(f"id {i}", "disagree", "thing 01", "thing 02") for i in range(5)]
-    write_review(tmp_path, Review({"disagree": 5, "agree": 0}, questions), ["a text"] * 5, names)
+    write_review(tmp_path, Review({"disagree": {"thing 02": 5}, "agree": {}}, questions), ["a text"] * 5, names)
     browser.get((tmp_path / "review.html").as_uri())
     body, place = (browser.find_element(By.CSS_SELECTOR, which) for which in ("body", "#place"))
     shown = [button.text for button in browser.find_elements(By.CSS_SELECTOR, "#classes button")]
@@ -272,9 +272,10 @@ def test_the_review_page_saves_answers(browser, kind: str, request: pytest.Fixtu
     WebDriverWait(browser, 10).until(lambda _: target.is_file() and target.stat().st_size > 10)
     from pouf.validation.review import NONE, conclude, read_answers
 
-    answers = read_answers(target, Classifier.from_pretrained(run).classes)
-    assert list(answers.values()) == [Classifier.from_pretrained(run).classes[1]] * 3 + [NONE]
-    result = conclude(read_review(run), answers)
+    classes = Classifier.from_pretrained(run).classes
+    answers = read_answers(target, classes)
+    assert list(answers.values()) == [classes[1]] * 3 + [NONE]
+    result = conclude(read_review(run), answers, classes)
     assert result.answered == 4 and result.none_of_these == 1
     assert errors(browser) == []
     record(run, result)

@@ -10,7 +10,7 @@ import pytest
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe
 from pouf.demo import DIGITS
 from pouf.reporting.review_page import PLAN, read_review, write_review
-from pouf.validation.review import AGREE, DISAGREE, NONE, Question, Review, ask, conclude, read_answers
+from pouf.validation.review import AGREE, DISAGREE, NONE, Question, Review, ReviewResult, ask, conclude, read_answers
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def asked(run: Path, data: Images, n: int, seed: int = 0) -> tuple[Path, Path]:
 def test_questions_are_mostly_where_the_models_differ(run: Path, few_digits: Path) -> None:
     table, page = asked(run, Images.from_folder(few_digits), 20)
     plan = json.loads((run / PLAN).read_text())
-    assert sum(plan["sizes"].values()) == 150 and len(plan["questions"]) == 20
+    assert sum(read_review(run).sizes.values()) == 150 and len(plan["questions"]) == 20
     differ = [q for q in plan["questions"] if q["stratum"] == DISAGREE]
-    assert len(differ) == min(plan["sizes"][DISAGREE], 13)
+    assert len(differ) == min(read_review(run).sizes[DISAGREE], 13)
     assert all((q["zero_shot"] != q["adapted"]) == (q["stratum"] == DISAGREE) for q in plan["questions"])
     with table.open() as stream:
         rows = list(csv.DictReader(stream))
@@ -57,7 +57,7 @@ def test_more_questions_are_the_same_and_more_and_no_label_is_lost(run: Path, fe
     asked(run, data, 4, seed=7)
     questions = {question.id for question in read_review(run).questions}
     assert read_answers(table, DIGITS) == dict.fromkeys(first[:5], "two"), "fewer, and others: no answer is dropped"
-    assert conclude(read_review(run), read_answers(table, DIGITS)).answered == 5 and len(questions) <= 9
+    assert conclude(read_review(run), read_answers(table, DIGITS), DIGITS).answered == 5 and len(questions) <= 9
     table.unlink()
     (run / PLAN).unlink()
 
@@ -66,7 +66,7 @@ def test_all_answers_give_the_accuracy_itself(run: Path, few_digits: Path) -> No
     data = Images.from_folder(few_digits)
     asked(run, data, 1000)
     answers = {name: name.split("/")[0] for name in data.ids}
-    verdict = conclude(read_review(run), answers)
+    verdict = conclude(read_review(run), answers, DIGITS)
     adapted = Classifier.from_pretrained(run, use="last").predict(few_digits)
     expected = sum(said == name.split("/")[0] for said, name in zip(adapted, data.ids, strict=True)) / len(data)
     assert verdict.adapted.value == pytest.approx(expected)
@@ -87,7 +87,7 @@ def test_estimates_are_right_on_average_and_intervals_hold_them() -> None:
             stratum = DISAGREE if differ else AGREE
             questions.append(Question(str(i), stratum, other, "a"))
             answers[str(i)] = "a" if right else "c"
-        estimate = conclude(Review({DISAGREE: 200, AGREE: 800}, questions), answers).adapted
+        estimate = conclude(Review({DISAGREE: {"a": 200}, AGREE: {"a": 800}}, questions), answers, "abc").adapted
         values.append(estimate.value)
         held += estimate.low <= truth <= estimate.high
     assert sum(values) / len(values) == pytest.approx(truth, abs=0.01)
@@ -98,7 +98,7 @@ def advice(adapted: int, zero_shot: int) -> str:
     n = adapted + zero_shot
     questions = [Question(str(i), DISAGREE, "b", "a") for i in range(n)]
     answers = {str(i): "a" if i < adapted else "b" for i in range(n)}
-    return conclude(Review({DISAGREE: 100, AGREE: 0}, questions), answers).advice
+    return conclude(Review({DISAGREE: {"a": 100}, AGREE: {}}, questions), answers, "ab").advice
 
 
 def test_advice_is_given_where_the_answers_tell() -> None:
@@ -112,9 +112,52 @@ def test_advice_is_given_where_the_answers_tell() -> None:
 def test_none_of_these_is_wrong_for_both() -> None:
     questions = [Question(str(i), AGREE, "a", "a") for i in range(10)]
     answers = {str(i): "a" if i < 7 else NONE for i in range(10)}
-    result = conclude(Review({DISAGREE: 0, AGREE: 10}, questions), answers)
+    result = conclude(Review({DISAGREE: {}, AGREE: {"a": 10}}, questions), answers, "ab")
     assert result.none_of_these == 3 and result.adapted.value == result.zero_shot.value == pytest.approx(0.7)
     assert "Answered 'none of these': 3." in str(result)
+
+
+def reviewed(said_b: float, true_b: float, right: float, asked: int, draw: random.Random) -> ReviewResult:
+    """1,000 inputs of a or b on which both models agree, of which some are asked about.
+
+    Args:
+        said_b: share of the inputs that b is predicted for.
+        true_b: share of the inputs that are b; right of these are predicted to be.
+    """
+    truth = ["b" if i < 1000 * true_b else "a" for i in range(1000)]
+    found = round(1000 * true_b * right)
+    false = round(1000 * said_b) - found
+    said = ["b" if i < found or 0 <= i - truth.count("b") < false else "a" for i in range(1000)]
+    chosen = draw.sample(range(1000), asked)
+    questions = [Question(str(i), AGREE, said[i], said[i]) for i in chosen]
+    counts = {DISAGREE: {}, AGREE: {"a": said.count("a"), "b": said.count("b")}}
+    return conclude(Review(counts, questions), {str(i): truth[i] for i in chosen}, ["a", "b"])
+
+
+def test_answers_tell_that_predicted_shares_are_wrong() -> None:
+    """47 % are said to be b, 68 % are, as with tweets: 50 answers see it and give the shares to adapt with."""
+    results = [reviewed(0.47, 0.68, 0.66, 50, random.Random(seed)) for seed in range(100)]
+    told = [result.prior for result in results if result.prior is not None]
+    assert len(told) > 90
+    assert sum(prior[1] for prior in told) / len(told) == pytest.approx(0.68, abs=0.02)
+    assert all(sum(prior) == pytest.approx(1) for prior in told)
+    advice = next(result.advice for result in results if result.prior == told[0])
+    assert f"By the answers {100 * told[0][0]:.0f} % of the inputs are a (" in advice
+    assert "53 % are predicted to be" in advice
+    assert advice.endswith(f"adapt again with these shares, --prior {told[0][0]:g},{told[0][1]:g}.")
+
+
+def test_right_shares_are_left_alone() -> None:
+    told = [reviewed(0.3, 0.3, 0.7, 50, random.Random(seed)).prior for seed in range(200)]
+    assert sum(prior is not None for prior in told) < 16  # 5 % of them by chance
+
+
+def test_shares_of_many_classes_are_not_told_by_few_answers() -> None:
+    names = [str(i) for i in range(11)]
+    questions = [Question(str(i), AGREE, "0", "0") for i in range(50)]
+    review = Review({DISAGREE: {}, AGREE: {"0": 1000}}, questions)
+    answers = {str(i): "1" for i in range(50)}
+    assert conclude(review, answers, names).prior is None and conclude(review, answers, names[:10]).prior is not None
 
 
 def test_answers_are_checked(tmp_path: Path) -> None:
@@ -129,8 +172,8 @@ def test_answers_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"label 'elephant' of 1 is no class: expected zero, .*, or 'none of these'"):
         read_answers(file, DIGITS)
     with pytest.raises(InputError, match="none of the answers is about a question"):
-        conclude(Review({DISAGREE: 1, AGREE: 1}, []), {"x": "seven"})
+        conclude(Review({DISAGREE: {"a": 1}, AGREE: {"a": 1}}, []), {"x": "seven"}, "ab")
     with pytest.raises(InputError, match="no label is filled in yet"):
-        conclude(Review({DISAGREE: 1, AGREE: 1}, []), {})
+        conclude(Review({DISAGREE: {"a": 1}, AGREE: {"a": 1}}, []), {}, "ab")
     with pytest.raises(InputError, match="no review in"):
         read_review(tmp_path)

@@ -39,13 +39,14 @@ def review(
     console.calm_libraries()
     there = Run(run)
     if answers is not None:
-        asked, given = read_review(run), read_answers(answers, there.card.classes, there.id_columns())
+        classes = there.card.classes
+        asked, given = read_review(run), read_answers(answers, classes, there.id_columns())
         if not given:
             raise InputError(
                 f"no label is filled in yet in {str(answers)!r}: give each input you can answer the name of a class or "
                 f"{NONE!r} in the column label, or click through {str(run / PAGE)!r} and give the file that it saves"
             )
-        result = conclude(asked, given)
+        result = conclude(asked, given, classes)
         record(run, result)
         if output.as_json:
             console.tell_json(result.to_json())

@@ -33,7 +33,7 @@ def write_review(run: Path, review: Review, samples: Sequence[Any], classes: Seq
     """`review.csv` and `review.html` in the run. A label that was given stays, whatever is asked now."""
     answered = read_answers(run / TABLE, classes) if (run / TABLE).is_file() else {}
     asked = {question.id for question in review.questions}
-    kept = [question for question in _asked_before(run, review.sizes) if question.id in answered.keys() - asked]
+    kept = [question for question in _asked_before(run, review.counts) if question.id in answered.keys() - asked]
     texts = _texts(run / TABLE) if answered else {}
     table = io.StringIO(newline="")
     writer = csv.writer(table)
@@ -55,12 +55,12 @@ def _texts(file: Path) -> dict[str, str]:
     return {str(id): str(text) for id, text in zip(table["id"], table["text"], strict=True)}
 
 
-def _asked_before(run: Path, sizes: dict[str, int]) -> list[Question]:
+def _asked_before(run: Path, counts: dict[str, dict[str, int]]) -> list[Question]:
     """The questions of the review that is there, if it is of the same predictions: its answers count as well then."""
     if not (run / PLAN).is_file():
         return []
     before = read_review(run)
-    return before.questions if before.sizes == sizes else []
+    return before.questions if before.counts == counts else []
 
 
 def read_review(run: Path) -> Review:

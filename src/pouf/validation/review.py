@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
@@ -14,10 +15,12 @@ from pouf.data.class_names import same_name
 from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError
 from pouf.inference import InferenceConfig
+from pouf.validation.diagnostics import FEW_CLASSES
 
 DISAGREE, AGREE = "disagree", "agree"
 SHOWN = 128  # images of a review are shown at up to twice this side
 NONE = "none of these"  # an answer: the input belongs to no class
+K = TypeVar("K", bound=Hashable)
 
 
 class Question(NamedTuple):
@@ -30,17 +33,22 @@ class Question(NamedTuple):
 
 
 class Review(NamedTuple):
-    """Questions, and how many inputs each stratum has."""
+    """Questions, and how many inputs there are of each kind."""
 
-    sizes: dict[str, int]
+    counts: dict[str, dict[str, int]]  # stratum -> class that the adapted model predicts -> inputs
     questions: list[Question]
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Stratum -> inputs."""
+        return {stratum: sum(predicted.values()) for stratum, predicted in self.counts.items()}
+
     def to_json(self) -> dict[str, Any]:
-        return {"sizes": self.sizes, "questions": [question._asdict() for question in self.questions]}
+        return {"counts": self.counts, "questions": [question._asdict() for question in self.questions]}
 
 
 class Estimate(NamedTuple):
-    """An accuracy with its 95 % confidence interval."""
+    """A share of the inputs with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -56,6 +64,7 @@ class ReviewResult(NamedTuple):
     none_of_these: int  # answers that name no class: whatever is predicted for these inputs is wrong
     better: str | None  # adapted or zero-shot; None where the answers leave it open
     advice: str
+    prior: list[float] | None = None  # shares of the classes by the answers, where those of the predictions are others
 
     def __str__(self) -> str:
         told = [
@@ -109,8 +118,10 @@ def ask(
         Question(data.ids[indices[row]], group, names[int(guesses[0][row])], names[int(guesses[1][row])])
         for group, row in chosen
     ]
-    sizes = {group: len(rows) for group, rows in groups.items()}
-    return Review(sizes, questions), [data.show(indices[row], SHOWN) for _, row in chosen]
+    counts = {group: Counter(names[int(guesses[1][row])] for row in rows) for group, rows in groups.items()}
+    return Review({group: dict(of) for group, of in counts.items()}, questions), [
+        data.show(indices[row], SHOWN) for _, row in chosen
+    ]
 
 
 def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[str] = ()) -> dict[str, str]:
@@ -149,8 +160,8 @@ def _labels(file: str | Path, instead: Sequence[str]) -> list[tuple[Any, Any]]:
     raise missing
 
 
-def conclude(review: Review, answers: Mapping[str, str]) -> ReviewResult:
-    """What the answers say of zero-shot and of the adapted model."""
+def conclude(review: Review, answers: Mapping[str, str], classes: Sequence[str]) -> ReviewResult:
+    """What the answers say of zero-shot and of the adapted model, and of the shares of the classes."""
     answered = [question for question in review.questions if question.id in answers]
     if not answers:
         raise InputError("no label is filled in yet: give each question you can answer the name of a class")
@@ -166,11 +177,51 @@ def conclude(review: Review, answers: Mapping[str, str]) -> ReviewResult:
     )
     wins, losses = sum(right("adapted", DISAGREE)), sum(right("zero_shot", DISAGREE))
     none = sum(answers[question.id] == NONE for question in answered)
-    return ReviewResult(len(answered), zero_shot, adapted, wins, losses, none, *_advice(wins, losses))
+    better, advice = _advice(wins, losses)
+    prior, moved = _other_shares(review, answers, classes)
+    advice = f"{advice} {moved}" if moved else advice
+    return ReviewResult(len(answered), zero_shot, adapted, wins, losses, none, better, advice, prior)
 
 
-def _stratified(right: Mapping[str, list[bool]], sizes: Mapping[str, int]) -> Estimate:
-    """The share over both groups, each weighed by its size. A group without answers may be anything from 0 to 1."""
+def _other_shares(review: Review, answers: Mapping[str, str], classes: Sequence[str]) -> tuple[list[float] | None, str]:
+    """Shares of the classes by the answers, where a predicted one is out of the question, and what to do then.
+
+    Each share is estimated by stratum and predicted class, so that the answers have to tell no more than how often
+    each prediction is wrong. Few answers can tell few shares, so that of more classes nothing is said.
+    """
+    if len(classes) > FEW_CLASSES:
+        return None, ""
+    sizes = {(stratum, name): n for stratum, of in review.counts.items() for name, n in of.items()}
+    said: dict[tuple[str, str], list[str]] = {group: [] for group in sizes}
+    for question in review.questions:
+        if answers.get(question.id, NONE) != NONE:
+            said[question.stratum, question.adapted].append(answers[question.id])
+    total = sum(sizes.values())
+    predicted = [sum(n for (_, of), n in sizes.items() if of == name) / total for name in classes]
+    shares = [
+        # Of k shares, k - 1 are compared: together they are to be wrong in one of twenty reviews.
+        _stratified(
+            {group: [each == name for each in labels] for group, labels in said.items()}, sizes, len(classes) - 1
+        )
+        for name in classes
+    ]
+    off = [i for i, share in enumerate(shares) if not share.low <= predicted[i] <= share.high]
+    if not off:
+        return None, ""
+    worst = max(off, key=lambda i: abs(shares[i].value - predicted[i]))
+    value, low, high = (100 * number for number in shares[worst])
+    least = 1 / (2 * len(review.questions))  # a class that no answer names may still be there
+    whole = sum(max(share.value, least) for share in shares)
+    prior = [round(max(share.value, least) / whole, 3) for share in shares]
+    return prior, (
+        f"By the answers {value:.0f} % of the inputs are {classes[worst]} ({low:.0f} to {high:.0f}), and "
+        f"{100 * predicted[worst]:.0f} % are predicted to be: adapt again with these shares, "
+        f"--prior {','.join(f'{share:g}' for share in prior)}."
+    )
+
+
+def _stratified(right: Mapping[K, list[bool]], sizes: Mapping[K, int], comparisons: int = 1) -> Estimate:
+    """The share over all groups, each weighed by its size. A group without answers may be anything from 0 to 1."""
     from scipy.stats import norm
 
     total = sum(sizes.values())
@@ -188,7 +239,7 @@ def _stratified(right: Mapping[str, list[bool]], sizes: Mapping[str, int]) -> Es
             value += weight * share
             left = 1 - n / size if size > n else 0.0  # nothing is uncertain once all are answered
             variance += weight**2 * smoothed * (1 - smoothed) / n * left
-    half = float(norm.ppf(0.975)) * math.sqrt(variance)
+    half = float(norm.ppf(1 - 0.025 / max(1, comparisons))) * math.sqrt(variance)
     return Estimate(value, max(0.0, value - half + low), min(1.0, value + half + high))
 
 
