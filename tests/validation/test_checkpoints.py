@@ -154,3 +154,19 @@ def test_training_can_be_ended_early_and_the_last_step_is_the_last() -> None:
     result = adapt(classifier, data, recipe(), callbacks=[told, Steps()])
     assert len(result.history) == 13 and result.verdict.last == 13
     assert told.checkpoints == [*snapshot_steps(40, 8)[:3], 13] and told.started == [(30 * 32, 30 * 32)]
+
+
+def test_a_model_that_says_one_class_of_all_is_compared_without_its_bias() -> None:
+    """As many causal language models do. Two groups, told apart by the margin, but not by its sign."""
+    generator = torch.Generator().manual_seed(0)
+    side = torch.where(torch.arange(200) < 100, -1.0, 1.0)
+    features = torch.stack([torch.ones(200), 0.3 * side, torch.zeros(200)], 1)
+    features = features + 0.05 * torch.randn(200, 3, generator=generator)
+    prototypes = torch.tensor([[1.0, -0.1, 0.0], [1.0, 0.1, 1.0]])
+    classifier = Classifier.from_vectors(prototypes, ["left", "right"], temperature=0.05)
+    assert set(classifier.predict(features)) == {"left"}
+    settings = {"keep_shares": 0, "few_classes": 0.0, "postprocess": "prior-correction", "optimisation.lr": 0.003}
+    verdict = adapt(classifier, Vectors(features), recipe(**settings)).verdict
+    assert verdict.advised != "zero-shot" and verdict.alarms == []
+    assert "shares moved" in {each.name for each in verdict.cautions}, "or the data are of one class: only labels tell"
+    assert set(classifier.predict(features[side < 0])) != set(classifier.predict(features[side > 0]))

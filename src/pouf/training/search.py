@@ -203,7 +203,7 @@ def judge_trial(settings: dict[str, Any], checkpoints: Checkpoints, choice: Choi
     if at_the_end not in ([], ["not converged"]):
         return Trial(settings, {}, why_not=", ".join(at_the_end))
     believable = {
-        place.step: checkpoints.predictions[checkpoints.of(place.step)].probabilities
+        place.step: checkpoints.comparable(checkpoints.of(place.step)).probabilities
         for place in checkpoints.predictions
         if place.step and not alarms(checkpoints.diagnose(checkpoints.of(place.step)))
     }

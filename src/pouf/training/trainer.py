@@ -128,7 +128,10 @@ def watched(
     # Demonstrations have labels: they are no part of zero-shot.
     demonstrations, classifier.demonstrations = classifier.demonstrations, None
     sample = Sample(classifier, data, recipe.seed, inference)
-    checkpoints = Checkpoints(classifier, sample, recipe.steps, folder if recipe.steps else None)
+    checkpoints = Checkpoints(
+        classifier, sample, recipe.steps, folder if recipe.steps else None,
+        without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction",
+    )  # fmt: skip
     checkpoints.take_zero_shot()
     classifier.demonstrations = demonstrations
     return checkpoints

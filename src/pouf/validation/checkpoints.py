@@ -52,6 +52,8 @@ class Checkpoints:
         classifier: as it is before training.
         sample: what the predictions are of.
         steps: how long the run is to be.
+        without_bias: the run will be corrected by what is said of every input alike, and so it is taken away from all
+            predictions that are compared: one class for all inputs agrees with nothing.
         folder: where weights are kept; a temporary one by default. They go with this object.
     """
 
@@ -63,8 +65,10 @@ class Checkpoints:
         sample: Sample,
         steps: int,
         folder: Path | None = None,
+        *,
+        without_bias: bool = False,
     ) -> None:
-        self.classifier, self.sample, self.steps = classifier, sample, steps
+        self.classifier, self.sample, self.steps, self.without_bias = classifier, sample, steps, without_bias
         self.folder, self.files = folder or temporary_folder(), OwnFiles()
         self._drop = self.files.drop if folder is not None else partial(drop, self.folder)
         self._goes: weakref.finalize[Any, Any] | None = None
@@ -130,6 +134,11 @@ class Checkpoints:
             self.predictions = {place: each.only(rows) for place, each in self.predictions.items()}
         self.predictions[here] = seen
 
+    def comparable(self, checkpoint: Checkpoint) -> SnapshotPredictions:
+        """What the classifier predicted there, as the end of the run will be corrected."""
+        seen = self.predictions[checkpoint]
+        return seen.without_bias(self.classifier.prior) if self.without_bias and not checkpoint.postprocessed else seen
+
     def state_dict(self) -> dict[str, Any]:
         """All but the weights, which are on disk."""
         predictions = [[list(place), list(seen)] for place, seen in self.predictions.items()]
@@ -193,14 +202,15 @@ class Checkpoints:
     def choose(self) -> Choice:
         """The step to believe, by the predictions of training alone, among those whose weights are there."""
         trained = {
-            place.step: seen.probabilities for place, seen in self.predictions.items() if not place.postprocessed
+            place.step: self.comparable(place).probabilities for place in self.predictions if not place.postprocessed
         }
         return choose(trained, self.sample.features, {place.step for place in self.states})
 
     def diagnose(self, checkpoint: Checkpoint, convergence: float = 1.0) -> Diagnostics:
         """Of a checkpoint against zero-shot."""
-        before, after = self.predictions[ZERO_SHOT], self.predictions[checkpoint]
-        found = diagnose(before, after, self.last.step, convergence, self.classifier.prior is not None)
+        before, after = self.comparable(ZERO_SHOT), self.comparable(checkpoint)
+        known = self.classifier.prior is not None
+        found = diagnose(before, after, self.last.step, convergence, known, self.predictions[ZERO_SHOT])
         if self.names is None:
             return found
         near, span, worst = self.names
@@ -208,7 +218,7 @@ class Checkpoints:
 
     def _forget(self, latest: int) -> None:
         """Drop the weights of all but the start, the best so far and the latest."""
-        seen = {place.step: each.probabilities for place, each in self.predictions.items()}
+        seen = {place.step: self.comparable(place).probabilities for place in self.predictions}
         ensemble = votes(seen, self.steps)
         best = latest
         if ensemble is not None:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.losses.information import mutual_information
+from pouf.losses.information import log_marginal, mutual_information
 from pouf.losses.prior import gated_shares, share_of_classes
 
 
@@ -24,6 +24,14 @@ class SnapshotPredictions(NamedTuple):
         """Some of the inputs, in their order."""
         changed = [row for row in rows if row < len(self.perturbed)]
         return SnapshotPredictions(self.probabilities[rows], self.perturbed[changed], self.nearness[rows])
+
+    def without_bias(self, prior: Tensor | None = None) -> SnapshotPredictions:
+        """With what is said of every input alike taken away, p(k|x) / mean_i p(k|x_i) (* prior), as prior correction
+        does. With one class for all inputs predictions would agree with nothing but by chance."""
+        log_p = self.probabilities.clamp_min(1e-30).log()
+        offsets = -log_marginal(log_p) if prior is None else prior.to(log_p).log() - log_marginal(log_p)
+        changed = self.perturbed.clamp_min(1e-30).log()
+        return self._replace(probabilities=(log_p + offsets).softmax(1), perturbed=(changed + offsets).softmax(1))
 
     def stability(self) -> float:
         same = self.perturbed.argmax(1) == self.probabilities[: len(self.perturbed)].argmax(1)
@@ -52,15 +60,12 @@ class Diagnostics(NamedTuple):
     steps: int = 0  # that were trained; 0 where predictions were corrected only
     convergence: float = 1.0  # kappa of the run's last two thirds with its end, at the lowest
     opinion_fell: float = 0.0  # how far agreement with a clustering fell, where it never rose along the run; else 0
+    moved: float = 0.0  # as shift, from zero-shot as it is, without any correction
+    one_sided: float = 0.0  # how much of that change is a move of shares: 1 if nothing went the other way, 0 if as much
     known_shares: bool = False  # proportions of the classes were given
     names_near: float = 1.0  # share of sets of random words that are less near to the inputs than the class names
     names_span: float = 1.0  # share of those that tell the inputs less apart
     names_worst: str = ""  # the names that fit worst
-
-    @property
-    def one_sided(self) -> float:
-        """How much of the change is a move of shares: 1 where nothing went the other way, 0 where as much did."""
-        return self.shift / max(1 - self.agreement, 1e-9)
 
 
 class Finding(NamedTuple):
@@ -150,9 +155,9 @@ RULES = (
     Rule(
         "shares moved",
         lambda d: (
-            d.classes <= FEW_CLASSES and d.steps > 0 and d.shift > 0.1 and d.one_sided > 0.8 and not d.known_shares
+            d.classes <= FEW_CLASSES and d.steps > 0 and d.moved > 0.1 and d.one_sided > 0.8 and not d.known_shares
         ),
-        "{d.shift:.0%} of the predictions moved from some classes to others, and hardly any the other way: either "
+        "{d.moved:.0%} of the predictions moved from some classes to others, and hardly any the other way: either "
         "zero-shot favoured the ones, or training pulled towards shares that the data do not have, which look the same "
         "without labels",
         "If you know the class proportions, give them as the prior; if not, 20 answers to `pouf review` will tell.",
@@ -234,16 +239,24 @@ def diagnose(
     steps: int = 0,
     convergence: float = 1.0,
     known_shares: bool = False,
+    zero_shot: SnapshotPredictions | None = None,
 ) -> Diagnostics:
+    """Of a classifier before and after.
+
+    Args:
+        zero_shot: the one before as it is, where that one is corrected.
+    """
     k = before.probabilities.shape[1]
     p, labels = before.probabilities, [each.probabilities.argmax(1) for each in (before, after)]
     found = gated_shares(p)  # which of the classes seem to be there at all
     shares = [torch.bincount(each, minlength=k).double() / len(each) for each in labels]
+    first = (zero_shot or before).probabilities.argmax(1)
+    moved = shift_of(torch.bincount(first, minlength=k).double() / len(first), shares[1])
     return Diagnostics(
         classes=k,
         effective_before=k * min(share_of_classes(p.mean(0)), share_of_classes(found)),
         effective_after=share_of_classes(after.probabilities.mean(0)) * k,
-        shift=float((shares[0] - shares[1]).abs().sum() / 2),
+        shift=shift_of(*shares),
         unused_before=max(share(shares[0] == 0), share(found * len(p) < 1)),
         unused_after=share(shares[1] == 0),
         agreement=share(labels[0] == labels[1]),
@@ -258,8 +271,15 @@ def diagnose(
         perturbed=len(before.perturbed),
         steps=steps,
         convergence=convergence,
+        moved=moved,
+        one_sided=moved / max(1 - share(first == labels[1]), 1e-9),
         known_shares=known_shares,
     )
+
+
+def shift_of(before: Tensor, after: Tensor) -> float:
+    """Half the sum of changes in the shares (k,) of the classes."""
+    return float((before - after).abs().sum() / 2)
 
 
 def kappa(labels: Tensor, others: Tensor) -> float:
