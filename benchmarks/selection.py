@@ -98,7 +98,8 @@ def _read(file: Path) -> Trial:
     if not held["seen"]:
         return Trial(None, held["accuracy"])
     # All that a choice looks at: predictions, features, and which steps have their weights. There is no classifier.
-    there = Checkpoints(None, SimpleNamespace(features=held["features"]), max(held["seen"]))  # type: ignore[arg-type]
+    nobody, sample = SimpleNamespace(prior=None), SimpleNamespace(features=held["features"])
+    there = Checkpoints(nobody, sample, max(held["seen"]))  # type: ignore[arg-type]
     there.tuner = object()  # type: ignore[assignment]  # something was trained
     there.predictions = {Checkpoint(step): SnapshotPredictions(*parts) for step, parts in held["seen"].items()}
     there.states = dict.fromkeys(map(Checkpoint, held.get("kept", held["seen"])))  # type: ignore[arg-type]

@@ -58,6 +58,7 @@ class Checkpoints:
     """
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be told
+    without_bias = False
 
     def __init__(
         self,
