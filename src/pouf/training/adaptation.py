@@ -96,6 +96,13 @@ class Adaptation:
         return self.checkpoints.of(chosen) if use == "chosen" and chosen is not None else self.checkpoints.last
 
 
+class Held(NamedTuple):
+    """Shares of the classes (k,) that training holds to; None where it goes by the recipe."""
+
+    probabilities: Tensor | None  # mean_i p(y|x_i)
+    predictions: Tensor | None  # of argmax p
+
+
 def adapt(
     classifier: BaseClassifier,
     data: Unlabelled | None,
@@ -137,18 +144,7 @@ def adapt(
     inputs = data if data is not None else shots.inputs if shots is not None else None
     if inputs is not None and not inputs.streamed:
         inputs.check_readable()
-    if recipe.postprocess != "none" and inputs is not None and (inputs.streamed or len(inputs) == 1):
-        recipe = _without_correction(
-            recipe, "a stream can't be read again" if inputs.streamed else "there is one alone"
-        )
-    recipe = _for_many_classes(recipe, len(classifier.classes))
-    several = inputs is not None and (inputs.streamed or len(inputs) > 1)
-    if recipe.steps and recipe.few_classes and several and classifier.prior is None and shots is None:
-        assert inputs is not None
-        recipe = _for_few_classes(classifier, inputs, recipe, inference)
-    held = Held(classifier.prior, classifier.prior)
-    if recipe.steps and recipe.keep_shares >= len(classifier.classes) and classifier.prior is None and shots is None:
-        recipe, held = _keep_shares(classifier, inputs, recipe, inference)
+    recipe, held = _for_these_inputs(classifier, inputs, recipe, shots, inference)
     training = Training([], 0, None)
     if recipe.steps > 0:
         training = train(
@@ -162,9 +158,9 @@ def adapt(
     if recipe.postprocess != "none":
         if inputs is None:
             raise InputError(f"nothing to fit {recipe.postprocess!r} on: give unlabelled data")
-        last = training.history[-1].step if training.history else 0
         if not keep_tuned and checkpoints is not None and checkpoints.tuner and checkpoints.tuner.touches_inputs:
             inference = replace(inference, cache=None)
+        last = training.history[-1].step if training.history else 0
         if checkpoints is not None and choice is not None and choice.step not in (0, last):
             with checkpoints.at(Checkpoint(choice.step)):
                 correct(classifier, inputs, recipe, inference, checkpoints, choice.step, held.predictions)
@@ -181,6 +177,29 @@ def adapt(
     if checkpoints is not None:
         checkpoints.release()
     return result
+
+
+def _for_these_inputs(
+    classifier: BaseClassifier,
+    inputs: Unlabelled | None,
+    recipe: Recipe,
+    shots: Shots | None,
+    inference: InferenceConfig,
+) -> tuple[Recipe, Held]:
+    """The recipe as it fits the inputs and the classes, and the shares that training holds to."""
+    if recipe.postprocess != "none" and inputs is not None and (inputs.streamed or len(inputs) == 1):
+        recipe = _without_correction(
+            recipe, "a stream can't be read again" if inputs.streamed else "there is one alone"
+        )
+    recipe = _for_many_classes(recipe, len(classifier.classes))
+    held = Held(classifier.prior, classifier.prior)
+    if classifier.prior is not None or shots is not None:
+        return recipe, held
+    if recipe.steps and recipe.few_classes and inputs is not None and (inputs.streamed or len(inputs) > 1):
+        recipe = _for_few_classes(classifier, inputs, recipe, inference)
+    if recipe.steps and recipe.keep_shares >= len(classifier.classes):
+        return _keep_shares(classifier, inputs, recipe, inference)
+    return recipe, held
 
 
 def _why_unjudged(recipe: Recipe) -> str:
@@ -237,13 +256,6 @@ def _for_few_classes(
         return recipe
     logger.info("predictions use %.0f %% of the classes: nothing is trained, they are corrected instead", 100 * used)
     return recipe.with_settings(steps=0, postprocess="few-classes")
-
-
-class Held(NamedTuple):
-    """Shares of the classes (k,) that training holds to; None where it goes by the recipe."""
-
-    probabilities: Tensor | None  # mean_i p(y|x_i)
-    predictions: Tensor | None  # of argmax p
 
 
 def _keep_shares(
