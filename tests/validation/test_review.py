@@ -28,12 +28,12 @@ def asked(run: Path, data: Images, n: int, seed: int = 0) -> tuple[Path, Path]:
     return write_review(run, *ask(zero_shot, adapted, data, n, seed=seed), adapted.classes)
 
 
-def test_questions_are_mostly_where_the_models_differ(run: Path, few_digits: Path) -> None:
+def test_many_questions_are_where_the_models_differ(run: Path, few_digits: Path) -> None:
     table, page = asked(run, Images.from_folder(few_digits), 20)
     plan = json.loads((run / PLAN).read_text())
     assert sum(read_review(run).sizes.values()) == 150 and len(plan["questions"]) == 20
     differ = [q for q in plan["questions"] if q["stratum"] == DISAGREE]
-    assert len(differ) == min(read_review(run).sizes[DISAGREE], 13)
+    assert len(differ) == min(read_review(run).sizes[DISAGREE], 10)
     assert all((q["zero_shot"] != q["adapted"]) == (q["stratum"] == DISAGREE) for q in plan["questions"])
     with table.open() as stream:
         rows = list(csv.DictReader(stream))

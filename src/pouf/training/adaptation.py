@@ -276,7 +276,7 @@ def _keep_shares(
     kept = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classifier.classes, strict=True))
     logger.info(
         "the classes keep the shares that zero-shot gives them (%s), since the true ones are not known: if you know "
-        "them, or that they are about equal, give a prior; if not, 20 answers to `pouf review` tell them",
+        "them, or that they are about equal, give a prior; if not, 50 answers to `pouf review` tell them",
         kept,
     )
     rate = recipe.optimisation.lr * recipe.keep_shares_rate

@@ -91,7 +91,8 @@ def ask(
 
     Where zero-shot and the adapted model agree, a label can't tell which is better; where they differ, each
     label does. Two thirds of the questions are drawn at random from the latter, the rest from the former, and the size
-    of both groups is kept, so that the answers give accuracies of all inputs.
+    of both groups is kept, so that the answers give accuracies of all inputs. With few classes it is one half, since
+    the answers are to tell the shares of the classes as well, and most inputs are where they agree.
     """
     if n < 2:
         raise InputError(f"a review needs at least 2 questions, not {n}")
@@ -109,7 +110,8 @@ def ask(
     }
     # Each group is shuffled as a whole: a larger n asks the same questions and more.
     shuffled = {group: random.Random(f"{seed} {group}").sample(rows, len(rows)) for group, rows in groups.items()}
-    most = min(len(groups[DISAGREE]), max(round(n * 2 / 3), n - len(groups[AGREE])))
+    wanted = n // 2 if len(adapted.classes) <= FEW_CLASSES else round(n * 2 / 3)
+    most = min(len(groups[DISAGREE]), max(wanted, n - len(groups[AGREE])))
     chosen = [(DISAGREE, row) for row in shuffled[DISAGREE][:most]]
     chosen += [(AGREE, row) for row in shuffled[AGREE][: n - most]]
     random.Random(seed).shuffle(chosen)
