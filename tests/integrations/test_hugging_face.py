@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -176,6 +177,26 @@ def test_a_dataset_of_images_streamed_or_not(few_digits: Path, tiny: Classifier)
         assert len(result.history) == 2
     with pytest.raises(InputError, match=r"take\(n\)"):
         tiny.predict(streamed)
+
+
+@pytest.mark.parametrize("embedded", [True, False], ids=["bytes", "paths"])
+def test_a_dataset_whose_images_are_not_decoded(embedded: bool, few_digits: Path, tiny: Classifier) -> None:
+    paths = sorted(few_digits.rglob("*.png"))[:12]
+    rows = [{"bytes": path.read_bytes(), "path": None} if embedded else str(path) for path in paths]
+    dataset = Dataset.from_dict({"image": rows}).cast_column("image", datasets.Image(decode=False))
+    assert set(dataset[0]["image"]) == {"bytes", "path"}
+    assert tiny.predict(dataset) == tiny.predict(paths)
+    stream = tiny.data(dataset.to_iterable_dataset())
+    assert isinstance(stream, Stream) and tiny.predict(stream.take(12)) == tiny.predict(paths)
+    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+    assert len(classifier.adapt(stream, recipe=FULL).history) == 2
+
+
+def test_an_undecoded_image_that_is_none_is_skipped(few_digits: Path, tiny: Classifier) -> None:
+    good = sorted(few_digits.rglob("*.png"))[0].read_bytes()
+    given = [{"bytes": content, "path": None} for content in (good, b"no image", good)]
+    data = tiny.data(given)
+    assert list(tiny.infer(data).indices) == [0, 2] and list(data.skipped) == [1]
 
 
 @pytest.mark.parametrize("form", ["torch", "numpy", "transform"])

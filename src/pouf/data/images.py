@@ -8,7 +8,7 @@ import os
 import tarfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -55,7 +55,27 @@ class TarMember(NamedTuple):
         return content
 
 
-Item = str | Path | TarMember | RemoteFile | Image.Image
+class ImageFile(NamedTuple):
+    """The bytes of an image file."""
+
+    content: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    def read_bytes(self) -> bytes:
+        return self.content
+
+
+Item = str | Path | TarMember | RemoteFile | ImageFile | Image.Image
+
+
+def undecoded(item: Any) -> Any:
+    """An image of `datasets` that it did not decode, `{"bytes": …, "path": …}`, as an item; all else as it is."""
+    if not isinstance(item, Mapping) or item.keys() != {"bytes", "path"}:
+        return item
+    return ImageFile(item["bytes"]) if item["bytes"] is not None else Path(item["path"])
 
 
 class Images(Unlabelled):
@@ -168,7 +188,7 @@ class Images(Unlabelled):
     def _size(item: Item) -> int:
         if isinstance(item, Image.Image):
             return item.width * item.height
-        if isinstance(item, (TarMember, RemoteFile)):
+        if isinstance(item, (TarMember, RemoteFile, ImageFile)):
             return item.size
         try:
             return os.stat(item).st_size
@@ -196,8 +216,8 @@ def _leaves(path: Path, root: Path) -> bool:
     return path.is_symlink() and root not in path.resolve().parents
 
 
-def _content(item: str | Path | TarMember | RemoteFile) -> bytes:
-    return item.read_bytes() if isinstance(item, (TarMember, RemoteFile)) else read_bytes(item)
+def _content(item: str | Path | TarMember | RemoteFile | ImageFile) -> bytes:
+    return item.read_bytes() if isinstance(item, (TarMember, RemoteFile, ImageFile)) else read_bytes(item)
 
 
 def _members(archive: Path) -> Iterator[tuple[str, TarMember]]:

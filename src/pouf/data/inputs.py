@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from pouf.data.base import Modality, Unlabelled
-from pouf.data.images import EXTENSIONS, Images
+from pouf.data.images import EXTENSIONS, Images, undecoded
 from pouf.data.streams import Stream
 from pouf.data.tables import find_columns
 from pouf.data.texts import RowNumbers, Texts
@@ -85,9 +85,9 @@ def _images(inputs: Any, columns: Sequence[str]) -> Given:
 
 
 def _picture(item: Any) -> Any:
-    """Arrays as Pillow images: (h, w), (h, w, 3) or, as torch has them, (3, h, w)."""
+    """Arrays as Pillow images: (h, w), (h, w, 3) or, as torch has them, (3, h, w); images that are not decoded yet."""
     if not isinstance(item, (np.ndarray, Tensor)):
-        return item
+        return undecoded(item)
     pixels = item.detach().cpu().numpy() if isinstance(item, Tensor) else item
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3, 4):
         pixels = np.moveaxis(pixels, 0, 2)

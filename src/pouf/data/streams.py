@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
 from pouf.data.base import Modality, Unlabelled, Unreadable
-from pouf.data.images import Images
+from pouf.data.images import ImageFile, Images, undecoded
 from pouf.data.random_batches import Draw, RandomBatches, Replayed
 from pouf.data.texts import Texts
 from pouf.errors import InputError
@@ -55,15 +56,17 @@ class Stream(Unlabelled):
 
     def take(self, n: int) -> Images | Texts:
         """The first n samples, in memory."""
-        samples = list(islice(self.open(), n))
+        samples = [undecoded(sample) for sample in islice(self.open(), n)]
         return Images(samples, source=self.source) if self.modality == "image" else Texts(samples, source=self.source)
 
     def read(self, index: int) -> Any:
         return self.read_for(index, None)
 
     def read_for(self, index: int, side: int | None) -> Any:
-        sample = self.waiting[index]
-        one: Images | Texts = Images([sample]) if isinstance(sample, Image.Image) else Texts([sample])
+        sample = undecoded(self.waiting[index])
+        one: Images | Texts = (
+            Images([sample]) if isinstance(sample, (Image.Image, ImageFile, Path)) else Texts([sample])
+        )
         if one.modality != self.modality:
             raise Unreadable(f"expected {'an image' if self.modality == 'image' else 'a text'}, not {type(sample)}")
         read = one.read_for(0, side)
