@@ -32,6 +32,8 @@ from pouf.demo import DIGITS, write_digits
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as of what nohup runs
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 atexit.register(shutil.rmtree, os.environ["POUF_CACHE"], ignore_errors=True)
 
 
