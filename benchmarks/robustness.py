@@ -53,6 +53,7 @@ else:
 
 sys.path.insert(0, str(Path(__file__).parent))
 from masked_lm import domain
+from pages import put_table
 from texts import TASKS as ENCODED
 from texts import model_folder
 
@@ -237,17 +238,38 @@ def answered(
 
 
 def table(cells: dict[str, dict[str, Any]]) -> str:
-    """Means over the seeds, accuracies in %."""
-    columns = ("zero-shot", *UNTRAINED, "default", "last")
-    lines = [f"| set | draw | {' | '.join(columns)} | noticed |", "|---" * (len(columns) + 3) + "|"]
-    for key in dict.fromkeys(cell.rsplit("/", 1)[0] for cell in cells):
+    """Means over the seeds, accuracies in %. † marks sets that no default was chosen on."""
+    columns = ("zero-shot", *UNTRAINED, "default", "known", "answers")
+    names = ("zero-shot", "prior-corrected", "Sinkhorn", "EM", "StatA", "default", "true shares given", "50 answers")
+    head = ("set", "kind", "draw", "runs", *names, "other texts: zero-shot → default", "noticed")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    order = [f"{name}/" for name in DEVELOPMENT]
+    keys = dict.fromkeys(cell.rsplit("/", 1)[0] for cell in cells)
+    for key in sorted(keys, key=lambda key: next((i for i, name in enumerate(order) if key.startswith(name)), 99)):
         seeds = [cell for name, cell in cells.items() if name.rsplit("/", 1)[0] == key]
-        means = [100 * statistics.mean(cell[column] for cell in seeds) for column in columns]
+
+        def mean(column: str, seeds: list[dict[str, Any]] = seeds) -> str:
+            there = [cell[column] for cell in seeds if cell.get(column) is not None]
+            return f"{100 * statistics.mean(there):.1f}" if there else "–"
+
+        found = [mean(column) for column in columns]
+        found[columns.index("default")] = f"**{mean('default')}**"
+        others = f"{mean('held out, zero-shot')} → {mean('held out, default')}"
         seen = sorted({name for cell in seeds for name in cell["noticed"]})
-        noticed = f"{sum(bool(cell['noticed']) for cell in seeds)} of {len(seeds)}: {', '.join(seen)}" if seen else ""
-        set_name, draw = key.split("/")
-        lines.append(f"| {set_name} | {draw} | {' | '.join(f'{mean:.1f}' for mean in means)} | {noticed} |")
+        noticed = f"{sum(bool(cell['noticed']) for cell in seeds)}: {', '.join(seen)}" if seen else "–"
+        name, draw = key.split("/")
+        named = name if name in CHOSEN_ON else f"{name} †"
+        row = (named, kind_of(name), draw, str(len(seeds)), *found, others if "–" not in others else "–", noticed)
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
+
+
+def kind_of(name: str) -> str:
+    if name not in DEVELOPMENT:
+        return "–"
+    if name.startswith("imagenet"):
+        return "vectors"
+    return "images, prototypes tuned" if name == "digits" else "sentence encoder" if name in ENCODED else "masked LM"
 
 
 def summary(cells: Sequence[dict[str, Any]]) -> dict[str, float | int]:
@@ -291,6 +313,7 @@ def main() -> None:
     parser.add_argument("--draws", nargs="+", help="some of the draws, as 'as it is' 85:15")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--out", type=Path, help="file for the results, JSON; cells in it are not run again")
+    parser.add_argument("--table", type=Path, help="a page to put the table into")
     given = parser.parse_args()
     cells: dict[str, dict[str, Any]] = {}
     if given.out is not None and given.out.is_file():
@@ -316,6 +339,8 @@ def main() -> None:
                     facts = {"chosen on": CHOSEN_ON, "versions": versions(), "cells": cells}
                     given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(table(cells))
+    if given.table is not None:
+        put_table(given.table, "robustness", table(cells))
     groups = {"all sets": names, "chosen on": CHOSEN_ON, "reported": [n for n in names if n not in CHOSEN_ON]}
     for group, members in groups.items():
         found = [cell for key, cell in cells.items() if key.split("/")[0] in members]

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pages import put_table
 
 from pouf import EMBEDDED, METHODS, Classifier, InferenceConfig, Recipe, Texts
 from pouf.data.base import Subset, Unlabelled
@@ -42,7 +43,6 @@ from pouf.validation.evaluation import accuracy
 
 RESULTS = Path(__file__).parent / "results" / "tuners.json"
 TUNERS = ("full", "layernorm", "lora", "prompt", "prototypes")
-BEGIN, END = "<!-- tuners: begin -->", "<!-- tuners: end -->"
 DOMAINS = ("tweets", "amazon", "movies", "nyt")
 SETS = ("digits", "webcam", "dslr", "mr", "subj", "trec", *DOMAINS)
 
@@ -205,9 +205,7 @@ def main() -> None:
                 print(table([cell]).splitlines()[-1], flush=True)
     print(table(stored["cells"]))
     if options.table is not None:
-        page = options.table.read_text(encoding="utf-8")
-        head, _, rest = page.partition(BEGIN)
-        options.table.write_text(f"{head}{BEGIN}\n{table(stored['cells'])}\n{END}{rest.partition(END)[2]}")
+        put_table(options.table, "tuners", table(stored["cells"]))
 
 
 if __name__ == "__main__":
