@@ -341,7 +341,8 @@ def main() -> None:
     print(table(cells))
     if given.table is not None:
         put_table(given.table, "robustness", table(cells))
-    groups = {"all sets": names, "chosen on": CHOSEN_ON, "reported": [n for n in names if n not in CHOSEN_ON]}
+    there = {key.split("/")[0] for key in cells}
+    groups = {"all sets": there, "chosen on": there & {*CHOSEN_ON}, "reported": there - {*CHOSEN_ON}}
     for group, members in groups.items():
         found = [cell for key, cell in cells.items() if key.split("/")[0] in members]
         if found:
