@@ -53,9 +53,9 @@ else:
 
 sys.path.insert(0, str(Path(__file__).parent))
 from masked_lm import domain
-from pages import put_table
 from texts import TASKS as ENCODED
 from texts import model_folder
+from tuners import put_table
 
 SEEDS = (0, 1, 2)
 UNTRAINED = ("prior-correction", "sinkhorn", "em", "stata")

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pages import put_table
 
 from pouf import EMBEDDED, METHODS, Classifier, InferenceConfig, Recipe, Texts
 from pouf.data.base import Subset, Unlabelled
@@ -167,6 +166,15 @@ def table(cells: list[dict[str, Any]]) -> str:
             f"{_size(c['bytes'])} |"
         )
     return "\n".join(lines)
+
+
+def put_table(page: Path, name: str, table: str) -> None:
+    """Write a table between `<!-- name: begin -->` and `<!-- name: end -->` of a page."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    head, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    if not found or end not in rest:
+        raise SystemExit(f"{page} has no place for a table: expected the lines {begin} and {end}")
+    page.write_text(f"{head}{begin}\n{table}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ def test_the_code_for_other_libraries_runs(place: Path, hub: ThreadingHTTPServer
     said = "\nassert again.predict('photos/0000.png') in ('one', 'seven')\n"
     ended = subprocess.run(
         [sys.executable, "-c", code + said], cwd=place, env=environment_for(hub, tmp_path / "home"), text=True,
-        capture_output=True, timeout=300,
+        capture_output=True, timeout=600,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert (tmp_path / "hub" / "me" / "digits" / "model.safetensors").is_file()
