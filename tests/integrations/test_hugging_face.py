@@ -194,9 +194,9 @@ def test_a_dataset_whose_images_are_not_decoded(embedded: bool, few_digits: Path
 
 def test_an_undecoded_image_that_is_none_is_skipped(few_digits: Path, tiny: Classifier) -> None:
     good = sorted(few_digits.rglob("*.png"))[0].read_bytes()
-    given = [{"bytes": content, "path": None} for content in (good, b"no image", good)]
+    given = [{"bytes": content, "path": None} for content in (good, b"no image", None, good)]
     data = tiny.data(given)
-    assert list(tiny.infer(data).indices) == [0, 2] and list(data.skipped) == [1]
+    assert list(tiny.infer(data).indices) == [0, 3] and list(data.skipped) == [1, 2]
 
 
 @pytest.mark.parametrize("form", ["torch", "numpy", "transform"])

@@ -75,7 +75,9 @@ def undecoded(item: Any) -> Any:
     """An image of `datasets` that it did not decode, `{"bytes": …, "path": …}`, as an item; all else as it is."""
     if not isinstance(item, Mapping) or item.keys() != {"bytes", "path"}:
         return item
-    return ImageFile(item["bytes"]) if item["bytes"] is not None else Path(item["path"])
+    if item["bytes"] is None and item["path"] is not None:
+        return Path(item["path"])
+    return ImageFile(item["bytes"] or b"")  # one without either can't be read, and is skipped like others
 
 
 class Images(Unlabelled):

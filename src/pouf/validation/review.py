@@ -197,7 +197,7 @@ def _other_shares(review: Review, answers: Mapping[str, str], classes: Sequence[
     said: dict[tuple[str, str], list[str]] = {group: [] for group in sizes}
     for question in review.questions:
         if answers.get(question.id, NONE) != NONE:
-            said[question.stratum, question.adapted].append(answers[question.id])
+            said.setdefault((question.stratum, question.adapted), []).append(answers[question.id])
     total = sum(sizes.values())
     predicted = [sum(n for (_, of), n in sizes.items() if of == name) / total for name in classes]
     shares = [
