@@ -144,7 +144,7 @@ def test_answers_tell_that_predicted_shares_are_wrong() -> None:
     advice = next(result.advice for result in results if result.prior == told[0])
     assert f"By the answers {100 * told[0][0]:.0f} % of the inputs are a (" in advice
     assert "53 % are predicted to be" in advice
-    assert advice.endswith(f"adapt again with these shares, --prior {told[0][0]:g},{told[0][1]:g}.")
+    assert advice.endswith(f"adapt again with the prior {told[0][0]:g},{told[0][1]:g}.")
 
 
 def test_right_shares_are_left_alone() -> None:

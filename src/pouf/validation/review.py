@@ -217,8 +217,8 @@ def _other_shares(review: Review, answers: Mapping[str, str], classes: Sequence[
     prior = [round(max(share.value, least) / whole, 3) for share in shares]
     return prior, (
         f"By the answers {value:.0f} % of the inputs are {classes[worst]} ({low:.0f} to {high:.0f}), and "
-        f"{100 * predicted[worst]:.0f} % are predicted to be: adapt again with these shares, "
-        f"--prior {','.join(f'{share:g}' for share in prior)}."
+        f"{100 * predicted[worst]:.0f} % are predicted to be: adapt again with the prior "
+        f"{','.join(f'{share:g}' for share in prior)}."
     )
 
 
