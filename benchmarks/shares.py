@@ -3,25 +3,29 @@
     python benchmarks/shares.py --data DIR --masked-model DIR --out benchmarks/results/shares.json
 
 With two classes a share is a threshold on the margin m = log p(second) - log p(first). A biased model wants another
-threshold than 0, and so do skewed data. DIR holds `text/`, as for `robustness.py`. Of each set 300 texts are read;
-draws of them have the second class in 15, 30, 50, 70 and 85 % of the texts, or as often as in the set. Nothing is
-trained. Labels make the draws and judge the thresholds; only the last three are told some of them.
+threshold than 0, and so do skewed data. DIR holds `text/`, as for `robustness.py`. Of each set 600 texts are read;
+draws of at most 300 have the second class in 15, 30, 50, 70 and 85 % of the texts, or as often as in the set. Nothing
+is trained. Labels make the draws and judge the thresholds; only the last three are told some of them.
 
 - **equal shares**: the median of m.
 - **EM**: shares π that explain themselves, π ← mean σ(m + log π/(1-π)) (Saerens et al., 2002).
-- **mixture**: m is two Gaussians of one width; the share of the upper one.
-- **added words**: how m changes when a text is followed by the prompt of either class tells where the model is
-  undecided. With m₋ and m₊ after these, the line through (m, (m₋ + m₊)/2) meets the diagonal at a margin that hardly
-  depends on the shares; the same midpoint of texts without content is taken off it.
-- **added words, EM**: EM on margins from which that bias is taken.
+- **shape**: m is two Gaussians of one width; where they are as likely.
+- **words**: how m changes when a text is followed by the prompt of either class; EM on m without the bias this tells.
+- **both**: shape and words where they agree, the smaller of the two, as the default of masked language models has it:
+  see `pouf.training.bias` for the three.
 - **20 answers**, **50 answers**: what `pouf review` says of the shares after as many labels of texts drawn at random;
   zero-shot's where it says nothing of them.
 - **true shares**.
+
+The first sets were in view when the ways were made; then come the same texts asked with other words and templates, and
+other tasks, among them all pairs of TREC's classes, most of which the model can hardly tell apart. `mr` and `subj` are
+asked with a sentence encoder.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import sys
@@ -31,84 +35,96 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-from sklearn.mixture import GaussianMixture
+import torch
+from torch import Tensor
 
 from pouf import Classifier, Texts
+from pouf.bench.language import TASKS
 from pouf.data.base import Subset
 from pouf.files import write_json
+from pouf.inference import InferenceConfig
 from pouf.runs.folder import versions
+from pouf.training.bias import EMPTY, FEWEST, Margins, agreed, by_em, by_shape, by_words, read_margins
 from pouf.validation.review import AGREE, DISAGREE, Question, Review, conclude
 
 sys.path.insert(0, str(Path(__file__).parent))
 from robustness import development, drawn
+from texts import TASKS as ENCODED
+from tuners import put_table
 
 SETS = ("tweets", "amazon", "movies", "nyt", "SST-2", "MR", "mr", "subj")  # in capitals, and the domains: a masked LM
 SHARES = (0.15, 0.3, 0.5, 0.7, 0.85)  # of the second class
 SEEDS = range(6)
-SIZE = 300
-EMPTY = ("N/A", "[text]", "the text", "this is a text", "text", ".", "...", "it", "this", "a text about something")
+SIZE, DRAWN = 600, 300
+PAIRS = "TREC, "
 RESULTS = Path(__file__).parent / "results" / "shares.json"
-Array = NDArray[np.float64]
 
 
-class Margins(NamedTuple):
-    """Of some texts: (n,) as they are, and after the prompt of the first and of the second class."""
+class Asked(NamedTuple):
+    """A set of two classes and how a masked language model is asked about it."""
 
-    plain: Array
-    first: Array
-    second: Array
-    undecided: float  # the midpoint of what either prompt makes of texts without content
-
-    def at(self, rows: Sequence[int]) -> Margins:
-        return Margins(self.plain[rows], self.first[rows], self.second[rows], self.undecided)
+    of: str  # a set of `robustness.py`, or a task
+    template: str = ""  # "": its own
+    words: tuple[str, str] = ("", "")
+    classes: tuple[int, int] = (0, 1)  # of the set
 
 
-def read_margins(classifier: Classifier, texts: Sequence[str]) -> Margins:
-    def margin(shown: Sequence[str]) -> Array:
-        logs = classifier.log_probabilities(classifier.encode(Texts(list(shown)))).double().numpy()
-        return np.asarray(logs[:, 1] - logs[:, 0])
-
-    cloze = classifier.backbone.cloze
-    if cloze is not None:
-        question = cloze.template.replace("{text}", "")
-        prompts = [question.replace("[MASK]", words[0].strip()) for words in cloze.words]
-    else:
-        prompts = [f" {prompts[0]}" for prompts in classifier.prompts()]
-    after = [margin([text + prompt for text in texts]) for prompt in prompts]
-    empty = [margin([text + prompt for text in EMPTY]).mean() for prompt in prompts]
-    return Margins(margin(texts), after[0], after[1], float(sum(empty) / 2))
-
-
-def em(margins: Array) -> float:
-    """The threshold of π ← mean σ(m + log π/(1-π))."""
-    odds = 0.0
-    for _ in range(200):
-        share = float(np.clip((1 / (1 + np.exp(-(margins + odds)))).mean(), 1e-3, 1 - 1e-3))
-        odds = float(np.log(share / (1 - share)))
-    return -odds
+OTHERWISE = {
+    "tweets, good": Asked("tweets", "{text} It was [MASK].", ("bad", "good")),
+    "tweets, happy": Asked("tweets", "{text} I feel [MASK].", ("sad", "happy")),
+    "amazon, excellent": Asked("amazon", "{text} This is [MASK].", ("awful", "excellent")),
+    "amazon, love": Asked("amazon", "{text} I [MASK] it.", ("hate", "love")),
+    "movies, fun": Asked("movies", "{text} All in all [MASK].", ("boring", "fun")),
+    "nyt, positive": Asked("nyt", "{text} It is [MASK].", ("negative", "positive")),
+    "nyt, right": Asked("nyt", "{text} It was [MASK].", ("wrong", "right")),
+    "Subj": Asked("Subj"),
+    "CoLA": Asked("CoLA"),
+    **{
+        f"{PAIRS}{first} or {second}": Asked("TREC", classes=(i, j))
+        for (i, first), (j, second) in itertools.combinations(enumerate(TASKS["TREC"].labels), 2)
+    },
+}
 
 
-def mixture(margins: Array) -> float:
-    starts = np.quantile(margins, [[0.1, 0.6], [0.25, 0.75], [0.4, 0.9]])[:, :, None]
-    fits = [GaussianMixture(2, covariance_type="tied", means_init=start).fit(margins[:, None]) for start in starts]
-    best = max(fits, key=lambda fit: fit.score(margins[:, None]))
-    upper = best.predict(margins[:, None]) == best.means_.argmax()
-    return at_share(margins, float(upper.mean()))
+def read_set(name: str, data: Path, encoder: Path | None, masked: Path) -> tuple[Margins, list[int]]:
+    """Margins of 300 texts, and their labels."""
+    asked = OTHERWISE.get(name, Asked(name))
+    with tempfile.TemporaryDirectory() as scratch:
+        of = development(asked.of, data, encoder, masked, Path(scratch))
+    rows = [row for row, label in enumerate(of.labels) if label in asked.classes]
+    rows = sorted(random.Random(0).sample(rows, min(SIZE, len(rows))))
+    labels = [asked.classes.index(of.labels[row]) for row in rows]
+    task = TASKS.get(asked.of, TASKS["SST-2"])
+    if asked.of in ENCODED:
+        return encoder_margins(of.classifier(), Subset(of.data, rows)), labels
+    own = [list(task.words.values())[k] for k in asked.classes]
+    classifier = Classifier.from_pretrained(
+        masked, ["first", "second"], [asked.template or task.template],
+        words=list(asked.words) if asked.template else own, max_length=task.max_length,
+    )  # fmt: skip
+    return read_margins(classifier, Subset(of.data, rows), InferenceConfig()), labels
 
 
-def bias(margins: Margins) -> float:
-    slope, at_zero = np.polyfit(margins.plain, (margins.first + margins.second) / 2, 1)
-    return float(at_zero / (1 - slope)) - margins.undecided
+def encoder_margins(classifier: Classifier, texts: Subset) -> Margins:
+    """As `read_margins` for a sentence encoder, which is not asked by default."""
+
+    def margin(shown: Sequence[str]) -> Tensor:
+        logs = classifier.log_probabilities(classifier.encode(Texts(list(shown)))).double()
+        return logs[:, 1] - logs[:, 0]
+
+    plain = [texts.read(i) for i in range(len(texts))]
+    prompts = [prompts[0] for prompts in classifier.prompts()]
+    first, second = (margin([f"{text} {prompt}" for text in plain]) for prompt in prompts)
+    empty = [margin([f"{text} {prompt}" for text in EMPTY]).mean() for prompt in prompts]
+    return Margins(margin(plain), first, second, float(sum(empty) / 2))
 
 
-def at_share(margins: Array, share: float) -> float:
+def at_share(margins: Tensor, share: float) -> float:
     """The threshold above which this share of the margins lies."""
-    return float(np.quantile(margins, 1 - share))
+    return float(margins.quantile(1 - share))
 
 
-def after_review(answers: int, margins: Array, truth: Sequence[int]) -> float:
+def after_review(answers: int, margins: Tensor, truth: Sequence[int]) -> float:
     """The threshold after a review in which so many texts were labelled."""
     said = ["second" if margin > 0 else "first" for margin in margins]
     rows = random.Random(0).sample(range(len(said)), answers)
@@ -122,42 +138,56 @@ def after_review(answers: int, margins: Array, truth: Sequence[int]) -> float:
 WAYS: dict[str, Callable[[Margins, Sequence[int]], float]] = {
     "zero-shot": lambda margins, truth: 0.0,
     "equal shares": lambda margins, truth: at_share(margins.plain, 0.5),
-    "EM": lambda margins, truth: em(margins.plain),
-    "mixture": lambda margins, truth: mixture(margins.plain),
-    "added words": lambda margins, truth: bias(margins),
-    "added words, EM": lambda margins, truth: bias(margins) + em(margins.plain - bias(margins)),
+    "EM": lambda margins, truth: by_em(margins.plain),
+    "shape": lambda margins, truth: by_shape(margins.plain),
+    "words": lambda margins, truth: by_words(margins),
+    "both": lambda margins, truth: agreed(by_words(margins), by_shape(margins.plain)),
     "20 answers": lambda margins, truth: after_review(20, margins.plain, truth),
     "50 answers": lambda margins, truth: after_review(50, margins.plain, truth),
     "true shares": lambda margins, truth: at_share(margins.plain, statistics.mean(truth)),
 }
 
 
-def judge(margins: Margins, labels: Sequence[int]) -> dict[str, dict[str, list[float]]]:
-    """Accuracies in % by draw and way, one per seed."""
+def judge(margins: Margins, labels: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Accuracies in % by draw and way, means over the seeds."""
     found: dict[str, dict[str, list[float]]] = {}
     for share in (None, *SHARES):
         for seed in SEEDS if share is not None else (0,):
-            rows = list(range(len(labels))) if share is None else drawn(labels, [1 - share, share], len(labels), seed)
-            own, truth = margins.at(rows), [labels[row] for row in rows]
+            rows = list(range(len(labels))) if share is None else drawn(labels, [1 - share, share], DRAWN, seed)
+            if len(rows) < FEWEST:
+                continue
+            own = Margins(*(each[rows] for each in margins[:3]), margins.undecided)
+            truth = [labels[row] for row in rows]
             name = "as it is" if share is None else f"{share:.0%}"
             for way, threshold in WAYS.items():
-                right = (own.plain > threshold(own, truth)) == np.array(truth)
-                found.setdefault(name, {}).setdefault(way, []).append(100 * float(right.mean()))
-    return found
+                right = (own.plain > threshold(own, truth)) == torch.tensor(truth)
+                found.setdefault(name, {}).setdefault(way, []).append(100 * float(right.double().mean()))
+    return {draw: {way: round(statistics.mean(each), 2) for way, each in ways.items()} for draw, ways in found.items()}
 
 
-def table(cells: dict[str, dict[str, dict[str, list[float]]]]) -> str:
-    """Gain over zero-shot in points: in the set as it is, and the worst of the five draws (means over seeds)."""
+def table(cells: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Gain over zero-shot in points: in the set as it is, and the worst of the draws.
+
+    Pairs of TREC's classes are one row: their mean as they are, and the worst draw of any.
+    """
     lines = [f"| set | zero-shot | {' | '.join(list(WAYS)[1:])} |", "|---" * (len(WAYS) + 1) + "|"]
-    for name, draws in cells.items():
-        means = {draw: {way: statistics.mean(each) for way, each in ways.items()} for draw, ways in draws.items()}
-        row = []
+    pairs = [name for name in cells if name.startswith(PAIRS)]
+    rows = {name: [name] for name in cells if name not in pairs} | (
+        {f"TREC, {len(pairs)} pairs": pairs} if pairs else {}
+    )
+    for row, names in rows.items():
+        zero_shot = statistics.mean(cells[name]["as it is"]["zero-shot"] for name in names)
+        told = []
         for way in list(WAYS)[1:]:
-            gains = {draw: found[way] - found["zero-shot"] for draw, found in means.items()}
-            worst = min(gain for draw, gain in gains.items() if draw != "as it is")
-            row.append(f"{gains['as it is']:+.1f} ({worst:+.1f})")
-        lines.append(f"| {name} | {means['as it is']['zero-shot']:.1f} | {' | '.join(row)} |")
+            gains = [gains_of(cells[name], way) for name in names]
+            skewed = [gain for each in gains for draw, gain in each.items() if draw != "as it is"]
+            told.append(f"{statistics.mean(each['as it is'] for each in gains):+.1f} ({min(skewed):+.1f})")
+        lines.append(f"| {row} | {zero_shot:.1f} | {' | '.join(told)} |")
     return "\n".join(lines)
+
+
+def gains_of(draws: dict[str, dict[str, float]], way: str) -> dict[str, float]:
+    return {draw: ways[way] - ways["zero-shot"] for draw, ways in draws.items()}
 
 
 def main() -> None:
@@ -166,18 +196,16 @@ def main() -> None:
     parser.add_argument("--masked-model", type=Path, required=True, help="folder of a masked language model")
     parser.add_argument("--encoder", type=Path, help="folder of a sentence encoder; default: the installed package")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", type=Path, help="a page to put the table into")
     given = parser.parse_args()
-    cells: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for name in SETS:
-        with tempfile.TemporaryDirectory() as scratch:
-            of = development(name, given.data, given.encoder, given.masked_model, Path(scratch))
-        rows = sorted(random.Random(0).sample(range(len(of.labels)), SIZE))
-        some = Subset(of.data, rows)
-        margins = read_margins(of.classifier(), [some.read(i) for i in range(len(some))])
-        cells[name] = judge(margins, [of.labels[row] for row in rows])
+    cells: dict[str, dict[str, dict[str, float]]] = {}
+    for name in (*SETS, *OTHERWISE):
+        cells[name] = judge(*read_set(name, given.data, given.encoder, given.masked_model))
         print(table({name: cells[name]}).splitlines()[-1], flush=True)
     write_json(given.out, {"versions": versions(), "cells": cells})
     print(table(cells))
+    if given.table is not None:
+        put_table(given.table, "shares", table(cells))
 
 
 if __name__ == "__main__":

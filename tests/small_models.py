@@ -236,3 +236,33 @@ def causal_lm(folder: Path, kind: str) -> Path:
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return save(folder, model, fast)
+
+
+def reading_lm(folder: Path, domains: dict[str, float]) -> Path:
+    """A BERT of one layer, set by hand: one head averages how good all words are, one hears the domain's word alone.
+
+    Component 0 of a word is how good it is, 1 is the same for all, 2 marks the word of a domain, and 3 is what the
+    model makes of that domain. 4 to 7 are these with the other sign, so that layer norms find a mean of 0.
+    """
+    tokenizer = masked_lm_tokenizer(word_piece_tokenizer, BERT_MARKS)
+    size = {**TEXT, "num_hidden_layers": 1, "vocab_size": len(tokenizer), "max_position_embeddings": 65}
+    config = BertConfig(**size, pad_token_id=tokenizer.pad_token_id, hidden_act="linear")
+    model = AutoModelForMaskedLM.from_config(config)
+    attention, known = model.bert.encoder.layer[0].attention, tokenizer.get_vocab()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1.0 if name.endswith("LayerNorm.weight") else 0.0)
+        words, all_words = model.get_input_embeddings().weight, model.bert.embeddings.token_type_embeddings.weight
+        all_words[0, 1], all_words[0, 5] = 1.0, -1.0
+        for side, good in (("good loved great", 1.0), ("bad hated terrible", -1.0)):
+            for word in side.split():
+                words[known[word], 0], words[known[word], 4] = good, -good
+        for word, favour in domains.items():
+            words[known[word], :8] = torch.tensor([0.0, 0.0, 1.0, favour, 0.0, 0.0, -1.0, -favour])
+        averages, hears = 0, 8  # where the two heads begin
+        attention.self.query.weight[hears, 1] = attention.self.key.weight[hears, 2] = 2.0
+        attention.self.value.weight[averages, 0] = attention.self.value.weight[hears, 3] = 1.0
+        for head in (averages, hears):
+            attention.output.dense.weight[0, head], attention.output.dense.weight[4, head] = 1.0, -1.0
+        model.cls.predictions.transform.dense.weight.copy_(torch.eye(32))
+    return save(folder, model, tokenizer)

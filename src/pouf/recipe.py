@@ -192,7 +192,10 @@ class Recipe(Settings):
     # With at most this many classes, each keeps the share of the predictions that zero-shot gives it, unless shares
     # are known: with two classes, a bias of the model and a skew of the data look the same.
     keep_shares: Count = 0
-    # Times the recipe's learning rate where they are kept: what is held there has less to learn, and fits single texts.
+    # Two classes and a masked language model: keep the shares without the model's bias, where two signs agree on one.
+    find_bias: bool = False
+    # Times the recipe's learning rate where they are kept as they are: what is held there has less to learn, and fits
+    # single texts.
     keep_shares_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     # After each step, this share of the way back to the weights that training started from: what the model knew beside
     # the task is lost less, and the task is learned less.

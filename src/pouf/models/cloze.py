@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -129,6 +129,16 @@ class Cloze:
         word = self.words[label][0]
         # The word's token is the one with a space before it, also where nothing else stands before it.
         return self.fill(sample, f" {word}" if self.parts[0] == MASK else word)
+
+    def statement(self, label: int) -> str:
+        """The template without a text, with the word of a class in its gap: "It was great."."""
+        return "".join(part for part in self.parts if isinstance(part, str)).replace(MASK, self.words[label][0]).strip()
+
+    def followed_by(self, sentence: str) -> Cloze:
+        """The same question about texts that go on with this sentence, which is never shortened."""
+        return replace(
+            self, template=re.sub(r"\{[^{}]*\}", lambda slot: f"{slot[0]} {sentence}", self.template, count=1)
+        )
 
 
 def _slot(part: str, template: str) -> Slot:

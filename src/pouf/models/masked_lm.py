@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,6 +142,18 @@ class MaskedLM(Backbone):
 
     def prepare(self, samples: Sequence[Sample | Example]) -> Tensors:
         return self.texts(samples, room=0 if self.input_prompt is None else len(self.input_prompt))
+
+    @contextmanager
+    def followed_by(self, sentence: str) -> Iterator[None]:
+        """Every text goes on with this sentence, for a while."""
+        own, longest = self.texts, longest_input(self.model.config, self.tokenizer)
+        asked = own.cloze.followed_by(sentence)
+        more = len(self.tokenizer(sentence, add_special_tokens=False)["input_ids"])
+        self.texts = self.text_kind(self.tokenizer, replace(asked, max_length=asked.max_length + more), longest)
+        try:
+            yield
+        finally:
+            self.texts = own
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
         tokens = {name: tensor for name, tensor in batch.items() if name != MASK_POSITION}

@@ -22,6 +22,7 @@ from pouf.inference import InferenceConfig
 from pouf.losses.prior import share_of_classes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
+from pouf.training.bias import find_bias
 from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.pseudo_labels import pseudo_labelled
 from pouf.training.sharding import start_alike
@@ -101,6 +102,7 @@ class Held(NamedTuple):
 
     probabilities: Tensor | None  # mean_i p(y|x_i)
     predictions: Tensor | None  # of argmax p
+    favoured: str = ""  # the class that zero-shot seems to favour, where that is not in these shares any more
 
 
 def adapt(
@@ -153,6 +155,8 @@ def adapt(
     elif recipe.postprocess != "none" and inputs is not None:
         training = Training([], 0, watched(classifier, inputs, recipe, inference, checkpoint_dir))
     checkpoints = training.checkpoints
+    if checkpoints is not None:
+        checkpoints.favoured = held.favoured
     told.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
     choice = world.broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
     if recipe.postprocess != "none":
@@ -261,28 +265,37 @@ def _for_few_classes(
 def _keep_shares(
     classifier: BaseClassifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig
 ) -> tuple[Recipe, Held]:
-    """Hold to the shares that zero-shot gives the classes.
+    """Hold to the shares that zero-shot gives the classes, without its bias where one is found.
 
     With two classes a share is a threshold and nothing else. That zero-shot has it wrong and that the data are skewed
-    look the same without labels, and a pull towards equal shares is right for the one and ruins the other.
+    look the same in its predictions, and a pull towards equal shares is right for the one and ruins the other. A masked
+    language model can be asked for more: see `find_bias`.
     """
     if data is None or data.streamed or not recipe.objective.information:
         return recipe, Held(None, None)
     encoded, world = classifier.encode_share(data, inference), inference.world
     own = classifier.log_probabilities(encoded, classifier.fixed_prototypes(world))
+    bias = find_bias(classifier, data, inference) if recipe.find_bias else 0.0
+    if bias:
+        own = (own - torch.tensor([0.0, bias]).to(own)).log_softmax(1)
     n = sum(world.gather_objects(len(own)))
     counts = world.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
     mean = own.exp().mean(0) if world.size == 1 else world.sum(own.exp().sum(0)) / n
     kept = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classifier.classes, strict=True))
+    favoured = classifier.classes[bias > 0] if bias else ""
+    how = "the classes keep the shares that zero-shot gives them"
+    if favoured:
+        how = f"zero-shot seems to favour {favoured}, and the classes get the shares that it gives them without that"
     logger.info(
-        "the classes keep the shares that zero-shot gives them (%s), since the true ones are not known: if you know "
-        "them, or that they are about equal, give a prior; if not, 50 answers to `pouf review` tell them",
-        kept,
-    )
-    rate = recipe.optimisation.lr * recipe.keep_shares_rate
+        "%s (%s), since the true ones are not known: if you know them, or that they are about equal, give a prior; if "
+        "not, 50 answers to `pouf review` tell them",
+        how, kept,
+    )  # fmt: skip
+    # Where the model is found to be wrong about these texts, there is something to learn.
+    rate = recipe.optimisation.lr * (1.0 if favoured else recipe.keep_shares_rate)
     return recipe.with_settings(
         {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_rate": 1.0}
-    ), world.broadcast(Held(mean, counts / n))
+    ), world.broadcast(Held(mean, counts / n, favoured))
 
 
 def correct(

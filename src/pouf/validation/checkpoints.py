@@ -59,6 +59,7 @@ class Checkpoints:
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be told
     without_bias = False
+    favoured = ""  # the class that zero-shot was found to favour, which the run takes off
 
     def __init__(
         self,
@@ -212,6 +213,7 @@ class Checkpoints:
         before, after = self.comparable(ZERO_SHOT), self.comparable(checkpoint)
         known = self.classifier.prior is not None
         found = diagnose(before, after, self.last.step, convergence, known, self.predictions[ZERO_SHOT])
+        found = found._replace(favoured=self.favoured)
         if self.names is None:
             return found
         near, span, worst = self.names

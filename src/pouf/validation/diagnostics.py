@@ -63,6 +63,7 @@ class Diagnostics(NamedTuple):
     moved: float = 0.0  # as shift, from zero-shot as it is, without any correction
     one_sided: float = 0.0  # how much of that change is a move of shares: 1 if nothing went the other way, 0 if as much
     known_shares: bool = False  # proportions of the classes were given
+    favoured: str = ""  # the class that zero-shot was found to favour, by more than its predictions
     names_near: float = 1.0  # share of sets of random words that are less near to the inputs than the class names
     names_span: float = 1.0  # share of those that tell the inputs less apart
     names_worst: str = ""  # the names that fit worst
@@ -155,7 +156,8 @@ RULES = (
     Rule(
         "shares moved",
         lambda d: (
-            d.classes <= FEW_CLASSES and d.steps > 0 and d.moved > 0.1 and d.one_sided > 0.8 and not d.known_shares
+            (d.classes <= FEW_CLASSES and d.steps > 0 and d.moved > 0.1 and d.one_sided > 0.8)
+            and not (d.known_shares or d.favoured)
         ),
         "{d.moved:.0%} of the predictions moved from some classes to others, and hardly any the other way: either "
         "zero-shot favoured the ones, or training pulled towards shares that the data do not have, which look the same "

@@ -1,0 +1,136 @@
+"""Does a masked language model favour one of two classes? Two signs that know nothing of each other have to agree.
+
+With two classes a share is a threshold on the margin m = log p(second) - log p(first). Without labels, a model that
+favours a class and data that hold more of it look the same in m. Both signs look at something else:
+
+- **words**: a text is followed by the prompt of either class ("It was great."), which moves its margin to m₋ or m₊.
+  The line through (m, (m₋ + m₊)/2) meets the diagonal where a text says as much for either class, a margin that hardly
+  depends on the shares; what the same words do to texts without content is taken off it. Shares follow by Saerens' EM
+  on margins without this bias.
+- **shape**: m is two Gaussians of one width; the threshold lies where they are as likely.
+
+Each goes astray where the other does not (`benchmarks/shares.py`), so the threshold moves only where both want it
+moved to the same side, and no further than the smaller of the two says.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pouf.data.base import Subset, Unlabelled
+from pouf.data.texts import Texts
+from pouf.inference import InferenceConfig
+from pouf.models.masked_lm import MaskedLM
+from pouf.predictor import Predictor
+
+MOST, FEWEST = 600, 200  # texts that are looked at
+STEEPEST = 0.8  # of the line: where added words hardly count, a small error moves its crossing far
+SMALLEST = 0.02  # share of a class; EM that leaves less of one has collapsed
+EMPTY = ("N/A", "[text]", "the text", "this is a text", "text", ".", "...", "it", "this", "a text about something")
+
+
+class Margins(NamedTuple):
+    """Of some texts: (n,) as they are, and after the prompt of the first and of the second class."""
+
+    plain: Tensor
+    first: Tensor
+    second: Tensor
+    undecided: float  # the midpoint of what either prompt makes of texts without content
+
+
+def find_bias(classifier: Predictor, data: Unlabelled, inference: InferenceConfig) -> float:
+    """The margin above which a text is of the second class: 0 unless both signs speak against it."""
+    if not can_be_asked(classifier):
+        return 0.0
+    margins = read_margins(classifier, data, inference)
+    return inference.world.broadcast(agreed(by_words(margins), by_shape(margins.plain)))
+
+
+def can_be_asked(classifier: Predictor) -> bool:
+    """Two classes, and a gap in a template that reads one text."""
+    backbone = classifier.backbone
+    return isinstance(backbone, MaskedLM) and len(classifier.classes) == 2 and backbone.texts.cloze.columns == ("text",)
+
+
+def read_margins(classifier: Predictor, data: Unlabelled, inference: InferenceConfig) -> Margins:
+    """Margins of at most `MOST` texts, drawn at random."""
+    backbone = classifier.backbone
+    assert isinstance(backbone, MaskedLM)
+    prototypes, world = classifier.fixed_prototypes(inference.world), inference.world
+
+    def margins(texts: Unlabelled) -> Tensor:
+        own = classifier.log_probabilities(classifier.encode_share(texts, inference), prototypes)
+        return torch.cat(world.gather_objects((own[:, 1] - own[:, 0]).double().cpu()))
+
+    def followed(texts: Unlabelled) -> list[Tensor]:
+        after = []
+        for label in range(2):
+            with backbone.followed_by(backbone.texts.cloze.statement(label)):
+                after.append(margins(texts))
+        return after
+
+    rows = sorted(random.Random(0).sample(range(len(data)), min(MOST, len(data))))
+    some = Subset(data, rows)
+    plain, (first, second) = margins(some), followed(some)
+    empty = followed(Texts(list(EMPTY)))
+    return Margins(plain, first, second, float((empty[0].mean() + empty[1].mean()) / 2))
+
+
+def agreed(*thresholds: float) -> float:
+    """The one nearest to 0 if all lie on the same side of it, else 0."""
+    nearest = min(thresholds, key=abs)
+    return nearest if all(threshold * nearest > 0 for threshold in thresholds) else 0.0
+
+
+def by_words(margins: Margins) -> float:
+    """The threshold that added words tell; 0 where they tell none."""
+    if len(margins.plain) < FEWEST:
+        return 0.0
+    middle = (margins.first + margins.second) / 2
+    slope = torch.cov(torch.stack([margins.plain, middle]))[0, 1] / margins.plain.var()
+    if not slope <= STEEPEST:
+        return 0.0
+    crossing = (middle.mean() - slope * margins.plain.mean()) / (1 - slope)
+    bias = float(crossing) - margins.undecided
+    return _unless_collapsed(margins.plain, bias + by_em(margins.plain - bias))
+
+
+def by_em(margins: Tensor) -> float:
+    """-log π/(1-π), where π ← mean σ(m + log π/(1-π)) are the shares that explain themselves (Saerens et al., 2002)."""
+    odds = torch.zeros((), dtype=margins.dtype)
+    for _ in range(200):
+        odds = torch.special.logit((margins + odds).sigmoid().mean(), eps=1e-3)
+    return -float(odds)
+
+
+def by_shape(margins: Tensor) -> float:
+    """Where two Gaussians of one width, fitted to the margins (n,), are as likely; 0 where they tell nothing."""
+    if len(margins) < FEWEST or not margins.var() > 0:
+        return 0.0
+    quantiles = torch.tensor([[0.1, 0.6], [0.25, 0.75], [0.4, 0.9]], dtype=margins.dtype)
+    fits = [_fit(margins, margins.quantile(start)) for start in quantiles]
+    return _unless_collapsed(margins, max(fits)[1])
+
+
+def _fit(margins: Tensor, means: Tensor) -> tuple[float, float]:
+    """Mean log-likelihood of the mixture that starts from these means (2,), ascending, and its threshold."""
+    shares, width = torch.full_like(means, 0.5), margins.var()
+    for _ in range(200):
+        log_joint = shares.log() - (margins[:, None] - means) ** 2 / (2 * width)  # (n, 2)
+        of_each = log_joint.softmax(1)
+        shares = of_each.mean(0).clamp_min(1e-6)
+        means = (of_each * margins[:, None]).sum(0) / of_each.sum(0).clamp_min(1e-6)
+        width = (of_each * (margins[:, None] - means) ** 2).sum(1).mean().clamp_min(1e-6)
+    likelihood = float((log_joint.logsumexp(1) - width.log() / 2).mean())
+    apart = (means[1] - means[0]).clamp_min(1e-6)
+    return likelihood, float(means.mean() + width / apart * (shares[0] / shares[1]).log())
+
+
+def _unless_collapsed(margins: Tensor, threshold: float) -> float:
+    """0 where the threshold leaves a class hardly a text."""
+    share = float((margins > threshold).double().mean())
+    return threshold if SMALLEST <= share <= 1 - SMALLEST else 0.0
