@@ -8,8 +8,8 @@ first 40 words, but for 300 that are kept apart for shots. POUF adapts on the ta
 judged on them, as the paper does with images; `pouf_equal` is told that the classes are about equally frequent (as the
 paper assumes), which they are not quite. LM-BFF learns from 16 of the others per class with labels, and LM-BFF +
 POUF adds the unsupervised loss on those shots. LM-BFF's demonstrations make everything several times longer: they are
-left out unless `--demonstrations` asks for them. Last step, three seeds, one recipe for all domains: the paper's lambda
-and T, with the steps, batch and rate that were tried first on tweets and amazon.
+left out unless `--methods lm_bff_demo lm_bff_demo_pouf` asks for them. Last step, three seeds, one recipe for all
+domains: the paper's lambda and T, with the steps, batch and rate that were tried first on tweets and amazon.
 
 The GLUE-like tasks (`<task>/{train,test}.jsonl`) run through the same functions: adapted on 600 training texts, judged
 on up to 600 test texts.
@@ -22,7 +22,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -41,6 +41,14 @@ from pouf.validation.metrics import METRICS
 DOMAINS = ("tweets", "amazon", "nyt")
 GLUE_LIKE = ("SST-2", "SST-5", "MR", "Subj", "TREC", "CoLA", "RTE", "MRPC")
 NEAR_SOURCE = ("SST-2", "MR", "SST-5")  # film reviews, as the model's own training texts: no targets
+METHODS = (
+    "pouf",
+    "pouf_equal",
+    "lm_bff",
+    "lm_bff_pouf",
+    "lm_bff_demo",
+    "lm_bff_demo_pouf",
+)  # tasks have the first alone
 SEEDS = (0, 1, 2)
 SIZE = 600
 KEPT_APART = 300
@@ -122,7 +130,7 @@ def repeated(name: str, seeds: list[int], run: Callable[[int], float]) -> list[f
     return values
 
 
-def run_domain(name: str, model: Path, data: Path, seeds: list[int], demonstrate: bool) -> Result:
+def run_domain(name: str, model: Path, data: Path, seeds: list[int], methods: Sequence[str]) -> Result:
     everything = domain(data / "sentiment_domains" / f"{name}.jsonl")
     apart = set(random.Random(0).sample(range(len(everything.inputs)), KEPT_APART))
     target = subset(everything, [i for i in range(len(everything.inputs)) if i not in apart])
@@ -131,37 +139,31 @@ def run_domain(name: str, model: Path, data: Path, seeds: list[int], demonstrate
     lm_bff, both = (recipe.with_settings(steps=FEW_SHOT_STEPS) for recipe in (lm_bff, both))
     pool = subset(everything, sorted(apart))
     shots = {seed: few_shot(pool, seed, held_out=set(items(target))).train for seed in seeds}
-    if demonstrate:
-        return {
-            "lm_bff_demo": repeated("lm-bff", seeds, lambda s: bench.train(lm_bff, s, False, shots[s], True)),
-            "lm_bff_demo_pouf": repeated("lm-bff + pouf", seeds, lambda s: bench.train(both, s, False, shots[s], True)),
-        }
-    return bench.untrained() | {
-        "pouf": repeated("pouf", seeds, lambda seed: bench.train(pouf, seed, True, None)),
-        "pouf_equal": repeated("equal", seeds, lambda seed: bench.train(pouf, seed, True, None, prior="uniform")),
-        "lm_bff": repeated("lm-bff", seeds, lambda seed: bench.train(lm_bff, seed, False, shots[seed])),
-        "lm_bff_pouf": repeated("lm-bff + pouf", seeds, lambda seed: bench.train(both, seed, False, shots[seed])),
+    runs: dict[str, Callable[[int], float]] = {
+        "pouf": lambda seed: bench.train(pouf, seed, True, None),
+        "pouf_equal": lambda seed: bench.train(pouf, seed, True, None, prior="uniform"),
+        "lm_bff": lambda seed: bench.train(lm_bff, seed, False, shots[seed]),
+        "lm_bff_pouf": lambda seed: bench.train(both, seed, False, shots[seed]),
+        "lm_bff_demo": lambda seed: bench.train(lm_bff, seed, False, shots[seed], True),
+        "lm_bff_demo_pouf": lambda seed: bench.train(both, seed, False, shots[seed], True),
     }
+    return bench.untrained() | {method: repeated(method, seeds, runs[method]) for method in methods}
 
 
-def run_task(name: str, model: Path, data: Path, seeds: list[int], demonstrate: bool) -> Result:
+def run_task(name: str, model: Path, data: Path, seeds: list[int], methods: Sequence[str]) -> Result:
     task = TASKS[name]
     train, test = (sample(read_task(task, data, split), SIZE) for split in ("train", "test"))
     bench = Bench(model, task, items(train), test)
     recipe = Recipe.load("masked").with_settings(
         **{"objective.transport": task.transport, "objective.information": task.information}
     )
-    return bench.untrained() | {
-        "pouf": repeated("pouf", seeds, lambda seed: bench.train(recipe, seed, True, None)),
-        "near_source": name in NEAR_SOURCE,
-    }
+    runs = {"pouf": lambda seed: bench.train(recipe, seed, True, None)}
+    found = {method: repeated(method, seeds, run) for method, run in runs.items() if method in methods}
+    return bench.untrained() | found | {"near_source": name in NEAR_SOURCE}
 
 
 def table(results: dict[str, Result]) -> str:
-    columns = (
-        "majority", "zero_shot", "prior_corrected", "pouf", "pouf_equal", "lm_bff", "lm_bff_pouf",
-        "lm_bff_demo", "lm_bff_demo_pouf",
-    )  # fmt: skip
+    columns = ("majority", "zero_shot", "prior_corrected", *METHODS)
     lines = [f"| | metric | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for name, result in results.items():
         cells = [_cell(result.get(column)) for column in columns]
@@ -182,14 +184,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the language tasks")
     parser.add_argument("--names", nargs="+", default=[*DOMAINS, *GLUE_LIKE], choices=[*DOMAINS, *GLUE_LIKE])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--demonstrations", action="store_true", help="LM-BFF with its demonstrations instead")
+    parser.add_argument("--methods", nargs="+", default=METHODS[:4], choices=METHODS)
     parser.add_argument("--out", type=Path, help="file for the results, JSON; what is in it stays and is added to")
     given = parser.parse_args()
     facts = json.loads(given.out.read_text()) if given.out and given.out.is_file() else {"results": {}}
     for name in given.names:
         print(name, flush=True)
         run = run_domain if name in DOMAINS else run_task
-        found = run(name, given.model, given.data, given.seeds, given.demonstrations)
+        found = run(name, given.model, given.data, given.seeds, given.methods)
         facts["results"][name] = facts["results"].get(name, {}) | found | {"seeds": given.seeds}
         facts |= {"recipe": Recipe.load("masked").to_toml().splitlines(), "versions": versions()}
         if given.out is not None:

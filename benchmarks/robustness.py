@@ -61,8 +61,8 @@ SEEDS = (0, 1, 2)
 UNTRAINED = ("prior-correction", "sinkhorn", "em", "stata")
 SIZE = 600  # texts of a cell at most
 # What was tried on while the defaults were made, and what was only reported.
-CHOSEN_ON = ("imagenet287", "digits", "mr", "trec", "tweets", "nyt")
-DEVELOPMENT = (*CHOSEN_ON, "imagenet1k", "subj", "SST-2", "RTE", "MRPC", "amazon", "movies")
+CHOSEN_ON = ("imagenet287", "digits", "mr", "trec", "tweets", "nyt", "SST-2", "amazon", "movies")
+DEVELOPMENT = (*CHOSEN_ON, "imagenet1k", "subj", "RTE", "MRPC")
 
 
 class Labelled(NamedTuple):

@@ -190,7 +190,7 @@ class Recipe(Settings):
     # does; 0 always trains.
     few_classes: Annotated[float, Field(ge=0, le=1)] = 0.0
     # With at most this many classes, each keeps the share of the predictions that zero-shot gives it, unless shares
-    # are known: with two classes, a bias of the model and a skew of the data look the same.
+    # are known: with two classes, a bias of the model and a skew of the data look the same in predictions.
     keep_shares: Count = 0
     # Two classes and a masked language model: keep the shares without the model's bias, where two signs agree on one.
     find_bias: bool = False

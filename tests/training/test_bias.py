@@ -1,17 +1,30 @@
-"""A model that favours one of two classes is told from data that hold more of it, or is left alone."""
+"""A model that finds one of two classes too often is told from data that hold more of it, or is left alone."""
 
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from small_models import masked_lm, reading_lm
+from small_models import CLOZE_WORDS, causal_lm, masked_lm, reading_lm
 from torch import Tensor
 
-from pouf import Classifier, Recipe, Texts
+from pouf import Classifier, Recipe, Shots, Texts
 from pouf.inference import InferenceConfig
+from pouf.models.demonstrations import Demonstrations
 from pouf.training.adaptation import Adaptation
-from pouf.training.bias import EMPTY, FEWEST, MOST, Margins, agreed, by_shape, by_words, find_bias, read_margins
+from pouf.training.bias import (
+    EMPTY,
+    FEWEST,
+    MOST,
+    Margins,
+    agreed,
+    by_both,
+    by_shape,
+    by_words,
+    can_be_asked,
+    find_bias,
+    read_margins,
+)
 
 CLASSES, TEMPLATE = ["terrible", "great"], "{text} it was [MASK]."
 
@@ -57,6 +70,9 @@ def test_a_sign_that_tells_nothing_says_so() -> None:
 def test_signs_that_disagree_move_nothing_and_the_smaller_one_is_taken() -> None:
     assert agreed(-1.0, -0.4) == -0.4 and agreed(0.3, 2.0) == 0.3
     assert agreed(-1.0, 0.4) == agreed(1.0, 0.0) == agreed(0.0, -1.0) == 0
+    assert by_both(answering(0.5, bias=2.0)) == pytest.approx(2, abs=0.5)
+    apart = torch.where(torch.arange(500) < 250, 5.0, -5.0).double()
+    assert by_both(Margins(apart + 1, apart / 2 - 3 + 1, apart / 2 + 3 + 1, 0.0)) == 0, "it would move no text"
 
 
 def test_margins_are_of_texts_that_go_on_with_the_prompt_of_a_class(tmp_path: Path) -> None:
@@ -95,10 +111,36 @@ def test_the_prompt_of_a_class_stays_where_a_text_is_too_long(tmp_path: Path) ->
 
 
 def test_nobody_else_is_asked(tmp_path: Path) -> None:
-    pair = Classifier.from_pretrained(masked_lm(tmp_path, "bert"), ["no", "yes"], ["{text_a}? [MASK], {text_b}"])
-    assert find_bias(pair, Texts([("a film", "a book")] * 300), InferenceConfig()) == 0
-    three = Classifier.from_pretrained(tmp_path, ["bad", "okay", "good"], [TEMPLATE])
-    assert find_bias(three, Texts(["a film"] * 300), InferenceConfig()) == 0
+    folder = masked_lm(tmp_path / "masked", "bert")
+
+    def asked(classes: list[str], template: str, model: Path = folder) -> Classifier:
+        return Classifier.from_pretrained(model, classes, [template])
+
+    assert can_be_asked(asked(CLASSES, TEMPLATE))
+    assert not can_be_asked(asked(["no", "yes"], "{text_a}? [MASK], {text_b}")), "pairs"
+    assert not can_be_asked(asked(["bad", "okay", "good"], TEMPLATE)), "three classes"
+    assert not can_be_asked(asked(CLASSES, "{text} " + "it was so " * 6 + "[MASK].")), "no room for it twice"
+    assert not can_be_asked(asked(CLASSES, "{text} it was [MASK]", causal_lm(tmp_path / "causal", "gpt2")))
+    corrected = asked(CLASSES, TEMPLATE)
+    corrected.fit_postprocessor("prior-correction", corrected.encode(Texts(["a film", "a book"])))
+    assert not can_be_asked(corrected), "what was corrected before"
+    shown = asked(CLASSES, TEMPLATE)
+    shots = Shots(Texts(["a good film", "a bad book"]), torch.eye(2).flip(0))
+    shown.demonstrations = Demonstrations.from_shots(shots, samples=1, seed=0)
+    assert not can_be_asked(shown), "solved texts beside a text"
+    assert find_bias(asked(CLASSES, TEMPLATE), Texts(["a film"] * (FEWEST - 1)), InferenceConfig()) == 0
+
+
+def test_what_is_looked_at_depends_neither_on_the_order_nor_on_blank_texts(tmp_path: Path) -> None:
+    clf = Classifier.from_pretrained(masked_lm(tmp_path, "bert"), CLASSES, [TEMPLATE])
+    texts = [f"{a} {b} {c}" for a in CLOZE_WORDS for b in CLOZE_WORDS[:5] for c in CLOZE_WORDS[:5]]
+    there = read_margins(clf, Texts(texts), InferenceConfig())
+    assert len(there.plain) == MOST < len(texts)
+    other = Texts(["  "] * 300 + texts[::-1])
+    clf.encode(other)  # blank texts are known to be blank once all were read, as in a run
+    again = read_margins(clf, other, InferenceConfig())
+    for one, two in zip(there[:3], again[:3], strict=True):
+        torch.testing.assert_close(one.sort().values, two.sort().values, atol=1e-5, rtol=1e-5)
 
 
 def reviews(share: float, domain: str, n: int = 300) -> tuple[list[str], list[int]]:
@@ -117,7 +159,7 @@ def reviews(share: float, domain: str, n: int = 300) -> tuple[list[str], list[in
 
 
 @pytest.mark.parametrize("share", [0.4, 0.75])
-def test_a_favour_is_taken_off_and_told_and_a_skew_is_kept(tmp_path: Path, share: float) -> None:
+def test_what_is_found_too_often_is_told_and_found_less_and_a_skew_is_kept(tmp_path: Path, share: float) -> None:
     """The model hears a complaint in every text about a service, and none in one about a film."""
     folder, whole = reading_lm(tmp_path / "lm", {"service": -0.3}), Recipe.load("masked").optimisation.lr
 
@@ -131,10 +173,10 @@ def test_a_favour_is_taken_off_and_told_and_a_skew_is_kept(tmp_path: Path, share
 
     zero_shot, adapted, result = after("service")
     assert zero_shot < 0.8 and adapted > zero_shot + 0.1
-    assert "favour 'terrible'" in str(result.verdict) and not result.verdict.cautions
+    assert "find 'terrible' too often" in str(result.verdict) and not result.verdict.cautions
     assert result.recipe.optimisation.lr == whole, "there is something to learn"
     zero_shot, adapted, result = after("film")
     assert zero_shot > 0.9 and adapted >= zero_shot - 0.005
     if share == 0.4:
-        assert "favour" not in str(result.verdict)
+        assert "too often" not in str(result.verdict)
         assert result.recipe.optimisation.lr == pytest.approx(whole / 10), "there is not"

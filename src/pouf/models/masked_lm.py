@@ -143,6 +143,11 @@ class MaskedLM(Backbone):
     def prepare(self, samples: Sequence[Sample | Example]) -> Tensors:
         return self.texts(samples, room=0 if self.input_prompt is None else len(self.input_prompt))
 
+    def has_room_for(self, sentence: str) -> bool:
+        """Whether most of a text stays where this sentence follows it."""
+        tokens = self.tokenizer(sentence, add_special_tokens=False)["input_ids"]
+        return 4 * len(tokens) < longest_input(self.model.config, self.tokenizer)
+
     @contextmanager
     def followed_by(self, sentence: str) -> Iterator[None]:
         """Every text goes on with this sentence, for a while."""

@@ -102,7 +102,7 @@ class Held(NamedTuple):
 
     probabilities: Tensor | None  # mean_i p(y|x_i)
     predictions: Tensor | None  # of argmax p
-    favoured: str = ""  # the class that zero-shot seems to favour, where that is not in these shares any more
+    bias: float = 0.0  # margin of two classes that is taken off in these shares
 
 
 def adapt(
@@ -156,7 +156,7 @@ def adapt(
         training = Training([], 0, watched(classifier, inputs, recipe, inference, checkpoint_dir))
     checkpoints = training.checkpoints
     if checkpoints is not None:
-        checkpoints.favoured = held.favoured
+        checkpoints.bias = held.bias
     told.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
     choice = world.broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
     if recipe.postprocess != "none":
@@ -282,20 +282,21 @@ def _keep_shares(
     counts = world.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
     mean = own.exp().mean(0) if world.size == 1 else world.sum(own.exp().sum(0)) / n
     kept = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classifier.classes, strict=True))
-    favoured = classifier.classes[bias > 0] if bias else ""
     how = "the classes keep the shares that zero-shot gives them"
-    if favoured:
-        how = f"zero-shot seems to favour {favoured}, and the classes get the shares that it gives them without that"
+    if bias:
+        how = (
+            f"zero-shot seems to find {classifier.classes[bias > 0]!r} too often, so that the classes get other shares"
+        )
     logger.info(
         "%s (%s), since the true ones are not known: if you know them, or that they are about equal, give a prior; if "
         "not, 50 answers to `pouf review` tell them",
         how, kept,
     )  # fmt: skip
     # Where the model is found to be wrong about these texts, there is something to learn.
-    rate = recipe.optimisation.lr * (1.0 if favoured else recipe.keep_shares_rate)
+    rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_rate)
     return recipe.with_settings(
         {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_rate": 1.0}
-    ), world.broadcast(Held(mean, counts / n, favoured))
+    ), world.broadcast(Held(mean, counts / n, bias))
 
 
 def correct(

@@ -1,7 +1,7 @@
-"""Does a masked language model favour one of two classes? Two signs that know nothing of each other have to agree.
+"""Does a masked language model find one of two classes too often? Two signs have to agree.
 
-With two classes a share is a threshold on the margin m = log p(second) - log p(first). Without labels, a model that
-favours a class and data that hold more of it look the same in m. Both signs look at something else:
+With two classes a share is a threshold on the margin m = log p(second) - log p(first). In the predictions, a model that
+favours a class and data that hold more of it look the same. The signs look at something else:
 
 - **words**: a text is followed by the prompt of either class ("It was great."), which moves its margin to m₋ or m₊.
   The line through (m, (m₋ + m₊)/2) meets the diagonal where a text says as much for either class, a margin that hardly
@@ -29,7 +29,7 @@ from pouf.predictor import Predictor
 
 MOST, FEWEST = 600, 200  # texts that are looked at
 STEEPEST = 0.8  # of the line: where added words hardly count, a small error moves its crossing far
-SMALLEST = 0.02  # share of a class; EM that leaves less of one has collapsed
+SMALLEST = 0.02  # share of the texts: EM that leaves less to a class has collapsed, and a smaller bias is none
 EMPTY = ("N/A", "[text]", "the text", "this is a text", "text", ".", "...", "it", "this", "a text about something")
 
 
@@ -44,16 +44,23 @@ class Margins(NamedTuple):
 
 def find_bias(classifier: Predictor, data: Unlabelled, inference: InferenceConfig) -> float:
     """The margin above which a text is of the second class: 0 unless both signs speak against it."""
-    if not can_be_asked(classifier):
+    if not can_be_asked(classifier) or len(data) - len(data.skipped) < FEWEST:
         return 0.0
-    margins = read_margins(classifier, data, inference)
-    return inference.world.broadcast(agreed(by_words(margins), by_shape(margins.plain)))
+    return inference.world.broadcast(by_both(read_margins(classifier, data, inference)))
 
 
 def can_be_asked(classifier: Predictor) -> bool:
-    """Two classes, and a gap in a template that reads one text."""
+    """Two classes of a masked language model as it is, and a template for single texts that fits several times."""
     backbone = classifier.backbone
-    return isinstance(backbone, MaskedLM) and len(classifier.classes) == 2 and backbone.texts.cloze.columns == ("text",)
+    return (
+        classifier.kind == "cloze"
+        and isinstance(backbone, MaskedLM)
+        and len(classifier.classes) == 2
+        and backbone.texts.cloze.columns == ("text",)
+        and classifier.demonstrations is None
+        and classifier.postprocessor is None
+        and all(backbone.has_room_for(backbone.texts.cloze.statement(label)) for label in range(2))
+    )
 
 
 def read_margins(classifier: Predictor, data: Unlabelled, inference: InferenceConfig) -> Margins:
@@ -73,11 +80,19 @@ def read_margins(classifier: Predictor, data: Unlabelled, inference: InferenceCo
                 after.append(margins(texts))
         return after
 
-    rows = sorted(random.Random(0).sample(range(len(data)), min(MOST, len(data))))
-    some = Subset(data, rows)
+    by_content = data.content_order()  # what is drawn must not depend on the order of a file
+    there = [by_content[place] for place in range(len(data)) if by_content[place] not in data.skipped]
+    some = Subset(data, sorted(random.Random(0).sample(there, min(MOST, len(there)))))
     plain, (first, second) = margins(some), followed(some)
     empty = followed(Texts(list(EMPTY)))
     return Margins(plain, first, second, float((empty[0].mean() + empty[1].mean()) / 2))
+
+
+def by_both(margins: Margins) -> float:
+    """The threshold that both signs agree on; 0 where they do not, or where it would move hardly a text."""
+    found = agreed(by_words(margins), by_shape(margins.plain))
+    moved = (margins.plain > min(found, 0.0)) & (margins.plain <= max(found, 0.0))
+    return found if moved.double().mean() >= SMALLEST else 0.0
 
 
 def agreed(*thresholds: float) -> float:
@@ -88,7 +103,7 @@ def agreed(*thresholds: float) -> float:
 
 def by_words(margins: Margins) -> float:
     """The threshold that added words tell; 0 where they tell none."""
-    if len(margins.plain) < FEWEST:
+    if not len(margins.plain) == len(margins.first) == len(margins.second) >= FEWEST:
         return 0.0
     middle = (margins.first + margins.second) / 2
     slope = torch.cov(torch.stack([margins.plain, middle]))[0, 1] / margins.plain.var()

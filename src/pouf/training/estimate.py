@@ -18,6 +18,7 @@ from pouf.errors import InputError
 from pouf.inference import InferenceConfig, to_encode
 from pouf.losses.objective import unlabelled_terms
 from pouf.recipe import PRESETS, Recipe
+from pouf.training.bias import MOST, can_be_asked
 from pouf.training.step import precision
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.validation.checkpoints import PERTURBED, SAMPLE
@@ -89,6 +90,8 @@ def estimate(
         # In chunks the features are computed twice, the first time without a gradient.
         chunked = 0 < recipe.compute.chunk < batch and tuner.touches_inputs
         per_step = batch * (trained if tuner.touches_inputs else once) + chunked * batch * once
+    if recipe.find_bias and recipe.keep_shares >= k and classifier.prior is None and can_be_asked(classifier):
+        forward += 2 * min(n, MOST)
     share = max(1, inference.world.size)
     seconds = forward * once / share + recipe.steps * ((per_step + prompts) / share + loss)
     return Estimate(seconds, encoded, recipe.steps, 0 if looked_up else batch, data.modality)

@@ -31,7 +31,7 @@ TUNER_RECIPES: dict[tuple[Kind, str], str] = {
     ("cloze", "layernorm"): "masked-layernorm",
     ("cloze", "lora"): "masked-lora",
     ("cloze", "prompt"): "masked-prompt",
-    ("causal", "full"): "masked",
+    ("causal", "full"): "causal-full",
     ("causal", "prompt"): "causal-prompt",
     ("causal", "prototypes"): PRESETS["fast"]["causal"],
 }

@@ -59,7 +59,7 @@ class Checkpoints:
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be told
     without_bias = False
-    favoured = ""  # the class that zero-shot was found to favour, which the run takes off
+    bias = 0.0  # margin of two classes that zero-shot was found to be off by, and that the run takes off
 
     def __init__(
         self,
@@ -211,9 +211,12 @@ class Checkpoints:
     def diagnose(self, checkpoint: Checkpoint, convergence: float = 1.0) -> Diagnostics:
         """Of a checkpoint against zero-shot."""
         before, after = self.comparable(ZERO_SHOT), self.comparable(checkpoint)
+        if self.bias:
+            before = before.shifted(torch.tensor([0.0, -self.bias]).to(before.probabilities))
         known = self.classifier.prior is not None
         found = diagnose(before, after, self.last.step, convergence, known, self.predictions[ZERO_SHOT])
-        found = found._replace(favoured=self.favoured)
+        if self.bias:
+            found = found._replace(overpredicted=self.classifier.classes[self.bias > 0])
         if self.names is None:
             return found
         near, span, worst = self.names

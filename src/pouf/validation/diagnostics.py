@@ -29,9 +29,12 @@ class SnapshotPredictions(NamedTuple):
         """With what is said of every input alike taken away, p(k|x) / mean_i p(k|x_i) (* prior), as prior correction
         does. With one class for all inputs predictions would agree with nothing but by chance."""
         log_p = self.probabilities.clamp_min(1e-30).log()
-        offsets = -log_marginal(log_p) if prior is None else prior.to(log_p).log() - log_marginal(log_p)
-        changed = self.perturbed.clamp_min(1e-30).log()
-        return self._replace(probabilities=(log_p + offsets).softmax(1), perturbed=(changed + offsets).softmax(1))
+        return self.shifted(-log_marginal(log_p) if prior is None else prior.to(log_p).log() - log_marginal(log_p))
+
+    def shifted(self, offsets: Tensor) -> SnapshotPredictions:
+        """With offsets (k,) on the log-probabilities."""
+        before, changed = (each.clamp_min(1e-30).log() for each in (self.probabilities, self.perturbed))
+        return self._replace(probabilities=(before + offsets).softmax(1), perturbed=(changed + offsets).softmax(1))
 
     def stability(self) -> float:
         same = self.perturbed.argmax(1) == self.probabilities[: len(self.perturbed)].argmax(1)
@@ -63,7 +66,7 @@ class Diagnostics(NamedTuple):
     moved: float = 0.0  # as shift, from zero-shot as it is, without any correction
     one_sided: float = 0.0  # how much of that change is a move of shares: 1 if nothing went the other way, 0 if as much
     known_shares: bool = False  # proportions of the classes were given
-    favoured: str = ""  # the class that zero-shot was found to favour, by more than its predictions
+    overpredicted: str = ""  # the class that zero-shot was found to predict too often, and no longer does here
     names_near: float = 1.0  # share of sets of random words that are less near to the inputs than the class names
     names_span: float = 1.0  # share of those that tell the inputs less apart
     names_worst: str = ""  # the names that fit worst
@@ -157,7 +160,7 @@ RULES = (
         "shares moved",
         lambda d: (
             (d.classes <= FEW_CLASSES and d.steps > 0 and d.moved > 0.1 and d.one_sided > 0.8)
-            and not (d.known_shares or d.favoured)
+            and not (d.known_shares or d.overpredicted)
         ),
         "{d.moved:.0%} of the predictions moved from some classes to others, and hardly any the other way: either "
         "zero-shot favoured the ones, or training pulled towards shares that the data do not have, which look the same "
@@ -204,7 +207,7 @@ RULES = (
     ),
     Rule(
         "nothing changed",
-        lambda d: d.agreement == 1.0,
+        lambda d: d.agreement == 1.0 and d.moved == 0,
         "adaptation changed no prediction of the {d.inputs} inputs that were looked at",
         "",
         "caution",

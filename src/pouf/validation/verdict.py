@@ -84,8 +84,8 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
     else:
         what = f"step {choice.step} of {last.step}, picked without labels"
         message = _use(what if trained else "zero-shot with corrected predictions; nothing was trained", open_questions)
-        if diagnostics.favoured:
-            message = f"{message} {_without_favour(diagnostics)}"
+        if diagnostics.overpredicted:
+            message = f"{message} {_less_often(diagnostics)}"
     return Verdict(
         advised, message, not found and not open_questions and advised != "zero-shot", choice.step, last.step, found,
         open_questions, diagnostics, choice.snapshots, near,
@@ -100,10 +100,10 @@ def _use(what: str, found: list[Finding]) -> str:
     return f"Caution: {why}.{advice} Using {what}; {ONLY_LABELS}."
 
 
-def _without_favour(found: Diagnostics) -> str:
+def _less_often(found: Diagnostics) -> str:
     return (
-        f"Zero-shot seems to favour {found.favoured!r}, which was taken off: {found.moved:.0%} of the predictions "
-        "moved away from it. If you know the class proportions, give them as the prior."
+        f"Zero-shot seems to find {found.overpredicted!r} too often: {found.moved:.0%} of the predictions moved away "
+        "from it. If you know the class proportions, give them as the prior."
     )
 
 
