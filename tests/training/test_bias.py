@@ -158,10 +158,12 @@ def reviews(share: float, domain: str, n: int = 300) -> tuple[list[str], list[in
     return texts, labels
 
 
-@pytest.mark.parametrize("share", [0.4, 0.75])
-def test_what_is_found_too_often_is_told_and_found_less_and_a_skew_is_kept(tmp_path: Path, share: float) -> None:
+@pytest.mark.parametrize(("share", "heard"), [(0.4, -0.3), (0.75, -0.2)])
+def test_what_is_found_too_often_is_told_and_found_less_and_a_skew_is_kept(
+    tmp_path: Path, share: float, heard: float
+) -> None:
     """The model hears a complaint in every text about a service, and none in one about a film."""
-    folder, whole = reading_lm(tmp_path / "lm", {"service": -0.3}), Recipe.load("masked").optimisation.lr
+    folder, whole = reading_lm(tmp_path / "lm", {"service": heard}), Recipe.load("masked").optimisation.lr
 
     def after(domain: str) -> tuple[float, float, Adaptation]:
         texts, labels = reviews(share, domain)
@@ -172,7 +174,7 @@ def test_what_is_found_too_often_is_told_and_found_less_and_a_skew_is_kept(tmp_p
         return float((before == truth).double().mean()), float((said == truth).double().mean()), result
 
     zero_shot, adapted, result = after("service")
-    assert zero_shot < 0.8 and adapted > zero_shot + 0.1
+    assert zero_shot < 0.9 and adapted > zero_shot + 0.05
     assert "find 'terrible' too often" in str(result.verdict) and not result.verdict.cautions
     assert result.recipe.optimisation.lr == whole, "there is something to learn"
     zero_shot, adapted, result = after("film")
@@ -180,3 +182,15 @@ def test_what_is_found_too_often_is_told_and_found_less_and_a_skew_is_kept(tmp_p
     if share == 0.4:
         assert "too often" not in str(result.verdict)
         assert result.recipe.optimisation.lr == pytest.approx(whole / 10), "there is not"
+
+
+def test_a_large_move_is_compared_with_zero_shot_after_the_same_move(tmp_path: Path) -> None:
+    """Else the two would agree no more than by chance, and zero-shot be used."""
+    texts, labels = reviews(0.75, "service")
+    clf = Classifier.from_pretrained(reading_lm(tmp_path / "lm", {"service": -0.45}), CLASSES, [TEMPLATE])
+    assert (clf.predict_proba(texts).argmax(1) == torch.tensor(labels)).double().mean() < 0.45
+    verdict = clf.adapt(texts, settings={"steps": 10}).verdict
+    assert verdict.diagnostics is not None and verdict.diagnostics.moved > 0.4
+    assert not verdict.alarms and verdict.advised != "zero-shot"
+    assert [caution.name for caution in verdict.cautions] == ["shares moved"], "four tenths are a lot to believe in"
+    assert (clf.predict_proba(texts).argmax(1) == torch.tensor(labels)).double().mean() > 0.9
