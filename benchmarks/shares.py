@@ -44,7 +44,7 @@ from pouf.data.base import Subset
 from pouf.files import write_json
 from pouf.inference import InferenceConfig
 from pouf.runs.folder import versions
-from pouf.training.bias import EMPTY, FEWEST, Margins, by_both, by_em, by_shape, by_words, read_margins
+from pouf.training.bias import EMPTY, FEWEST, Margins, agreed, by_em, by_shape, by_words, read_margins
 from pouf.validation.review import AGREE, DISAGREE, Question, Review, conclude
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -141,7 +141,7 @@ WAYS: dict[str, Callable[[Margins, Sequence[int]], float]] = {
     "EM": lambda margins, truth: by_em(margins.plain),
     "shape": lambda margins, truth: by_shape(margins.plain),
     "words": lambda margins, truth: by_words(margins),
-    "both": lambda margins, truth: by_both(margins),
+    "both": lambda margins, truth: agreed(by_words(margins), by_shape(margins.plain)),
     "20 answers": lambda margins, truth: after_review(20, margins.plain, truth),
     "50 answers": lambda margins, truth: after_review(50, margins.plain, truth),
     "true shares": lambda margins, truth: at_share(margins.plain, statistics.mean(truth)),

@@ -18,7 +18,6 @@ from pouf.training.bias import (
     MOST,
     Margins,
     agreed,
-    by_both,
     by_shape,
     by_words,
     can_be_asked,
@@ -70,9 +69,6 @@ def test_a_sign_that_tells_nothing_says_so() -> None:
 def test_signs_that_disagree_move_nothing_and_the_smaller_one_is_taken() -> None:
     assert agreed(-1.0, -0.4) == -0.4 and agreed(0.3, 2.0) == 0.3
     assert agreed(-1.0, 0.4) == agreed(1.0, 0.0) == agreed(0.0, -1.0) == 0
-    assert by_both(answering(0.5, bias=2.0)) == pytest.approx(2, abs=0.5)
-    apart = torch.where(torch.arange(500) < 250, 5.0, -5.0).double()
-    assert by_both(Margins(apart + 1, apart / 2 - 3 + 1, apart / 2 + 3 + 1, 0.0)) == 0, "it would move no text"
 
 
 def test_margins_are_of_texts_that_go_on_with_the_prompt_of_a_class(tmp_path: Path) -> None:

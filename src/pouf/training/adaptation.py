@@ -282,17 +282,15 @@ def _keep_shares(
     counts = world.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
     mean = own.exp().mean(0) if world.size == 1 else world.sum(own.exp().sum(0)) / n
     kept = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classifier.classes, strict=True))
-    how = "the classes keep the shares that zero-shot gives them"
-    if bias:
-        how = (
-            f"zero-shot seems to find {classifier.classes[bias > 0]!r} too often, so that the classes get other shares"
-        )
+    whose = (
+        f"they have without a bias of zero-shot to {classifier.classes[bias > 0]}" if bias else "zero-shot gives them"
+    )
     logger.info(
-        "%s (%s), since the true ones are not known: if you know them, or that they are about equal, give a prior; if "
-        "not, 50 answers to `pouf review` tell them",
-        how, kept,
+        "the classes keep the shares that %s (%s): if you know the true ones, or that they are about equal, give a "
+        "prior; if not, 50 answers to `pouf review` tell them",
+        whose, kept,
     )  # fmt: skip
-    # Where the model is found to be wrong about these texts, there is something to learn.
+    # Where both signs point to a bias, however small, there is something to learn about these texts.
     rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_rate)
     return recipe.with_settings(
         {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_rate": 1.0}

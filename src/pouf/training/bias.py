@@ -29,7 +29,7 @@ from pouf.predictor import Predictor
 
 MOST, FEWEST = 600, 200  # texts that are looked at
 STEEPEST = 0.8  # of the line: where added words hardly count, a small error moves its crossing far
-SMALLEST = 0.02  # share of the texts: EM that leaves less to a class has collapsed, and a smaller bias is none
+SMALLEST = 0.02  # share of a class; EM that leaves less of one has collapsed
 EMPTY = ("N/A", "[text]", "the text", "this is a text", "text", ".", "...", "it", "this", "a text about something")
 
 
@@ -46,7 +46,8 @@ def find_bias(classifier: Predictor, data: Unlabelled, inference: InferenceConfi
     """The margin above which a text is of the second class: 0 unless both signs speak against it."""
     if not can_be_asked(classifier) or len(data) - len(data.skipped) < FEWEST:
         return 0.0
-    return inference.world.broadcast(by_both(read_margins(classifier, data, inference)))
+    margins = read_margins(classifier, data, inference)
+    return inference.world.broadcast(agreed(by_words(margins), by_shape(margins.plain)))
 
 
 def can_be_asked(classifier: Predictor) -> bool:
@@ -86,13 +87,6 @@ def read_margins(classifier: Predictor, data: Unlabelled, inference: InferenceCo
     plain, (first, second) = margins(some), followed(some)
     empty = followed(Texts(list(EMPTY)))
     return Margins(plain, first, second, float((empty[0].mean() + empty[1].mean()) / 2))
-
-
-def by_both(margins: Margins) -> float:
-    """The threshold that both signs agree on; 0 where they do not, or where it would move hardly a text."""
-    found = agreed(by_words(margins), by_shape(margins.plain))
-    moved = (margins.plain > min(found, 0.0)) & (margins.plain <= max(found, 0.0))
-    return found if moved.double().mean() >= SMALLEST else 0.0
 
 
 def agreed(*thresholds: float) -> float:

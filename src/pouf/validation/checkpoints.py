@@ -29,6 +29,7 @@ from pouf.zero_shot import State
 
 SAMPLE = 512  # inputs that checkpoints are judged on
 PERTURBED = 256  # of these, which are also seen slightly changed
+WORTH_TELLING = 0.02  # share of the predictions that moved away from a class
 logger = logging.getLogger(__name__)
 
 
@@ -215,7 +216,7 @@ class Checkpoints:
             before = before.shifted(torch.tensor([0.0, -self.bias]).to(before.probabilities))
         known = self.classifier.prior is not None
         found = diagnose(before, after, self.last.step, convergence, known, self.predictions[ZERO_SHOT])
-        if self.bias:
+        if self.bias and found.moved >= WORTH_TELLING:
             found = found._replace(overpredicted=self.classifier.classes[self.bias > 0])
         if self.names is None:
             return found
