@@ -11,8 +11,8 @@ is trained. Labels make the draws and judge the thresholds; only the last three 
 - **EM**: shares π that explain themselves, π ← mean σ(m + log π/(1-π)) (Saerens et al., 2002).
 - **shape**: m is two Gaussians of one width; where they are as likely.
 - **words**: how m changes when a text is followed by the prompt of either class; EM on m without the bias this tells.
-- **both**: shape and words where they agree, the smaller of the two, as the default of masked language models has it:
-  see `pouf.training.bias` for the three.
+- **both**: where shape and words want the same side, as far as either but at most twice as far as the other, as the
+  default of masked language models has it: see `pouf.training.bias` for the three.
 - **20 answers**, **50 answers**: what `pouf review` says of the shares after as many labels of texts drawn at random;
   zero-shot's where it says nothing of them.
 - **true shares**.

@@ -66,8 +66,8 @@ def test_a_sign_that_tells_nothing_says_so() -> None:
     assert by_shape(same) == by_words(Margins(same, same - 1, same + 1, 0.0)) == 0, "all texts are one to the model"
 
 
-def test_signs_that_disagree_move_nothing_and_the_smaller_one_is_taken() -> None:
-    assert agreed(-1.0, -0.4) == -0.4 and agreed(0.3, 2.0) == 0.3
+def test_signs_that_disagree_move_nothing_and_the_more_cautious_one_limits_the_other() -> None:
+    assert agreed(-1.0, -0.4) == -0.8 and agreed(0.3, 2.0) == 0.6 and agreed(3.0, 2.0) == 3.0
     assert agreed(-1.0, 0.4) == agreed(1.0, 0.0) == agreed(0.0, -1.0) == 0
 
 

@@ -10,11 +10,12 @@ favours a class and data that hold more of it look the same. The signs look at s
 - **shape**: m is two Gaussians of one width; the threshold lies where they are as likely.
 
 Each goes astray where the other does not (`benchmarks/shares.py`), so the threshold moves only where both want it
-moved to the same side, and no further than the smaller of the two says.
+moved to the same side, and at most twice as far as the more cautious of them.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from typing import NamedTuple
 
@@ -89,10 +90,10 @@ def read_margins(classifier: Predictor, data: Unlabelled, inference: InferenceCo
     return Margins(plain, first, second, float((empty[0].mean() + empty[1].mean()) / 2))
 
 
-def agreed(*thresholds: float) -> float:
-    """The one nearest to 0 if all lie on the same side of it, else 0."""
-    nearest = min(thresholds, key=abs)
-    return nearest if all(threshold * nearest > 0 for threshold in thresholds) else 0.0
+def agreed(one: float, other: float) -> float:
+    """The one further from 0, but at most twice the nearer one; 0 where they lie on different sides of it."""
+    near, far = sorted((one, other), key=abs)
+    return math.copysign(min(abs(far), 2 * abs(near)), near) if near * far > 0 else 0.0
 
 
 def by_words(margins: Margins) -> float:
