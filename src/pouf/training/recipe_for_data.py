@@ -1,0 +1,131 @@
+"""The recipe as it fits the data: what is decided once the inputs can be looked at, and before anything is trained."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pouf.base import BaseClassifier
+from pouf.data.base import Unlabelled
+from pouf.data.labelled import Shots
+from pouf.errors import InputError
+from pouf.inference import InferenceConfig
+from pouf.losses.prior import share_of_classes
+from pouf.recipe import Recipe
+from pouf.training.bias import find_bias
+
+logger = logging.getLogger(__name__)
+
+
+class Held(NamedTuple):
+    """Shares of the classes (k,) that training holds to; None where it goes by the recipe."""
+
+    probabilities: Tensor | None  # mean_i p(y|x_i)
+    predictions: Tensor | None  # of argmax p
+    bias: float = 0.0  # margin of two classes that is taken off in these shares
+
+
+def recipe_for_data(
+    classifier: BaseClassifier,
+    inputs: Unlabelled | None,
+    recipe: Recipe,
+    shots: Shots | None,
+    inference: InferenceConfig,
+) -> tuple[Recipe, Held]:
+    """The recipe as it fits the inputs and the classes, and the shares that training holds to."""
+    if recipe.postprocess != "none" and inputs is not None and (inputs.streamed or len(inputs) == 1):
+        recipe = _without_correction(
+            recipe, "a stream can't be read again" if inputs.streamed else "there is one alone"
+        )
+    recipe = _for_many_classes(recipe, len(classifier.classes))
+    held = Held(classifier.prior, classifier.prior)
+    if classifier.prior is not None or shots is not None:
+        return recipe, held
+    if recipe.steps and recipe.few_classes and inputs is not None and (inputs.streamed or len(inputs) > 1):
+        recipe = _for_few_classes(classifier, inputs, recipe, inference)
+    if recipe.steps and recipe.keep_shares >= len(classifier.classes):
+        return _keep_shares(classifier, inputs, recipe, inference)
+    return recipe, held
+
+
+def _without_correction(recipe: Recipe, why: str) -> Recipe:
+    """A correction is fitted to all predictions together, which there must be."""
+    if not recipe.steps:
+        raise InputError(
+            f"{recipe.postprocess!r} corrects all predictions together, but {why}: give more inputs at once"
+        )
+    logger.warning("predictions are not corrected together (%s): %s", recipe.postprocess, why)
+    return recipe.with_settings(postprocess="none")
+
+
+def _for_many_classes(recipe: Recipe, k: int) -> Recipe:
+    """With a batch that follows the number of classes: in a batch that holds most of them not even once, the entropy of
+    the mean prediction says little about the data. Memory does not follow, since a larger batch is encoded in parts."""
+    wanted = recipe.samples_per_class * k
+    if wanted > recipe.batch_size:
+        chunk = recipe.compute.chunk or recipe.batch_size
+        recipe = recipe.with_settings({"batch_size": wanted, "compute.chunk": chunk})
+    if recipe.steps and recipe.objective.information and recipe.batch_size < 2 * k:
+        logger.warning(
+            "%d samples per step for %d classes are too few for the mutual information: take at least %d",
+            recipe.batch_size, k, 4 * k,
+        )  # fmt: skip
+    return recipe
+
+
+def _for_few_classes(
+    classifier: BaseClassifier, data: Unlabelled, recipe: Recipe, inference: InferenceConfig
+) -> Recipe:
+    """Without training, where the model finds few of the named classes in the data: exp H(mean p) / k below the limit.
+
+    Training would spread the inputs over classes that are not there.
+    """
+    if data.streamed:
+        return recipe
+    encoded, world = classifier.encode_share(data, inference), inference.world
+    total = torch.zeros(len(classifier.classes))
+    for block in classifier.score_blocks(encoded, prototypes=classifier.fixed_prototypes(world)):
+        total = total + block.log_probabilities.exp().sum(0)
+    used = world.broadcast(share_of_classes(world.sum(total) / sum(world.gather_objects(len(encoded.indices)))))
+    if used >= recipe.few_classes:
+        return recipe
+    logger.info("predictions use %.0f %% of the classes: nothing is trained, they are corrected instead", 100 * used)
+    return recipe.with_settings(steps=0, postprocess="few-classes")
+
+
+def _keep_shares(
+    classifier: BaseClassifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig
+) -> tuple[Recipe, Held]:
+    """Hold to the shares that zero-shot gives the classes, without its bias where one is found.
+
+    With two classes a share is a threshold and nothing else. That zero-shot has it wrong and that the data are skewed
+    look the same in its predictions, and a pull towards equal shares is right for the one and ruins the other. A masked
+    language model can be asked for more: see `find_bias`.
+    """
+    if data is None or data.streamed or not recipe.objective.information:
+        return recipe, Held(None, None)
+    encoded, world = classifier.encode_share(data, inference), inference.world
+    own = classifier.log_probabilities(encoded, classifier.fixed_prototypes(world))
+    bias = find_bias(classifier, data, inference) if recipe.find_bias else 0.0
+    if bias:
+        own = (own - torch.tensor([0.0, bias]).to(own)).log_softmax(1)
+    n = sum(world.gather_objects(len(own)))
+    counts = world.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
+    mean = own.exp().mean(0) if world.size == 1 else world.sum(own.exp().sum(0)) / n
+    kept = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classifier.classes, strict=True))
+    whose = (
+        f"they have without a bias of zero-shot to {classifier.classes[bias > 0]}" if bias else "zero-shot gives them"
+    )
+    logger.info(
+        "the classes keep the shares that %s (%s): if you know the true ones, or that they are about equal, give a "
+        "prior; if not, 50 answers to `pouf review` tell them",
+        whose, kept,
+    )  # fmt: skip
+    # Where both signs point to a bias, however small, there is something to learn about these texts.
+    rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_rate)
+    return recipe.with_settings(
+        {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_rate": 1.0}
+    ), world.broadcast(Held(mean, counts / n, bias))
