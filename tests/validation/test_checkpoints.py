@@ -171,3 +171,25 @@ def test_a_model_that_says_one_class_of_all_is_compared_without_its_bias() -> No
     assert "shares moved" in {each.name for each in verdict.cautions}, "or the data are of one class: only labels tell"
     right = [(said == "right") == (s > 0) for said, s in zip(classifier.predict(features), side, strict=True)]
     assert sum(right) > 160
+
+
+def test_steps_of_a_run_that_keeps_shares_are_compared_with_these_shares() -> None:
+    """What the shares do along the run is taken back at its end, and must neither choose a step nor raise a caution."""
+    generator = torch.Generator().manual_seed(0)
+    side = torch.where(torch.arange(200) < 40, -1.0, 1.0)
+    features = torch.stack([torch.ones(200), 0.3 * side, torch.randn(200, generator=generator)], 1)
+    prototypes = torch.tensor([[1.0, -0.3, 0.4], [1.0, 0.3, -0.4]])
+    classifier = Classifier.from_vectors(prototypes, ["left", "right"], temperature=0.05)
+    # Transport alone, nearly, so that shares are free to move on the way.
+    settings = {"keep_shares": 2, "keep_shares_rate": 1.0, "objective.information": 0.001, "optimisation.lr": 0.3}
+    result = adapt(classifier, Vectors(features), recipe(**settings))
+    checkpoints = result.checkpoints
+    trained = [place for place in checkpoints.predictions if not place.postprocessed]
+    kept = checkpoints.predictions[ZERO_SHOT].shares()
+    assert max((checkpoints.predictions[place].shares() - kept).abs().max() for place in trained) > 0.05, "they move"
+    for place in trained:
+        assert torch.allclose(checkpoints.comparable(place).shares(), kept, atol=0.011), place
+    assert torch.equal(
+        checkpoints.comparable(ZERO_SHOT).probabilities.argmax(1),
+        checkpoints.predictions[ZERO_SHOT].probabilities.argmax(1),
+    )

@@ -20,9 +20,13 @@ def shares(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor |
     """
     logits = scores.logits.float()
     k = logits.shape[1]
-    # A class without any share would need an offset without end.
-    wanted = torch.full((k,), 1 / k) if prior is None else prior.clamp_min(0.1 / len(logits))
-    offsets = torch.zeros(k).to(logits)
+    return Postprocessor(share_offsets(logits, torch.full((k,), 1 / k) if prior is None else prior))
+
+
+def share_offsets(logits: Tensor, wanted: Tensor) -> Tensor:
+    """(n, k), shares (k,) -> offsets (k,)."""
+    wanted = wanted.clamp_min(0.1 / len(logits))  # a class without any share would need an offset without end
+    offsets = torch.zeros(logits.shape[1]).to(logits)
     for t in SHARPER:
         offsets = t * relaxed_offsets(logits / t, wanted / wanted.sum(), iterations=500, start=offsets / t)
-    return Postprocessor(offsets)
+    return offsets

@@ -135,14 +135,10 @@ def adapt(
     recipe, held = recipe_for_data(classifier, inputs, recipe, shots, inference)
     training = Training([], 0, None)
     if recipe.steps > 0:
-        training = train(
-            classifier, data, recipe, shots, inference, told, checkpoint_dir, held.probabilities, resume=resume
-        )
+        training = train(classifier, data, recipe, shots, inference, told, checkpoint_dir, held, resume=resume)
     elif recipe.postprocess != "none" and inputs is not None:
         training = Training([], 0, watched(classifier, inputs, recipe, inference, checkpoint_dir))
     checkpoints = training.checkpoints
-    if checkpoints is not None:
-        checkpoints.bias = held.bias
     told.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
     choice = world.broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
     if recipe.postprocess != "none":

@@ -20,12 +20,16 @@ from pouf.training.bias import find_bias
 logger = logging.getLogger(__name__)
 
 
-class Held(NamedTuple):
+class HeldShares(NamedTuple):
     """Shares of the classes (k,) that training holds to; None where it goes by the recipe."""
 
     probabilities: Tensor | None  # mean_i p(y|x_i)
     predictions: Tensor | None  # of argmax p
-    bias: float = 0.0  # margin of two classes that is taken off in these shares
+    offsets: Tensor | None = None  # (k,), with which zero-shot has these shares; None where they are not from it
+    overpredicted: str = ""  # the class that zero-shot was found to predict too often, and has less of with them
+
+
+FREE = HeldShares(None, None)
 
 
 def recipe_for_data(
@@ -34,14 +38,14 @@ def recipe_for_data(
     recipe: Recipe,
     shots: Shots | None,
     inference: InferenceConfig,
-) -> tuple[Recipe, Held]:
+) -> tuple[Recipe, HeldShares]:
     """The recipe as it fits the inputs and the classes, and the shares that training holds to."""
     if recipe.postprocess != "none" and inputs is not None and (inputs.streamed or len(inputs) == 1):
         recipe = _without_correction(
             recipe, "a stream can't be read again" if inputs.streamed else "there is one alone"
         )
     recipe = _for_many_classes(recipe, len(classifier.classes))
-    held = Held(classifier.prior, classifier.prior)
+    held = HeldShares(classifier.prior, classifier.prior)
     if classifier.prior is not None or shots is not None:
         return recipe, held
     if recipe.steps and recipe.few_classes and inputs is not None and (inputs.streamed or len(inputs) > 1):
@@ -98,7 +102,7 @@ def _for_few_classes(
 
 def _keep_shares(
     classifier: BaseClassifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig
-) -> tuple[Recipe, Held]:
+) -> tuple[Recipe, HeldShares]:
     """Hold to the shares that zero-shot gives the classes, without its bias where one is found.
 
     With two classes a share is a threshold and nothing else. That zero-shot has it wrong and that the data are skewed
@@ -106,19 +110,20 @@ def _keep_shares(
     language model can be asked for more: see `find_bias`.
     """
     if data is None or data.streamed or not recipe.objective.information:
-        return recipe, Held(None, None)
+        return recipe, FREE
     encoded, world = classifier.encode_share(data, inference), inference.world
     own = classifier.log_probabilities(encoded, classifier.fixed_prototypes(world))
     bias = find_bias(classifier, data, inference) if recipe.find_bias else 0.0
+    offsets = torch.zeros(own.shape[1]).to(own)
     if bias:
-        own = (own - torch.tensor([0.0, bias]).to(own)).log_softmax(1)
+        offsets[1] = -bias
+        own = (own + offsets).log_softmax(1)
     n = sum(world.gather_objects(len(own)))
     counts = world.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
     mean = own.exp().mean(0) if world.size == 1 else world.sum(own.exp().sum(0)) / n
     kept = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classifier.classes, strict=True))
-    whose = (
-        f"they have without a bias of zero-shot to {classifier.classes[bias > 0]}" if bias else "zero-shot gives them"
-    )
+    overpredicted = classifier.classes[bias > 0] if bias else ""
+    whose = f"they have without a bias of zero-shot to {overpredicted}" if bias else "zero-shot gives them"
     logger.info(
         "the classes keep the shares that %s (%s): if you know the true ones, or that they are about equal, give a "
         "prior; if not, 50 answers to `pouf review` tell them",
@@ -128,4 +133,4 @@ def _keep_shares(
     rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_rate)
     return recipe.with_settings(
         {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_rate": 1.0}
-    ), world.broadcast(Held(mean, counts / n, bias))
+    ), world.broadcast(HeldShares(mean, counts / n, offsets, overpredicted))

@@ -28,6 +28,7 @@ from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.engine import Engine
 from pouf.training.feature_batches import InputBatches
 from pouf.training.optim import learning_rate, make_optimizer, set_rate
+from pouf.training.recipe_for_data import FREE, HeldShares
 from pouf.training.state import Saver, TrainingState, random_state, set_random_state
 from pouf.training.step import StepLoss, checkpointing
 from pouf.validation.checkpoints import Checkpoints, Sample
@@ -51,7 +52,7 @@ def train(
     inference: InferenceConfig,
     callbacks: Callbacks,
     checkpoint_dir: Path | None = None,
-    prior: Tensor | None = None,
+    shares: HeldShares = FREE,
     resume: bool = False,
 ) -> Training:
     """Tune a classifier in place, to its last step.
@@ -59,7 +60,7 @@ def train(
     L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * KL(shots)
 
     Args:
-        prior: (k,), class proportions to hold to, instead of what the recipe assumes.
+        shares: class proportions to hold to, instead of what the recipe assumes.
     """
     stream = data if data is not None else shots.inputs if shots is not None else None
     if stream is None:
@@ -77,7 +78,7 @@ def train(
     saver = Saver(checkpoint_dir, recipe.compute.save_every, about, inference.world, classifier.backbone.sharded)
     saved = saver.read() if resume else None
     own_dir = checkpoint_dir if inference.world.is_first else None
-    checkpoints = watched(classifier, stream, recipe, callbacks.watching(inference, LOOKING), own_dir)
+    checkpoints = watched(classifier, stream, recipe, callbacks.watching(inference, LOOKING), own_dir, shares)
     tuner = classifier.tune(recipe.tuner)
     if checkpoints is not None:
         checkpoints.begin(tuner)
@@ -86,7 +87,7 @@ def train(
     total = sum(parameter.numel() for parameter in classifier.parameters())
     callbacks.tell(lambda callback: callback.on_start(recipe, tuner.trainable, total))
     engine = Engine(classifier, tuner, recipe, inference.world)
-    terms = Terms(classifier, engine, stream, shots, recipe, inference, prior)
+    terms = Terms(classifier, engine, stream, shots, recipe, inference, shares.probabilities)
     callbacks.phase(TRAINING, recipe.steps)
     start = [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.anchor else []
     optimizer = make_optimizer(engine.parameters, recipe.optimisation)
@@ -120,7 +121,12 @@ def about_run(
 
 
 def watched(
-    classifier: BaseClassifier, data: Unlabelled, recipe: Recipe, inference: InferenceConfig, folder: Path | None
+    classifier: BaseClassifier,
+    data: Unlabelled,
+    recipe: Recipe,
+    inference: InferenceConfig,
+    folder: Path | None,
+    shares: HeldShares = FREE,
 ) -> Checkpoints | None:
     """Checkpoints with zero-shot as the first; None where there is no choice to be made."""
     if recipe.snapshots == 0 or data.streamed or not recipe.objective.needs_unlabelled:
@@ -130,8 +136,9 @@ def watched(
     sample = Sample(classifier, data, recipe.seed, inference)
     checkpoints = Checkpoints(
         classifier, sample, recipe.steps, folder if recipe.steps else None,
-        without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction",
+        without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", keeps=shares.offsets,
     )  # fmt: skip
+    checkpoints.overpredicted = shares.overpredicted
     checkpoints.take_zero_shot()
     classifier.demonstrations = demonstrations
     return checkpoints

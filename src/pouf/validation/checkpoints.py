@@ -55,12 +55,15 @@ class Checkpoints:
         steps: how long the run is to be.
         without_bias: the run will be corrected by what is said of every input alike, and so it is taken away from all
             predictions that are compared: one class for all inputs agrees with nothing.
+        keeps: the run will be corrected to the shares that zero-shot has with these offsets (k,), and so all
+            predictions that are compared have them: shares that move along a run are not what comes of it.
         folder: where weights are kept; a temporary one by default. They go with this object.
     """
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be told
     without_bias = False
-    bias = 0.0  # margin of two classes that zero-shot was found to be off by, and that the run takes off
+    keeps: Tensor | None = None
+    overpredicted = ""  # the class that zero-shot was found to predict too often, where the run keeps other shares
 
     def __init__(
         self,
@@ -70,8 +73,10 @@ class Checkpoints:
         folder: Path | None = None,
         *,
         without_bias: bool = False,
+        keeps: Tensor | None = None,
     ) -> None:
-        self.classifier, self.sample, self.steps, self.without_bias = classifier, sample, steps, without_bias
+        self.classifier, self.sample, self.steps = classifier, sample, steps
+        self.without_bias, self.keeps = without_bias, keeps
         self.folder, self.files = folder or temporary_folder(), OwnFiles()
         self._drop = self.files.drop if folder is not None else partial(drop, self.folder)
         self._goes: weakref.finalize[Any, Any] | None = None
@@ -79,6 +84,7 @@ class Checkpoints:
         self.tuner: Tuner | None = None
         self.predictions: dict[Checkpoint, SnapshotPredictions] = {}
         self.states: dict[Checkpoint, State] = {}
+        self.offsets = {ZERO_SHOT: keeps} if keeps is not None else {}  # of what is compared, where shares are kept
         self.here = ZERO_SHOT  # where the classifier stands
         self.release()
 
@@ -140,7 +146,15 @@ class Checkpoints:
     def comparable(self, checkpoint: Checkpoint) -> SnapshotPredictions:
         """What the classifier predicted there, as the end of the run will be corrected."""
         seen = self.predictions[checkpoint]
-        return seen.without_bias(self.classifier.prior) if self.without_bias and not checkpoint.postprocessed else seen
+        if checkpoint.postprocessed:
+            return seen
+        if self.without_bias:
+            return seen.without_bias(self.classifier.prior)
+        if self.keeps is None:
+            return seen
+        if checkpoint not in self.offsets:
+            self.offsets[checkpoint] = seen.offsets_to(self.predictions[ZERO_SHOT].shifted(self.keeps).shares())
+        return seen.shifted(self.offsets[checkpoint])
 
     def state_dict(self) -> dict[str, Any]:
         """All but the weights, which are on disk."""
@@ -212,12 +226,10 @@ class Checkpoints:
     def diagnose(self, checkpoint: Checkpoint, convergence: float = 1.0) -> Diagnostics:
         """Of a checkpoint against zero-shot."""
         before, after = self.comparable(ZERO_SHOT), self.comparable(checkpoint)
-        if self.bias:
-            before = before.shifted(torch.tensor([0.0, -self.bias]).to(before.probabilities))
         known = self.classifier.prior is not None
         found = diagnose(before, after, self.last.step, convergence, known, self.predictions[ZERO_SHOT])
-        if self.bias and found.moved >= WORTH_TELLING:
-            found = found._replace(overpredicted=self.classifier.classes[self.bias > 0])
+        if found.moved >= WORTH_TELLING:
+            found = found._replace(overpredicted=self.overpredicted)
         if self.names is None:
             return found
         near, span, worst = self.names

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pouf.losses.information import log_marginal, mutual_information
 from pouf.losses.prior import gated_shares, share_of_classes
+from pouf.postprocess.shares import share_offsets
 
 
 class SnapshotPredictions(NamedTuple):
@@ -31,10 +32,21 @@ class SnapshotPredictions(NamedTuple):
         log_p = self.probabilities.clamp_min(1e-30).log()
         return self.shifted(-log_marginal(log_p) if prior is None else prior.to(log_p).log() - log_marginal(log_p))
 
+    def offsets_to(self, shares: Tensor) -> Tensor:
+        """(k,), which give the predicted classes these shares (k,), as the correction `shares` does."""
+        return share_offsets(self.probabilities.clamp_min(1e-30).log(), shares.to(self.probabilities))
+
+    def shares(self) -> Tensor:
+        """(k,), how much of the inputs each class is predicted for."""
+        k = self.probabilities.shape[1]
+        return torch.bincount(self.probabilities.argmax(1), minlength=k).double() / len(self.probabilities)
+
     def shifted(self, offsets: Tensor) -> SnapshotPredictions:
         """With offsets (k,) on the log-probabilities."""
-        before, changed = (each.clamp_min(1e-30).log() for each in (self.probabilities, self.perturbed))
-        return self._replace(probabilities=(before + offsets).softmax(1), perturbed=(changed + offsets).softmax(1))
+        before, changed = (
+            each.clamp_min(1e-30).log() + offsets.to(each) for each in (self.probabilities, self.perturbed)
+        )
+        return self._replace(probabilities=before.softmax(1), perturbed=changed.softmax(1))
 
     def stability(self) -> float:
         same = self.perturbed.argmax(1) == self.probabilities[: len(self.perturbed)].argmax(1)
@@ -254,9 +266,9 @@ def diagnose(
     k = before.probabilities.shape[1]
     p, labels = before.probabilities, [each.probabilities.argmax(1) for each in (before, after)]
     found = gated_shares(p)  # which of the classes seem to be there at all
-    shares = [torch.bincount(each, minlength=k).double() / len(each) for each in labels]
-    first = (zero_shot or before).probabilities.argmax(1)
-    moved = shift_of(torch.bincount(first, minlength=k).double() / len(first), shares[1])
+    shares = [before.shares(), after.shares()]
+    first = zero_shot or before
+    moved = shift_of(first.shares(), shares[1])
     return Diagnostics(
         classes=k,
         effective_before=k * min(share_of_classes(p.mean(0)), share_of_classes(found)),
@@ -277,7 +289,7 @@ def diagnose(
         steps=steps,
         convergence=convergence,
         moved=moved,
-        one_sided=moved / max(1 - share(first == labels[1]), 1e-9),
+        one_sided=moved / max(1 - share(first.probabilities.argmax(1) == labels[1]), 1e-9),
         known_shares=known_shares,
     )
 
