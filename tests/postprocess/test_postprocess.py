@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from pouf import InputError
+from pouf.losses.prior import share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess import POSTPROCESSORS
 from pouf.postprocess.em import em
 from pouf.postprocess.inmap import inmap
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.postprocess.propagation import propagation
-from pouf.postprocess.refinement import refinement
+from pouf.postprocess.refinement import refinement, trust_in_equal_shares
 from pouf.postprocess.sinkhorn import sinkhorn
 from pouf.postprocess.stata import stata
 from pouf.postprocess.transclip import transclip
@@ -86,6 +87,18 @@ def test_refinement_is_safe_where_few_classes_are_there_and_sinkhorn_is_not(pres
     assigned = sinkhorn(features, prototypes, scores)(features, scores.logits)
     assert accuracy(refined, labels) >= before - 0.05
     assert accuracy(assigned, labels) < before - 0.2
+
+
+def test_shares_are_evened_with_a_skew_and_left_alone_where_a_third_of_the_classes_is_missing() -> None:
+    """Both use as many classes, by their entropy."""
+    skewed = torch.logspace(0, -1, 60)  # 10:1
+    lacking = torch.cat([torch.ones(40), torch.full((20,), 0.1)])
+    skewed, lacking = skewed / skewed.sum(), lacking / lacking.sum()
+    assert share_of_classes(skewed) == pytest.approx(share_of_classes(lacking), abs=0.06)
+    assert trust_in_equal_shares(skewed) == pytest.approx(share_of_classes(skewed) ** 2) and skewed.min() < 0.3 / 60
+    assert trust_in_equal_shares(lacking) == 0
+    one_in_eight = torch.cat([torch.ones(70), torch.zeros(10)]) / 70
+    assert 0 < trust_in_equal_shares(one_in_eight) < share_of_classes(one_in_eight) ** 2
 
 
 def test_refinement_trusts_a_prior_that_it_is_given() -> None:

@@ -12,6 +12,19 @@ from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
 from pouf.postprocess.sinkhorn import relaxed_offsets
 
+RARE = 0.25  # of an equal share: what classes with a 10:1 skew still have, and classes that are not there do not
+SOME, MANY = 0.1, 0.15  # share of the classes that is rare
+
+
+def trust_in_equal_shares(shares: Tensor) -> float:
+    """How far the shares (k,) of predictions may be evened, from 0 to 1: (exp H / k)², less where many are rare.
+
+    exp H / k, the share of the classes that is in use, is the same for data with a skew and for data that lack a third
+    of the named classes. Only the latter leave many classes next to nothing; evening would fill these.
+    """
+    rare = float((shares < RARE / len(shares)).double().mean())
+    return share_of_classes(shares) ** 2 * min(1.0, max(0.0, (MANY - rare) / (MANY - SOME)))
+
 
 def refinement(
     features: Tensor,
@@ -27,7 +40,7 @@ def refinement(
 
         u_ik  ∝ exp(logits_ik + c μ_k·f_i + b_k)             b from `relaxed_offsets` with trust t
         μ_k   = unit vector along  sum_i u_ik f_i + anchor · m_k
-        t     = (exp H(mean_i p_i) / k)²                      share of the classes that the predictions use
+        t     = `trust_in_equal_shares` of mean_i p_i
 
     μ is where a class's inputs lie, held by m, where the prototypes alone put it; c is `sharpness` / T. Evening the
     shares helps where all classes are there and destroys predictions where few are; t tells these apart without labels,
@@ -35,7 +48,7 @@ def refinement(
     """
     unit, logits = F.normalize(features.float(), dim=1), scores.logits.float()
     shares = log_marginal(logits).exp()
-    trust = share_of_classes(shares.cpu()) ** 2 if prior is None else 1.0
+    trust = trust_in_equal_shares(shares.cpu()) if prior is None else 1.0
     scale = sharpness / float(scores.temperature)
     held = F.normalize(logits.softmax(1).T @ unit, dim=1)
     weight, moved = torch.zeros_like(held), logits
