@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -342,6 +343,18 @@ def lost(world: World) -> None:
     world.gather_objects(0)
 
 
+def left_while_watching() -> None:
+    """The processes end in the middle of looking for signs of life, which takes long here."""
+    plain = distributed.SignsOfLife._lost
+
+    def slow(signs: distributed.SignsOfLife) -> str | None:
+        return [plain(signs) for _ in range(3000)][-1]
+
+    distributed.SignsOfLife._lost = slow  # type: ignore[method-assign]
+    join(torch.device("cpu"))
+    time.sleep(1.5 * distributed.BEAT)
+
+
 def _engine(engine: Engine) -> str:
     return type(engine.classifier.backbone if engine.sharded else engine.model).__name__
 
@@ -370,6 +383,8 @@ def main() -> None:
     given = parser.parse_args()
     distributed.BEAT, distributed.LOST = 0.5, 5.0
     trainer.Engine = Watched  # type: ignore[misc]
+    if "LEFT_WHILE_WATCHING" in os.environ:
+        return left_while_watching()
     world = join(torch.device("cpu"))
     assert world.size == int(os.environ["WORLD_SIZE"]) > 1
     if "ENDED_BY" in os.environ:

@@ -186,6 +186,12 @@ def test_all_cases_with_two_and_three_processes(folder: Path, tmp_path: Path, pr
             assert_same_as_one(tmp_path / engine, name, alone)
 
 
+def test_who_leaves_while_it_watches_the_others_ends_well(tmp_path: Path) -> None:
+    """A thread that the interpreter ends inside a call to the store would abort the process after its work."""
+    result = launched([*TORCHRUN, "2", SCRIPT, str(tmp_path), str(tmp_path)], LEFT_WHILE_WATCHING="yes")
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
 @pytest.mark.parametrize("ended_by", ["SIGKILL", "SIGSTOP"])
 def test_who_is_left_ends_soon_and_names_the_one_that_was_lost(folder: Path, tmp_path: Path, ended_by: str) -> None:
     """Without a launcher that would see to it. The time to wait is 5 s here, and 30 s otherwise."""

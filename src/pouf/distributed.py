@@ -214,7 +214,8 @@ class SignsOfLife:
         self.seen = {rank: ("0", time.monotonic()) for rank in range(world.size) if rank != world.rank}
         self.ending = threading.Event()
         self.found: str | None = None  # who was lost
-        threading.Thread(target=self._watch, daemon=True).start()
+        self.watch = threading.Thread(target=self._watch, daemon=True)
+        self.watch.start()
 
     def _watch(self) -> None:
         number = 0
@@ -272,6 +273,8 @@ class SignsOfLife:
             # The store may end with the first process: whoever still watches must not take that for an accident.
             while self.world.is_first and time.monotonic() < end and not all(map(self._is_free, self.seen)):
                 time.sleep(0.05)
+        # A thread that the interpreter ends in the middle of a call to the store takes the whole process down with it.
+        self.watch.join(3 * BEAT)
 
     def _is_free(self, rank: int) -> bool:
         return bool(self.store.get(f"left {rank}") or self.store.get(f"free {rank}"))
