@@ -333,7 +333,8 @@ def main() -> None:
                 if f"{name}/{draw}/{seed}" in cells or (given.draws and draw not in given.draws):
                     continue
                 cell = cells[f"{name}/{draw}/{seed}"] = run(of, rows, seed, given.known, given.answers)
-                shown = " ".join(f"{key} {100 * value:.1f}" for key, value in cell.items() if isinstance(value, float))
+                shares = {key: value for key, value in cell.items() if isinstance(value, float) and key != "seconds"}
+                shown = " ".join(f"{key} {100 * value:.1f}" for key, value in shares.items())
                 print(f"{name}, {draw}, seed {seed}: {shown} {', '.join(cell['noticed'])}", flush=True)
                 if given.out is not None:
                     facts = {"chosen on": CHOSEN_ON, "versions": versions(), "cells": cells}

@@ -384,7 +384,8 @@ def main() -> None:
     distributed.BEAT, distributed.LOST = 0.5, 5.0
     trainer.Engine = Watched  # type: ignore[misc]
     if "LEFT_WHILE_WATCHING" in os.environ:
-        return left_while_watching()
+        left_while_watching()
+        return
     world = join(torch.device("cpu"))
     assert world.size == int(os.environ["WORLD_SIZE"]) > 1
     if "ENDED_BY" in os.environ:

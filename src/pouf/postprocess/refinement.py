@@ -13,7 +13,7 @@ from pouf.postprocess.base import Postprocessor
 from pouf.postprocess.sinkhorn import relaxed_offsets
 
 RARE = 0.25  # of an equal share: what classes with a 10:1 skew still have, and classes that are not there do not
-SOME, MANY = 0.1, 0.15  # share of the classes that is rare
+SOME, MANY = 0.12, 0.15  # share of the classes that is rare
 
 
 def trust_in_equal_shares(shares: Tensor) -> float:
