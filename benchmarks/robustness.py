@@ -15,7 +15,7 @@ seed), of more classes with shares that fall off to a tenth in an order drawn at
 the results; no method sees them. "default" is what `adapt` without any setting leaves the classifier at, "last" the
 last step whatever the verdict. Texts are also judged on others of the same set, half as many and with the same shares,
 which no run was adapted to ("held out"). With `--answers 20` a review of the default with 20 labels may give shares:
-"answers" is what adapting again with these reaches. Cells that are in the file already are not run again.
+"answers" is what adapting again with these reaches. What is in the file already is not run again.
 """
 
 from __future__ import annotations
@@ -176,9 +176,21 @@ def held_out(labels: Sequence[int], rows: Sequence[int], seed: int) -> list[int]
     return sorted(others)
 
 
-def run(of: Labelled, rows: list[int], seed: int, known: bool, answers: int) -> dict[str, Any]:
+def run(of: Labelled, rows: list[int], seed: int, known: bool, answers: int, cell: dict[str, Any]) -> dict[str, Any]:
+    """What the cell does not have yet."""
     data = Subset(of.data, rows)
     truth = torch.tensor([of.labels[i] for i in rows])
+    if "default" not in cell:
+        cell |= compared(of, data, truth, rows, seed)
+    if known and "known, uniform" not in cell:
+        cell |= with_prior(of, data, truth, seed)
+    if answers and "answers" not in cell:
+        cell["answers"] = answered(of, data, truth, answers, seed)
+    return cell
+
+
+def compared(of: Labelled, data: Subset, truth: torch.Tensor, rows: list[int], seed: int) -> dict[str, Any]:
+    """Zero-shot, what needs no training, and the default."""
     other_rows = held_out(of.labels, rows, seed) if isinstance(of.data, Texts) else []
     others, others_truth = Subset(of.data, other_rows), torch.tensor([of.labels[i] for i in other_rows])
     classifier = of.classifier()
@@ -204,29 +216,36 @@ def run(of: Labelled, rows: list[int], seed: int, known: bool, answers: int) -> 
     cell["default"] = judged()
     if other_rows:
         cell["held out, default"] = judged_on_others()
-    if answers:
-        cell["answers"] = answered(of, data, classifier, truth, answers, seed)
     result.restore("last")
     encoded = classifier.encode(data)
     cell["last"] = judged()
     cell["noticed"] = [notice.name for notice in (*result.verdict.alarms, *result.verdict.cautions)]
-    if known:
-        shares = (torch.bincount(truth, minlength=of.classes) + 1e-3) / (len(truth) + 1e-3 * of.classes)
-        classifier = of.classifier()
-        # No verdict is asked for, and so no checkpoints are looked at on the way.
-        classifier.adapt(data, prior=shares.tolist(), seed=seed, settings={"snapshots": 0})
-        said = classifier.log_probabilities(classifier.encode(data)).argmax(1)
-        cell["known"] = accuracy(said, truth)
-        cell["known, share error"] = float(
-            (torch.bincount(said, minlength=of.classes) / len(said) - shares).abs().max()
-        )
     return cell
 
 
-def answered(
-    of: Labelled, data: Subset, adapted: Classifier, truth: torch.Tensor, answers: int, seed: int
-) -> float | None:
+def with_prior(of: Labelled, data: Subset, truth: torch.Tensor, seed: int) -> dict[str, float]:
+    """With the true proportions given, and with equal ones. No verdict is asked for, and so nothing is looked at on the
+    way."""
+    shares = (torch.bincount(truth, minlength=of.classes) + 1e-3) / (len(truth) + 1e-3 * of.classes)
+
+    def said(prior: list[float] | str) -> torch.Tensor:
+        classifier = of.classifier()
+        classifier.adapt(data, prior=prior, seed=seed, settings={"snapshots": 0})
+        return classifier.log_probabilities(classifier.encode(data)).argmax(1)
+
+    true = said(shares.tolist())
+    found = torch.bincount(true, minlength=of.classes) / len(true)
+    return {
+        "known": accuracy(true, truth),
+        "known, share error": float((found - shares).abs().max()),
+        "known, uniform": accuracy(said("uniform"), truth),
+    }
+
+
+def answered(of: Labelled, data: Subset, truth: torch.Tensor, answers: int, seed: int) -> float | None:
     """Accuracy after a review: adapted again with the shares that it gives. None where it gives none."""
+    adapted = of.classifier()
+    adapted.adapt(data, seed=seed)
     review, _ = ask(of.classifier(), adapted, data, answers, seed=seed)
     names = dict(zip(data.ids, (adapted.classes[k] for k in truth), strict=True))
     prior = conclude(review, names, adapted.classes).prior
@@ -239,8 +258,9 @@ def answered(
 
 def table(cells: dict[str, dict[str, Any]]) -> str:
     """Means over the seeds, accuracies in %. † marks sets that no default was chosen on."""
-    columns = ("zero-shot", *UNTRAINED, "default", "known", "answers")
-    names = ("zero-shot", "prior-corrected", "Sinkhorn", "EM", "StatA", "default", "true shares given", "50 answers")
+    columns = ("zero-shot", *UNTRAINED, "default", "known, uniform", "known", "answers")
+    names = ("zero-shot", "prior-corrected", "Sinkhorn", "EM", "StatA", "default",
+             "equal shares given", "true shares given", "50 answers")  # fmt: skip
     head = ("set", "kind", "draw", "runs", *names, "other texts: zero-shot → default", "noticed")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     order = [f"{name}/" for name in DEVELOPMENT]
@@ -308,11 +328,13 @@ def main() -> None:
     parser.add_argument(
         "--size", type=int, default=SIZE, help="texts and images per cell at most; vectors are all used"
     )
-    parser.add_argument("--known", action="store_true", help="also with the true proportions given, last step")
+    parser.add_argument(
+        "--known", action="store_true", help="also with the true and with equal shares given, last step"
+    )
     parser.add_argument("--answers", type=int, default=0, help="also after a review with so many labels, last step")
     parser.add_argument("--draws", nargs="+", help="some of the draws, as 'as it is' 85:15")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--out", type=Path, help="file for the results, JSON; cells in it are not run again")
+    parser.add_argument("--out", type=Path, help="file for the results, JSON; what is in it is not run again")
     parser.add_argument("--table", type=Path, help="a page to put the table into")
     given = parser.parse_args()
     cells: dict[str, dict[str, Any]] = {}
@@ -330,9 +352,11 @@ def main() -> None:
                 of = development(name, given.development, given.encoder, given.masked_model, Path(scratch))
             size = len(of.labels) if isinstance(of.data, Vectors) else given.size
             for draw, seed, rows in draws(of.labels, of.classes, size, given.seeds):
-                if f"{name}/{draw}/{seed}" in cells or (given.draws and draw not in given.draws):
+                if given.draws and draw not in given.draws:
                     continue
-                cell = cells[f"{name}/{draw}/{seed}"] = run(of, rows, seed, given.known, given.answers)
+                before = dict(cell := cells.setdefault(f"{name}/{draw}/{seed}", {}))
+                if run(of, rows, seed, given.known, given.answers, cell) == before:
+                    continue
                 shares = {key: value for key, value in cell.items() if isinstance(value, float) and key != "seconds"}
                 shown = " ".join(f"{key} {100 * value:.1f}" for key, value in shares.items())
                 print(f"{name}, {draw}, seed {seed}: {shown} {', '.join(cell['noticed'])}", flush=True)
