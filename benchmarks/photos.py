@@ -8,6 +8,8 @@ The model is ConSE (Norouzi et al., 2014) as a `Backbone`: an image is the mean 
 DIR/images holds `office_caltech10/{webcam,dslr}/<class>/` and `pacs/<domain>/<class>/`; NAMES has the names in
 ImageNet's order, one per line, or as `names` in an .npz file. What is in the results already is not computed again.
 
+With `--features DIR` the vectors of images and prompts are written there, an npz for each domain, for `robustness.py`.
+
 Labels are read for the accuracies, and by CoOp for its shots, which its test images leave out.
 """
 
@@ -349,6 +351,20 @@ def all_runs() -> Iterator[Run]:
         yield from (Run("table", task, "pouf-layernorm", seed) for task in OFFICE)
 
 
+def write_features(bench: Bench, folder: Path) -> None:
+    """Vectors of each domain's images and prompts, and the temperature that they go with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for task in (*OFFICE, *PACS):
+        classes, labelled = bench.read(task)
+        classifier = bench.classifier(classes)
+        encoded = classifier.encode(labelled.inputs, InferenceConfig(64, cache=bench.cache))
+        np.savez(
+            folder / f"{task.split(':')[1]}.npz", features=encoded.features.numpy(), names=np.array(classes),
+            labels=np.array([labelled.labels[i] for i in encoded.indices]), temperature=TEMPERATURE,
+            prototypes=classifier.fixed_prototypes().numpy(),
+        )  # fmt: skip
+
+
 def mean_and_std(values: Sequence[float]) -> str:
     if not values:
         return "–"
@@ -399,9 +415,13 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="folder where features of images are kept")
     parser.add_argument("--only", default="", help="only runs whose name has this in it, a regular expression")
     parser.add_argument("--report", type=Path, help="write one run (prompts, webcam) with its report here, and end")
+    parser.add_argument("--features", type=Path, help="write the vectors of all domains into this folder, and end")
     given = parser.parse_args()
     torch.set_num_threads(1)
     bench = Bench(given.data, given.names, FeatureCache(given.cache))
+    if given.features is not None:
+        write_features(bench, given.features)
+        return
     if given.report is not None:
         webcam = IMAGE_SETS["office-caltech"]
         folder = webcam.find(bench.data) / webcam.domains["webcam"]

@@ -5,17 +5,19 @@
 
 The development sets are those of `DEVELOPMENT` below, from a folder with `clip_features/` and `text/`, and the digits
 of `pouf demo`. Own sets are
-- `.npz` with `features` (n, d), `labels` (n,), `prototypes` (k, d) and, optionally, `names` (k,);
+- `.npz` with `features` (n, d), `labels` (n,), `prototypes` (k, d) and, optionally, `names` (k,) and `temperature`,
+  0.01 unless given;
 - `.jsonl` with `text` (or `text_a` and `text_b`) and `label`. A file `NAME.toml` beside `NAME.jsonl` says how the model
   is asked: `template` (with [MASK] for a masked language model, with {} otherwise) and, in `[classes]`, what each label
   is called. Without it, labels are their own names and a sentence encoder is asked.
 
 Each set is taken as it is and in draws: of two classes 70:30, 85:15 and 10:1 (which is the larger alternates with the
-seed), of more classes with shares that fall off to a tenth in an order drawn at random. Labels make the draws and judge
-the results; no method sees them. "default" is what `adapt` without any setting leaves the classifier at, "last" the
-last step whatever the verdict. Texts are also judged on others of the same set, half as many and with the same shares,
-which no run was adapted to ("held out"). With `--answers 20` a review of the default with 20 labels may give shares:
-"answers" is what adapting again with these reaches. What is in the file already is not run again.
+seed), of more classes with shares that fall off to a tenth in an order drawn at random, and with `--missing` some where
+a third or two thirds of the named classes do not occur. Labels make the draws and judge the results; no method sees
+them. "default" is what `adapt` without any setting leaves the classifier at, "last" the last step whatever the verdict.
+Texts are also judged on others of the same set, half as many and with the same shares, which no run was adapted to
+("held out"). With `--answers 20` a review of the default with 20 labels may give shares: "answers" is what adapting
+again with these reaches. What is in the file already is not run again.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,10 +89,11 @@ def from_arrays(file: Path) -> Labelled:
             vectors = np.concatenate([arrays[f"image_{part}"] for part in parts])
             labels, prototypes = np.concatenate([arrays[f"label_{part}"] for part in parts]), arrays["text"]
         names = arrays["names"].tolist() if "names" in arrays else [str(i) for i in range(len(prototypes))]
+        temperature = float(arrays["temperature"]) if "temperature" in arrays else 0.01
     prototypes = torch.from_numpy(prototypes.astype(np.float32))
     unique = names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names)]
     return Labelled(
-        functools.partial(Classifier.from_vectors, prototypes, unique),
+        functools.partial(Classifier.from_vectors, prototypes, unique, temperature=temperature),
         Vectors(vectors.astype(np.float32)), labels.astype(int).tolist(),
     )  # fmt: skip
 
@@ -145,7 +149,9 @@ def development(name: str, data: Path, encoder: Path | None, masked: Path | None
     return Labelled(make, rated.inputs, rated.targets.argmax(1).tolist())
 
 
-def draws(labels: Sequence[int], classes: int, size: int, seeds: Sequence[int]) -> Iterator[tuple[str, int, list[int]]]:
+def draws(
+    labels: Sequence[int], classes: int, size: int, seeds: Sequence[int], missing: bool = False
+) -> Iterator[tuple[str, int, list[int]]]:
     """The name of a draw, its seed and its rows."""
     for seed in seeds:
         yield "as it is", seed, sorted(random.Random(seed).sample(range(len(labels)), min(size, len(labels))))
@@ -155,14 +161,19 @@ def draws(labels: Sequence[int], classes: int, size: int, seeds: Sequence[int]) 
             order = [seed % 2, 1 - seed % 2] if classes == 2 else random.Random(seed).sample(range(classes), classes)
             weights = [ratio ** (-order[k] / (classes - 1)) for k in range(classes)]
             yield name, seed, drawn(labels, weights, size, seed)
+    for thirds, seed in product((2, 1) if missing and classes > 2 else (), seeds):
+        there = set(random.Random(seed).sample(range(classes), classes * thirds // 3))
+        weights = [float(k in there) for k in range(classes)]
+        yield f"{thirds} of 3 classes", seed, drawn(labels, weights, size, seed)
 
 
 def drawn(labels: Sequence[int], weights: Sequence[float], size: int, seed: int) -> list[int]:
     """As many rows as there are, up to the size, whose classes have shares in these proportions."""
     own = [[i for i, label in enumerate(labels) if label == k] for k in range(len(weights))]
-    total = min(size, *(len(rows) * sum(weights) / weight for rows, weight in zip(own, weights, strict=True) if rows))
+    wanted = [(rows, weight) for rows, weight in zip(own, weights, strict=True) if rows and weight]
+    total = min(size, *(len(rows) * sum(weights) / weight for rows, weight in wanted))
     draw = random.Random(seed)
-    counts = [max(1, round(total * weight / sum(weights))) for weight in weights]
+    counts = [max(1, round(total * weight / sum(weights))) if weight else 0 for weight in weights]
     return sorted(i for rows, count in zip(own, counts, strict=True) for i in draw.sample(rows, min(count, len(rows))))
 
 
@@ -333,6 +344,7 @@ def main() -> None:
     )
     parser.add_argument("--answers", type=int, default=0, help="also after a review with so many labels, last step")
     parser.add_argument("--draws", nargs="+", help="some of the draws, as 'as it is' 85:15")
+    parser.add_argument("--missing", action="store_true", help="also draws that lack some of the named classes")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--out", type=Path, help="file for the results, JSON; what is in it is not run again")
     parser.add_argument("--table", type=Path, help="a page to put the table into")
@@ -351,7 +363,7 @@ def main() -> None:
             else:
                 of = development(name, given.development, given.encoder, given.masked_model, Path(scratch))
             size = len(of.labels) if isinstance(of.data, Vectors) else given.size
-            for draw, seed, rows in draws(of.labels, of.classes, size, given.seeds):
+            for draw, seed, rows in draws(of.labels, of.classes, size, given.seeds, given.missing):
                 if given.draws and draw not in given.draws:
                     continue
                 before = dict(cell := cells.setdefault(f"{name}/{draw}/{seed}", {}))

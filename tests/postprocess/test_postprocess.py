@@ -10,6 +10,7 @@ from pouf.losses.prior import share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess import POSTPROCESSORS
 from pouf.postprocess.em import em
+from pouf.postprocess.few_classes import few_classes
 from pouf.postprocess.inmap import inmap
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.postprocess.propagation import propagation
@@ -178,6 +179,30 @@ def test_anchors_are_safe_where_few_classes_are_there(present: int, name: str) -
     features, prototypes, scores, labels = world(present)
     fitted = POSTPROCESSORS[name](features, prototypes, scores, None)(features, scores.logits)
     assert accuracy(fitted, labels) >= accuracy(scores.logits, labels)
+
+
+def test_few_classes_leaves_predictions_alone_where_they_do_not_tell_which_are_there() -> None:
+    """All are there: a model that favours one says the same as data that hold mostly that one."""
+    features, _, _, labels = world(seed=1)
+    centres = F.normalize(torch.stack([features[labels == k].mean(0) for k in range(K)]), dim=1)
+    sim = features @ centres.T
+    favoured = Scores(sim, sim / 0.2 - 4.0 * (torch.arange(K) > 0), torch.tensor(0.2))
+    followed = em(features, centres, favoured)(features, favoured.logits)
+    assert accuracy(followed, labels) < accuracy(favoured.logits, labels) - 0.2, (
+        "shares that follow it empty the others"
+    )
+    vague = Scores(sim, sim, torch.tensor(1.0))
+    for scores in (favoured, vague):
+        kept = few_classes(features, centres, scores)(features, scores.logits)
+        assert torch.equal(kept, scores.logits)
+    given = torch.full((K,), 1 / K)
+    assert accuracy(few_classes(features, centres, favoured, given)(features, favoured.logits), labels) > 0.8
+
+
+def test_few_classes_follows_clear_predictions_of_few() -> None:
+    features, prototypes, scores, _ = world(present=3)
+    fitted = few_classes(features, prototypes, scores)(features, scores.logits)
+    assert set(fitted.argmax(1).tolist()) == {0, 1, 2} < set(scores.logits.argmax(1).tolist())
 
 
 def test_transclip_is_that_of_a_plain_loop() -> None:

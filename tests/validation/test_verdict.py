@@ -12,11 +12,11 @@ from pydantic import TypeAdapter
 from pouf import EMBEDDED, Classifier, Diverged, Images, Recipe, Verdict
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
+from pouf.postprocess.agreement import kappa
 from pouf.runs.folder import Run
 from pouf.training.adaptation import adapt
 from pouf.training.search import choose_trial, judge_trial
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
-from pouf.validation.diagnostics import kappa
 from pouf.validation.review import Estimate, ReviewResult
 from pouf.validation.verdict import assess, broken_off, not_judged, nothing_to_judge
 

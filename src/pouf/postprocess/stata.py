@@ -6,10 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.losses.prior import gated_shares, share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess.base import Near, Postprocessor, heard, nearest
-from pouf.postprocess.sinkhorn import relaxed_offsets
 
 SCALE = 50.0  # of the likelihood against the prediction
 NEIGHBOURS = 3
@@ -31,14 +29,21 @@ def stata(
         Zanella et al., Realistic test-time adaptation of vision-language models, CVPR 2025.
     """
     logits = scores.logits.float() if prior is None else scores.logits.float() + prior.to(scores.logits).log()
-    return _fit(F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1), logits,
-                logits - scores.logits.float(), rounds)  # fmt: skip
-
-
-def _fit(x: Tensor, anchors: Tensor, logits: Tensor, offsets: Tensor, rounds: int) -> Postprocessor:
-    """`offsets`: (n, k) or broadcast, what has been added to the model's own logits before."""
-    k = logits.shape[1]
+    x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
     near = nearest(x, x, itself=False, count=NEIGHBOURS)
+    return fit_anchored(x, anchors, near, logits, logits - scores.logits.float(), rounds)
+
+
+def fit_anchored(
+    x: Tensor, anchors: Tensor, near: Near, logits: Tensor, offsets: Tensor, rounds: int = 10
+) -> Postprocessor:
+    """Of features and prototypes of length 1.
+
+    Args:
+        near: each input's nearest others.
+        offsets: (n, k) or broadcast, what has been added to the model's own logits before.
+    """
+    k = logits.shape[1]
     z = logits.softmax(1)
     start = (z.sum(0)[:, None] * anchors**2).sum(0) + (x**2).sum(0) - 2 * (anchors * (z.T @ x)).sum(0)
     start = (start / len(x)).clamp_min(1e-8)  # (d,), mean_i Σ_k z_ik (x_i - t_k)²
@@ -71,14 +76,3 @@ def both_ways(near: Near, z: Tensor) -> Tensor:
     for weight, place in zip(*(part.T for part in near), strict=True):
         back.index_add_(0, place, weight[:, None] * z)
     return (heard(near, z) + back) / 6
-
-
-def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
-    """StatA on predictions with their gated shares, then evened as far as is safe: for few of many classes."""
-    logits = scores.logits.float()
-    shares = gated_shares(logits.softmax(1)) if prior is None else prior.to(logits)
-    x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
-    fitted = _fit(x, anchors, logits + shares.log(), shares.log().expand(1, -1), rounds=10)
-    trust = share_of_classes(logits.softmax(1).mean(0).cpu()) ** 2 if prior is None else 1.0
-    fitted.bias += relaxed_offsets(fitted(features, logits), prior, trust)
-    return fitted

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pouf.losses.information import log_marginal, mutual_information
 from pouf.losses.prior import gated_shares, share_of_classes
+from pouf.postprocess.agreement import kappa
 from pouf.postprocess.shares import share_offsets
 
 
@@ -171,11 +172,11 @@ RULES = (
     Rule(
         "shares moved",
         lambda d: (
-            (d.classes <= FEW_CLASSES and d.steps > 0 and not d.known_shares)
+            (d.classes <= FEW_CLASSES and not d.known_shares)
             and (d.moved > (0.4 if d.overpredicted else 0.1) and d.one_sided > 0.8)
         ),
         "{d.moved:.0%} of the predictions moved from some classes to others, and hardly any the other way: either "
-        "zero-shot favoured the ones, or training pulled towards shares that the data do not have, which look the same "
+        "zero-shot favoured the ones, or the others were given shares that the data do not have, which look the same "
         "without labels",
         "If you know the class proportions, give them as the prior; if not, 20 answers to `pouf review` will tell.",
         "caution",
@@ -297,15 +298,6 @@ def diagnose(
 def shift_of(before: Tensor, after: Tensor) -> float:
     """Half the sum of changes in the shares (k,) of the classes."""
     return float((before - after).abs().sum() / 2)
-
-
-def kappa(labels: Tensor, others: Tensor) -> float:
-    """Cohen's kappa, agreement of two classifiers beyond chance: (n,), (n,) -> at most 1."""
-    from sklearn.metrics import cohen_kappa_score
-
-    if bool((labels == others).all()):
-        return 1.0  # also where there is only one class, which leaves nothing to chance
-    return float(cohen_kappa_score(labels.numpy(), others.numpy()))
 
 
 def share(same: Tensor) -> float:

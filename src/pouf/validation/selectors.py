@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.losses.prior import share_of_classes
-from pouf.validation.diagnostics import kappa, share
+from pouf.postprocess.agreement import kappa
+from pouf.validation.diagnostics import share
 
 GROUPS = 64  # that the inputs are clustered into at most
 
