@@ -15,7 +15,8 @@ from pouf.postprocess.inmap import inmap
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.postprocess.propagation import propagation
 from pouf.postprocess.refinement import refinement, trust_in_equal_shares
-from pouf.postprocess.sinkhorn import sinkhorn
+from pouf.postprocess.shares import off_by
+from pouf.postprocess.sinkhorn import relaxed_offsets, sinkhorn
 from pouf.postprocess.stata import stata
 from pouf.postprocess.transclip import transclip
 from pouf.postprocess.zlap import zlap
@@ -181,12 +182,28 @@ def test_anchors_are_safe_where_few_classes_are_there(present: int, name: str) -
     assert accuracy(fitted, labels) >= accuracy(scores.logits, labels)
 
 
-def test_few_classes_leaves_predictions_alone_where_they_do_not_tell_which_are_there() -> None:
-    """All are there: a model that favours one says the same as data that hold mostly that one."""
+def one_favoured():
+    """All classes are there, each as often. The model favours one, as if the data held mostly that one."""
     features, _, _, labels = world(seed=1)
     centres = F.normalize(torch.stack([features[labels == k].mean(0) for k in range(K)]), dim=1)
     sim = features @ centres.T
-    favoured = Scores(sim, sim / 0.2 - 4.0 * (torch.arange(K) > 0), torch.tensor(0.2))
+    return features, centres, Scores(sim, sim / 0.2 - 4.0 * (torch.arange(K) > 0), torch.tensor(0.2)), labels
+
+
+def test_refined_predictions_have_the_shares_that_are_given() -> None:
+    """Not only their probabilities: where these are soft they can have them while the predictions are far off."""
+    features, centres, scores, _ = one_favoured()
+    soft = Scores(scores.sim, scores.sim / 0.5, torch.tensor(0.5))
+    given = torch.logspace(0, -1, K) / torch.logspace(0, -1, K).sum()
+    moved = soft.logits + relaxed_offsets(soft.logits, given)
+    assert torch.allclose(moved.softmax(1).mean(0), given, atol=1e-3) and off_by(moved, given) > 0.1
+    fitted = refinement(features, centres, soft, given)
+    assert off_by(fitted(features, soft.logits), given) < 0.03
+
+
+def test_few_classes_leaves_predictions_alone_where_they_do_not_tell_which_are_there() -> None:
+    features, centres, favoured, labels = one_favoured()
+    sim = favoured.sim
     followed = em(features, centres, favoured)(features, favoured.logits)
     assert accuracy(followed, labels) < accuracy(favoured.logits, labels) - 0.2, (
         "shares that follow it empty the others"

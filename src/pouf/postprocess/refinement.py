@@ -10,8 +10,10 @@ from pouf.losses.information import log_marginal
 from pouf.losses.prior import share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
+from pouf.postprocess.shares import share_offsets
 from pouf.postprocess.sinkhorn import relaxed_offsets
 
+WITHIN = 0.03  # of the shares that are given: those of the predictions
 RARE = 0.25  # of an equal share: what classes with a 10:1 skew still have, and classes that are not there do not
 SOME, MANY = 0.12, 0.15  # share of the classes that is rare
 
@@ -44,7 +46,8 @@ def refinement(
 
     μ is where a class's inputs lie, held by m, where the prototypes alone put it; c is `sharpness` / T. Evening the
     shares helps where all classes are there and destroys predictions where few are; t tells these apart without labels,
-    and leaves data with few classes as they are. A prior that was given is trusted wholly.
+    and leaves data with few classes as they are. A prior that was given is trusted wholly: b gives these shares to the
+    probabilities, and where the predictions are then off by three points, to the predictions.
     """
     unit, logits = F.normalize(features.float(), dim=1), scores.logits.float()
     shares = log_marginal(logits).exp()
@@ -58,4 +61,6 @@ def refinement(
         weight = scale * F.normalize(u.T @ unit + anchor * held, dim=1)
         moved = torch.addmm(logits, unit, weight.T)  # (n, k)
         bias = relaxed_offsets(moved, prior, trust, iterations=5, start=bias)
+    if prior is not None:
+        bias = share_offsets(moved, prior, bias, WITHIN)
     return Postprocessor(bias, weight)

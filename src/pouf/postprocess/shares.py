@@ -23,10 +23,27 @@ def shares(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor |
     return Postprocessor(share_offsets(logits, torch.full((k,), 1 / k) if prior is None else prior))
 
 
-def share_offsets(logits: Tensor, wanted: Tensor) -> Tensor:
-    """(n, k), shares (k,) -> offsets (k,)."""
-    wanted = wanted.clamp_min(0.1 / len(logits))  # a class without any share would need an offset without end
-    offsets = torch.zeros(logits.shape[1]).to(logits)
+def share_offsets(logits: Tensor, wanted: Tensor, start: Tensor | None = None, within: float = 0.0) -> Tensor:
+    """Logits (n, k), shares (k,) -> offsets (k,) that give the predictions these shares.
+
+    Args:
+        start: offsets (k,) to start from.
+        within: how far off the share of a class may be: the sharper the offsets, the more they move inputs that the
+            model is sure about, so that these are no sharper than they need be. 0 sharpens to the end.
+    """
+    wanted = wanted.to(logits).clamp_min(
+        0.1 / len(logits)
+    )  # a class without any share would need an offset without end
+    wanted = wanted / wanted.sum()
+    offsets = torch.zeros(logits.shape[1]).to(logits) if start is None else start
     for t in SHARPER:
-        offsets = t * relaxed_offsets(logits / t, wanted / wanted.sum(), iterations=500, start=offsets / t)
+        if off_by(logits + offsets, wanted) < within:
+            break
+        offsets = t * relaxed_offsets(logits / t, wanted, iterations=500, start=offsets / t)
     return offsets
+
+
+def off_by(logits: Tensor, wanted: Tensor) -> float:
+    """How far the share of a class among the predictions of (n, k) logits is from the wanted one (k,), at most."""
+    found = torch.bincount(logits.argmax(1), minlength=len(wanted)) / len(logits)
+    return float((found - wanted).abs().max())
