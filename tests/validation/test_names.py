@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf import Backbone, Classifier, Texts, Vectors
+from pouf.losses.prior import gated_shares
 from pouf.validation.names import absent_names, check_names, names_fit, ordinary_words, word_prototypes
 
 K, D = 12, 16
@@ -115,6 +116,15 @@ def test_names_that_do_not_occur_are_found(present: int) -> None:
     encoded = classifier.encode(data)
     assert absent_names(classifier, encoded) == [f"class {i}" for i in range(present, K)]
     assert absent_names(classifier, classifier.encode(Vectors(data.array[:10]))) == [], "of ten inputs nothing is said"
+
+
+def test_of_names_nothing_is_said_where_predictions_tell_little() -> None:
+    """Everything looks like one class to this model, and the others can't be told from missing ones."""
+    classifier, data = sparse_world(K)
+    pulled = Vectors(data.array + 3 * classifier.fixed_prototypes()[0].numpy())
+    encoded = classifier.encode(pulled)
+    assert (gated_shares(classifier.scores(encoded).logits.softmax(1)) * len(pulled) < 1).sum() == K - 1
+    assert absent_names(classifier, encoded) == []
 
 
 def test_a_run_tells_which_names_do_not_occur(tmp_path: Path) -> None:

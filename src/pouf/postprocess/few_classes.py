@@ -7,7 +7,7 @@ import logging
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.losses.information import marginal_entropy, mutual_information
+from pouf.losses.information import share_told
 from pouf.losses.prior import gated_shares, share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess.agreement import kappa
@@ -16,7 +16,7 @@ from pouf.postprocess.sinkhorn import relaxed_offsets
 from pouf.postprocess.stata import NEIGHBOURS, fit_anchored
 
 logger = logging.getLogger(__name__)
-VAGUE = 0.25  # of the entropy of the classes: what predictions tell of them in vain
+VAGUE = 0.25  # share of what there is to tell about the classes: predictions that tell less are too unsure
 AGREED = 0.7  # kappa of StatA with and without the shares
 
 
@@ -32,9 +32,8 @@ def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Ten
     A prior that was given is trusted wholly.
     """
     logits = scores.logits.float()
-    if prior is None and mutual_information(logits) < VAGUE * marginal_entropy(logits):
-        logger.warning("predictions stay as they are: zero-shot is too unsure to tell which of the classes are there")
-        return _nothing(logits)
+    if prior is None and share_told(logits) < VAGUE:
+        return _nothing(logits, "predictions are too unsure to tell which of the classes are there")
     x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
     near = nearest(x, x, itself=False, count=NEIGHBOURS)
     shares = gated_shares(logits.softmax(1)) if prior is None else prior.to(logits)
@@ -44,10 +43,10 @@ def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Ten
     if prior is None:
         plain = fit_anchored(x, anchors, near, logits, logits.new_zeros(1, logits.shape[1]))
         if kappa(*(each(features, logits).argmax(1) for each in (fitted, plain))) < AGREED:
-            logger.warning("predictions stay as they are: two ways to find out which of the classes are there disagree")
-            return _nothing(logits)
+            return _nothing(logits, "two ways to find out which of the classes are there come to different ones")
     return fitted
 
 
-def _nothing(logits: Tensor) -> Postprocessor:
+def _nothing(logits: Tensor, why: str) -> Postprocessor:
+    logger.warning("predictions stay as they are: %s; if you know their shares, give a prior", why)
     return Postprocessor(logits.new_zeros(logits.shape[1]))

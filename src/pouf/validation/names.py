@@ -15,10 +15,12 @@ from torch import Tensor
 from pouf.base import BaseClassifier
 from pouf.errors import InputError
 from pouf.inference import FeatureSet
+from pouf.losses.information import share_told
 from pouf.losses.prior import gated_shares
 from pouf.models.masked_lm import MaskedLM
 from pouf.models.precomputed import Precomputed
 from pouf.models.prompts import fill
+from pouf.postprocess.few_classes import VAGUE
 from pouf.predictor import FITTED_ON
 
 logger = logging.getLogger(__name__)
@@ -132,11 +134,14 @@ def _statistics(x: Tensor, prototypes: Tensor, sets: Tensor) -> Tensor:
 def absent_names(classifier: BaseClassifier, encoded: FeatureSet) -> list[str]:
     """Class names that seem not to occur: expectation maximisation gives them less than one of the inputs.
 
-    At most 16,384 inputs are looked at; of fewer than 30 nothing is said.
+    At most 16,384 inputs are looked at; of fewer than 30 nothing is said, nor where predictions are too unsure to tell.
     """
     if len(encoded.indices) < INPUTS:
         return []
     order = torch.randperm(len(encoded.indices), generator=torch.Generator().manual_seed(0))[:FITTED_ON]
     some = FeatureSet([], encoded.features[order.sort().values])
-    counts = gated_shares(classifier.scores(some).logits.float().softmax(1)) * len(order)
+    logits = classifier.scores(some).logits.float()
+    if share_told(logits) < VAGUE:
+        return []
+    counts = gated_shares(logits.softmax(1)) * len(order)
     return [name for name, count in zip(classifier.classes, counts.tolist(), strict=True) if count < 1]
