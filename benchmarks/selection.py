@@ -89,6 +89,7 @@ def kept_trial(task: Task, rate: float, zero_shot: float | None, file: Path | No
             held["features"] = trial.checkpoints.sample.features
             held["seen"] = {place.step: list(seen) for place, seen in trial.checkpoints.predictions.items()}
             held["kept"] = [place.step for place in trial.checkpoints.states]
+            held["keeps"] = trial.checkpoints.keeps
         torch.save(held, file)
     return trial
 
@@ -99,7 +100,7 @@ def _read(file: Path) -> Trial:
         return Trial(None, held["accuracy"])
     # All that a choice looks at: predictions, features, and which steps have their weights. There is no classifier.
     nobody, sample = SimpleNamespace(prior=None), SimpleNamespace(features=held["features"])
-    there = Checkpoints(nobody, sample, max(held["seen"]))  # type: ignore[arg-type]
+    there = Checkpoints(nobody, sample, max(held["seen"]), keeps=held.get("keeps"))  # type: ignore[arg-type]
     there.tuner = object()  # type: ignore[assignment]  # something was trained
     there.predictions = {Checkpoint(step): SnapshotPredictions(*parts) for step, parts in held["seen"].items()}
     there.states = dict.fromkeys(map(Checkpoint, held.get("kept", held["seen"])))  # type: ignore[arg-type]

@@ -245,6 +245,22 @@ def test_where_few_of_the_classes_are_there_nothing_is_trained(
     assert told.adapt(Vectors(features), settings={"few_classes": 0.0, "steps": 2}).history, "it can be had otherwise"
 
 
+def test_a_model_that_can_not_tell_which_classes_are_there_is_left_alone_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All six are there, and everything looks like the first of them."""
+    features, prototypes = groups(n=120)
+    classifier = Classifier.from_vectors(prototypes, list("abcdef"), temperature=0.5)
+    data = Vectors(torch.as_tensor(features) + 6 * torch.as_tensor(prototypes)[0])
+    before = classifier.predict_proba(data)
+    with caplog.at_level("INFO", "pouf"):
+        result = classifier.adapt(data)
+    assert not result.history and torch.equal(classifier.predict_proba(data), before)
+    assert "predictions stay as they are" in caplog.text and "give a prior" in caplog.text
+    assert "nothing changed" in {each.name for each in result.verdict.cautions}
+    assert "Using zero-shot; nothing was trained" in str(result.verdict)
+
+
 def one_sided_world(n: int = 200) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Two classes, of which the first holds three quarters; zero-shot is right about that."""
     draw = torch.Generator().manual_seed(0)

@@ -174,7 +174,7 @@ def test_a_model_that_says_one_class_of_all_is_compared_without_its_bias() -> No
 
 
 def test_steps_of_a_run_that_keeps_shares_are_compared_with_these_shares() -> None:
-    """What the shares do along the run is taken back at its end, and must neither choose a step nor raise a caution."""
+    """What the shares do along the run is taken back at its end, and must not count for or against a step."""
     generator = torch.Generator().manual_seed(0)
     side = torch.where(torch.arange(200) < 40, -1.0, 1.0)
     features = torch.stack([torch.ones(200), 0.3 * side, torch.randn(200, generator=generator)], 1)

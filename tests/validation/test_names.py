@@ -102,15 +102,15 @@ def test_models_that_read_no_ordinary_word_are_not_asked() -> None:
     assert word_prototypes(Classifier(Closed(), ["elephant", "crocodile"])) is None
 
 
-def sparse_world(present: int) -> tuple[Classifier, Vectors]:
+def sparse_world(present: int, temperature: float = 0.1) -> tuple[Classifier, Vectors]:
     draw = torch.Generator().manual_seed(1)
     centres = F.normalize(torch.randn(K, D, generator=draw), dim=1)
     labels = torch.arange(120) % present
     features = F.normalize(centres[labels] + 0.15 * torch.randn(120, D, generator=draw), dim=1)
-    return Classifier.from_vectors(centres, [f"class {i}" for i in range(K)], temperature=0.1), Vectors(features)
+    return Classifier.from_vectors(centres, [f"class {i}" for i in range(K)], temperature), Vectors(features)
 
 
-@pytest.mark.parametrize("present", [3, K])
+@pytest.mark.parametrize("present", [1, 3, K])
 def test_names_that_do_not_occur_are_found(present: int) -> None:
     classifier, data = sparse_world(present)
     encoded = classifier.encode(data)
@@ -120,7 +120,7 @@ def test_names_that_do_not_occur_are_found(present: int) -> None:
 
 def test_of_names_nothing_is_said_where_predictions_tell_little() -> None:
     """Everything looks like one class to this model, and the others can't be told from missing ones."""
-    classifier, data = sparse_world(K)
+    classifier, data = sparse_world(K, temperature=0.2)
     pulled = Vectors(data.array + 3 * classifier.fixed_prototypes()[0].numpy())
     encoded = classifier.encode(pulled)
     assert (gated_shares(classifier.scores(encoded).logits.softmax(1)) * len(pulled) < 1).sum() == K - 1

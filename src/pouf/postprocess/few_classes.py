@@ -1,13 +1,14 @@
-"""For data that hold few of the named classes, where zero-shot can tell that they do."""
+"""For data that hold few of the named classes, where predictions can tell that they do."""
 
 from __future__ import annotations
 
 import logging
+import math
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.losses.information import share_told
+from pouf.losses.information import entropy, share_told
 from pouf.losses.prior import gated_shares, share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess.agreement import kappa
@@ -16,7 +17,8 @@ from pouf.postprocess.sinkhorn import relaxed_offsets
 from pouf.postprocess.stata import NEIGHBOURS, fit_anchored
 
 logger = logging.getLogger(__name__)
-VAGUE = 0.25  # share of what there is to tell about the classes: predictions that tell less are too unsure
+LITTLE = 0.25  # share of what there is to tell about the classes
+UNSURE = 0.1  # of log k: mean entropy of a prediction
 AGREED = 0.7  # kappa of StatA with and without the shares
 
 
@@ -24,29 +26,39 @@ def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Ten
     """StatA on predictions with their gated shares, then evened as far as is safe. Nothing, where that is in doubt.
 
     A model that can't see most of the classes predicts few of them too, and shares that follow it would empty classes
-    that are there. So predictions are left as they are where they tell less than a quarter of what there is to tell,
-
-        I(X; Y) < ¼ H(mean_i p),
-
-    and where StatA without these shares, which holds on to every class, comes to other predictions: a kappa below 0.7.
-    A prior that was given is trusted wholly.
+    that are there. So predictions are left as they are where they are `too_unsure`, and where StatA without these
+    shares, which holds on to every class, comes to other predictions: a kappa below 0.7. A prior that was given is
+    trusted wholly.
     """
     logits = scores.logits.float()
-    if prior is None and share_told(logits) < VAGUE:
-        return _nothing(logits, "predictions are too unsure to tell which of the classes are there")
     x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
     near = nearest(x, x, itself=False, count=NEIGHBOURS)
+    if prior is None and too_unsure(logits):
+        return _nothing(logits, "they are too unsure to tell which of the classes are there")
     shares = gated_shares(logits.softmax(1)) if prior is None else prior.to(logits)
     fitted = fit_anchored(x, anchors, near, logits + shares.log(), shares.log().expand(1, -1))
+    # Not less where many classes are rare, as in refinement: here that is what is looked for, and t² is small.
     trust = share_of_classes(logits.softmax(1).mean(0).cpu()) ** 2 if prior is None else 1.0
-    fitted.bias += relaxed_offsets(fitted(features, logits), prior, trust)
+    moved = fitted(features, logits)
+    offsets = relaxed_offsets(moved, prior, trust)
+    fitted.bias += offsets
     if prior is None:
         plain = fit_anchored(x, anchors, near, logits, logits.new_zeros(1, logits.shape[1]))
-        if kappa(*(each(features, logits).argmax(1) for each in (fitted, plain))) < AGREED:
+        if kappa((moved + offsets).argmax(1), plain(features, logits).argmax(1)) < AGREED:
             return _nothing(logits, "two ways to find out which of the classes are there come to different ones")
     return fitted
 
 
+def too_unsure(logits: Tensor) -> bool:
+    """Whether predictions (n, k) say too little about single inputs to tell classes that are rare from missing ones:
+
+    I(X; Y) < ¼ H(mean_i p)  and  mean_i H(p_i) > 0.1 log k
+
+    Sure predictions of one class for all inputs tell little as well, but those can be believed.
+    """
+    return share_told(logits) < LITTLE and float(entropy(logits)) > UNSURE * math.log(logits.shape[1])
+
+
 def _nothing(logits: Tensor, why: str) -> Postprocessor:
-    logger.warning("predictions stay as they are: %s; if you know their shares, give a prior", why)
+    logger.warning("predictions stay as they are: %s; if you know the shares of the classes, give a prior", why)
     return Postprocessor(logits.new_zeros(logits.shape[1]))

@@ -31,9 +31,8 @@ def share_offsets(logits: Tensor, wanted: Tensor, start: Tensor | None = None, w
         within: how far off the share of a class may be: the sharper the offsets, the more they move inputs that the
             model is sure about, so that these are no sharper than they need be. 0 sharpens to the end.
     """
-    wanted = wanted.to(logits).clamp_min(
-        0.1 / len(logits)
-    )  # a class without any share would need an offset without end
+    # A class without any share would need an offset without end.
+    wanted = wanted.to(logits).clamp_min(0.1 / len(logits))
     wanted = wanted / wanted.sum()
     offsets = torch.zeros(logits.shape[1]).to(logits) if start is None else start
     for t in SHARPER:
@@ -45,5 +44,9 @@ def share_offsets(logits: Tensor, wanted: Tensor, start: Tensor | None = None, w
 
 def off_by(logits: Tensor, wanted: Tensor) -> float:
     """How far the share of a class among the predictions of (n, k) logits is from the wanted one (k,), at most."""
-    found = torch.bincount(logits.argmax(1), minlength=len(wanted)) / len(logits)
-    return float((found - wanted).abs().max())
+    return float((predicted_shares(logits).to(wanted) - wanted).abs().max())
+
+
+def predicted_shares(scores: Tensor) -> Tensor:
+    """Logits or probabilities (n, k) -> (k,), how much of the inputs each class is predicted for."""
+    return torch.bincount(scores.argmax(1), minlength=scores.shape[1]).double() / len(scores)

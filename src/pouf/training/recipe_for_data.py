@@ -96,7 +96,9 @@ def _for_few_classes(
     used = world.broadcast(share_of_classes(world.sum(total) / sum(world.gather_objects(len(encoded.indices)))))
     if used >= recipe.few_classes:
         return recipe
-    logger.info("predictions use %.0f %% of the classes: nothing is trained, they are corrected instead", 100 * used)
+    logger.info(
+        "predictions use %.0f %% of the classes: nothing is trained, only predictions are corrected", 100 * used
+    )
     return recipe.with_settings(steps=0, postprocess="few-classes")
 
 

@@ -84,7 +84,7 @@ class Checkpoints:
         self.tuner: Tuner | None = None
         self.predictions: dict[Checkpoint, SnapshotPredictions] = {}
         self.states: dict[Checkpoint, State] = {}
-        self.offsets = {ZERO_SHOT: keeps} if keeps is not None else {}  # of what is compared, where shares are kept
+        self.offsets: dict[Checkpoint, Tensor] = {}  # of what is compared, where shares are kept
         self.here = ZERO_SHOT  # where the classifier stands
         self.release()
 
@@ -141,6 +141,7 @@ class Checkpoints:
         if (after := self.sample.before.indices) != before:
             rows = [before.index(index) for index in after]
             self.predictions = {place: each.only(rows) for place, each in self.predictions.items()}
+            self.offsets = {}
         self.predictions[here] = seen
 
     def comparable(self, checkpoint: Checkpoint) -> SnapshotPredictions:
@@ -152,8 +153,10 @@ class Checkpoints:
             return seen.without_bias(self.classifier.prior)
         if self.keeps is None:
             return seen
+        if checkpoint == ZERO_SHOT:
+            return seen.shifted(self.keeps)
         if checkpoint not in self.offsets:
-            self.offsets[checkpoint] = seen.offsets_to(self.predictions[ZERO_SHOT].shifted(self.keeps).shares())
+            self.offsets[checkpoint] = seen.offsets_to(self.comparable(ZERO_SHOT).shares())
         return seen.shifted(self.offsets[checkpoint])
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pouf.losses.information import log_marginal, mutual_information
 from pouf.losses.prior import gated_shares, share_of_classes
 from pouf.postprocess.agreement import kappa
-from pouf.postprocess.shares import share_offsets
+from pouf.postprocess.shares import predicted_shares, share_offsets
 
 
 class SnapshotPredictions(NamedTuple):
@@ -35,12 +34,11 @@ class SnapshotPredictions(NamedTuple):
 
     def offsets_to(self, shares: Tensor) -> Tensor:
         """(k,), which give the predicted classes these shares (k,), as the correction `shares` does."""
-        return share_offsets(self.probabilities.clamp_min(1e-30).log(), shares.to(self.probabilities))
+        return share_offsets(self.probabilities.clamp_min(1e-30).log(), shares)
 
     def shares(self) -> Tensor:
         """(k,), how much of the inputs each class is predicted for."""
-        k = self.probabilities.shape[1]
-        return torch.bincount(self.probabilities.argmax(1), minlength=k).double() / len(self.probabilities)
+        return predicted_shares(self.probabilities)
 
     def shifted(self, offsets: Tensor) -> SnapshotPredictions:
         """With offsets (k,) on the log-probabilities."""

@@ -15,12 +15,11 @@ from torch import Tensor
 from pouf.base import BaseClassifier
 from pouf.errors import InputError
 from pouf.inference import FeatureSet
-from pouf.losses.information import share_told
 from pouf.losses.prior import gated_shares
 from pouf.models.masked_lm import MaskedLM
 from pouf.models.precomputed import Precomputed
 from pouf.models.prompts import fill
-from pouf.postprocess.few_classes import VAGUE
+from pouf.postprocess.few_classes import too_unsure
 from pouf.predictor import FITTED_ON
 
 logger = logging.getLogger(__name__)
@@ -141,7 +140,7 @@ def absent_names(classifier: BaseClassifier, encoded: FeatureSet) -> list[str]:
     order = torch.randperm(len(encoded.indices), generator=torch.Generator().manual_seed(0))[:FITTED_ON]
     some = FeatureSet([], encoded.features[order.sort().values])
     logits = classifier.scores(some).logits.float()
-    if share_told(logits) < VAGUE:
+    if too_unsure(logits):
         return []
     counts = gated_shares(logits.softmax(1)) * len(order)
     return [name for name, count in zip(classifier.classes, counts.tolist(), strict=True) if count < 1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from pouf.errors import Diverged
 from pouf.saving import Use
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoints
@@ -82,8 +84,13 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
     if advised == "zero-shot":
         message = _mistrust(found, open_questions)
     else:
-        what = f"step {choice.step} of {last.step}, picked without labels"
-        message = _use(what if trained else "zero-shot with corrected predictions; nothing was trained", open_questions)
+        if trained:
+            what = f"step {choice.step} of {last.step}, picked without labels"
+        else:
+            said = [checkpoints.predictions[place].probabilities for place in (ZERO_SHOT, last)]
+            corrected = "" if torch.equal(*said) else " with corrected predictions"
+            what = f"zero-shot{corrected}; nothing was trained"
+        message = _use(what, open_questions)
         if diagnostics.overpredicted:
             message = f"{message} {_less_often(diagnostics)}"
     return Verdict(
