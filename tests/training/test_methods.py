@@ -258,7 +258,7 @@ def test_a_model_that_can_not_tell_which_classes_are_there_is_left_alone_and_say
     assert not result.history and torch.equal(classifier.predict_proba(data), before)
     assert "predictions stay as they are" in caplog.text and "give a prior" in caplog.text
     assert "nothing changed" in {each.name for each in result.verdict.cautions}
-    assert "Using zero-shot; nothing was trained" in str(result.verdict)
+    assert "Using zero-shot as it is." in str(result.verdict)
 
 
 def one_sided_world(n: int = 200) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

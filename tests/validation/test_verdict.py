@@ -76,7 +76,7 @@ def test_a_caution_is_said_and_does_not_fall_back() -> None:
     assert verdict.advised == "last" and not verdict.trusted and verdict.level == "caution" and verdict.alarms == []
     assert [caution.name for caution in verdict.cautions] == ["nothing changed"]
     assert str(verdict).startswith(
-        "Caution: adaptation changed no prediction of the 60 inputs that were looked at. Using"
+        "Caution: adaptation changed no prediction of the 60 inputs that were looked at. If you know"
     )
     assert "No warning signs" not in str(verdict) and "only labels can show" in str(verdict)
 

@@ -215,7 +215,8 @@ def _facts(
     facts = [("inputs", f"{n:,}"), ("classes", f"{len(comparison.classes):,}")]
     if verdict.chosen is not None:
         step = verdict.last if verdict.advised == "last" else verdict.chosen
-        facts += [("advised", "zero-shot" if verdict.advised == "zero-shot" else f"step {step} of {verdict.last}")]
+        trained = f"step {step} of {verdict.last}" if verdict.last else "no training"
+        facts += [("advised", "zero-shot" if verdict.advised == "zero-shot" else trained)]
     changed = comparison.changed()
     of = f" (of {len(changed):,})" if len(changed) < n else ""
     facts += [(f"predictions changed{of}", f"{_percent(np.mean(changed))} %")]

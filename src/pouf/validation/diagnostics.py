@@ -220,7 +220,7 @@ RULES = (
         "nothing changed",
         lambda d: d.agreement == 1.0 and d.moved == 0,
         "adaptation changed no prediction of the {d.inputs} inputs that were looked at",
-        "",
+        "If you know the class proportions, give them as the prior.",
         "caution",
     ),
 )

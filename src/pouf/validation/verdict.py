@@ -84,13 +84,11 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
     if advised == "zero-shot":
         message = _mistrust(found, open_questions)
     else:
-        if trained:
-            what = f"step {choice.step} of {last.step}, picked without labels"
-        else:
-            said = [checkpoints.predictions[place].probabilities for place in (ZERO_SHOT, last)]
-            corrected = "" if torch.equal(*said) else " with corrected predictions"
-            what = f"zero-shot{corrected}; nothing was trained"
-        message = _use(what, open_questions)
+        what = f"step {choice.step} of {last.step}, picked without labels"
+        message = _use(what if trained else "zero-shot with corrected predictions; nothing was trained", open_questions)
+        if not trained and torch.equal(*(checkpoints.predictions[at].probabilities for at in (ZERO_SHOT, last))):
+            why, advice = _told(open_questions)
+            message = f"Caution: {why}. Using zero-shot as it is.{advice}"
         if diagnostics.overpredicted:
             message = f"{message} {_less_often(diagnostics)}"
     return Verdict(
