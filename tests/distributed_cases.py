@@ -424,3 +424,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    if "LEFT_WHILE_WATCHING" not in os.environ:
+        # All is written and told. On a busy machine, threads of sharded models have aborted the end of the interpreter.
+        distributed._leave()
+        os._exit(0)

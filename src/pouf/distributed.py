@@ -7,6 +7,7 @@ gradients: every process sees the loss of the whole batch, and all take the step
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import socket
@@ -312,5 +313,6 @@ def _is_of_connection(error: RuntimeError) -> bool:
 
 def _leave() -> None:
     _signs[0].leave()
+    gc.collect()  # models that nobody needs any more hold on to the process group, whose threads end with it
     if dist.is_initialized():
         dist.destroy_process_group()
