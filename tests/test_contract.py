@@ -152,7 +152,7 @@ def test_shots_prior_refine_and_demonstrations_are_decided_behind_the_call(tmp_p
     )  # fmt: skip
     assert result.recipe.objective.labels == 1.0 and result.recipe.postprocess == "refinement"
     assert result.history[0].terms.keys() == {"transport", "information", "labels"}
-    assert classifier.prior.tolist() == pytest.approx([0.4, 0.6])
+    assert result.held.tolist() == pytest.approx([0.4, 0.6])
     result.restore("last")
     assert classifier.demonstrations is not None and classifier.postprocessor is not None
     result.restore("zero-shot")
@@ -179,7 +179,12 @@ def test_a_text_is_a_text_and_a_path_is_a_file(tmp_path: Path) -> None:
     assert classifier.predict_proba("a good film").shape == (2,)
     assert classifier.predict_log_proba(["a good film"]).exp().sum() == pytest.approx(1)
     assert classifier.predict(tmp_path / "good.txt") == classifier.predict(["a good film", "a bad book"])
-    assert classifier.predict(str(tmp_path / "good.txt")) in ("bad", "good"), "a text, though it looks like a file"
+    (tmp_path / "Makefile").write_text("all:\n")
+    for name in (str(tmp_path / "good.txt"), str(tmp_path / "Makefile"), "nothere.csv", "more/nothere.JSONL"):
+        with pytest.raises(InputError, match=re.escape(f"give Path({name!r}), or [{name!r}]")):
+            classifier.predict(name)
+        assert classifier.predict([name])[0] in ("bad", "good"), "in a list, a text is a text"
+    assert classifier.predict("what is in nothere.csv") in ("bad", "good"), "of several words"
     assert classifier.features("a good film").shape == (32,)
     with pytest.raises(InputError, match="one text is nothing to adapt to; a file is given as Path"):
         classifier.adapt(str(tmp_path / "good.txt"))

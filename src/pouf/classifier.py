@@ -34,7 +34,7 @@ from pouf.runs.predictions import in_turns, prediction_rows, write_rows
 from pouf.runs.session import run_session
 from pouf.runs.states import ShardHolder
 from pouf.runs.writer import RunWriter
-from pouf.training.adaptation import Adaptation, adapt
+from pouf.training.adaptation import Adaptation, adapt, undone_if_refused
 from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, make_plan
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, search, stand_at, usual_grid
@@ -127,15 +127,17 @@ class Classifier(BaseClassifier):
         writer = self._writer(output_dir, plan, command, resume, overwrite)
         if isinstance(writer, RunWriter):
             told.insert(0, writer)
-        with run_session(writer, told):
+        with run_session(writer, told), undone_if_refused(self, told):
+            plan.preparation.apply(self)
             if asks_to_shard(self, plan.recipe, join(self.device)):
                 share_out(self)  # before anything is computed
             kept = self._kept(keep_classes, keep_data, plan, cache)
             result = adapt(
                 self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=told, resume=resume,
                 checkpoint_dir=Path(output_dir) / CHECKPOINTS if output_dir is not None else None,
+                known_shares=plan.known_shares,
             )  # fmt: skip
-            result = replace(result, method=plan.method)
+            result = replace(result, method=plan.method, sources=plan.sources())
             with result.kept_on_error():  # the run can go on from them
                 self._describe(result, plan, kept)
                 if writer is not None:
@@ -155,6 +157,15 @@ class Classifier(BaseClassifier):
         grid: Mapping[str, Sequence[Any]] | None = None,
         *,
         on_trial: Callable[[dict[str, Any]], None] = lambda settings: None,
+        method: str = "pouf",
+        recipe: Recipe | str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        shots: Shots | str | Path | None = None,
+        demonstrations: bool = False,
+        prior: str | Sequence[float] | None = None,
+        refine: bool | None = None,
+        seed: int | None = None,
+        max_minutes: float | None = None,
         output_dir: str | Path | None = None,
         resume: bool = False,
         overwrite: bool = False,
@@ -164,7 +175,6 @@ class Classifier(BaseClassifier):
         command: Sequence[str] = (),
         keep_classes: Classes | str | None = None,
         keep_data: Labelled | str | Path | None = None,
-        **options: Any,
     ) -> Search:
         """Adapt with each combination of a grid, and choose among all their steps without labels.
 
@@ -174,11 +184,15 @@ class Classifier(BaseClassifier):
             grid: values to try, by dotted name of the setting; by default ⅓×, 1× and 3× the recipe's learning rate.
             on_trial: is told the settings of each trial before it starts.
             resume: go on with the search in `output_dir`: trials that came to their end are not run again.
-            options: all else that `adapt` takes; `max_minutes` are for all trials together.
+            max_minutes: for all trials together. All else is as of `adapt`.
         """
         told, cache, writes = Callbacks(callbacks).all, cache or RunMemory(), report and output_dir is not None
         runs = len(all_combinations(grid)) if grid is not None else len(RATES)
-        plan = make_plan(self, data, cache=cache, report=writes, runs=max(runs, 1), **options)
+        plan = make_plan(
+            self, data, cache=cache, report=writes, runs=max(runs, 1), recipe=recipe, max_minutes=max_minutes,
+            method=method, settings=settings, shots=shots, demonstrations=demonstrations, prior=prior, refine=refine,
+            seed=seed,
+        )  # fmt: skip
         combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
         if grid is not None and "optimisation.lr" in grid:
             plan = plan._replace(recipe=plan.recipe.with_settings(keep_shares_rate=1.0))
@@ -186,17 +200,19 @@ class Classifier(BaseClassifier):
         if output_dir is not None:
             root = Path(output_dir) / CHECKPOINTS
             first = next(iter(plan.sources().values()))
-            about = about_run(self, first, plan.shots, plan.recipe, world) | {"the grid": combinations}
+            about = about_run(self, first, plan.shots, plan.recipe, world, plan.known_shares)
+            about["the grid"] = combinations
             log = TrialLog(root / TRIALS_STATE, about, world)
         writer = self._writer(output_dir, plan, command, resume, overwrite, trains=False)
         if isinstance(writer, RunWriter):
             told.insert(0, writer)
 
-        def one(classifier: BaseClassifier, recipe: Recipe, number: int) -> Adaptation:
+        def one(classifier: BaseClassifier, changed: Recipe, number: int) -> Adaptation:
             folder = root / str(number) if root is not None else None
+            plan.preparation.apply(classifier)
             return adapt(
-                classifier, plan.data, recipe, shots=plan.shots, cache=cache, callbacks=told, checkpoint_dir=folder,
-                resume=resume, keep_tuned=False,
+                classifier, plan.data, changed, shots=plan.shots, cache=cache, callbacks=told, checkpoint_dir=folder,
+                resume=resume, keep_tuned=False, known_shares=plan.known_shares,
             )  # fmt: skip
 
         with run_session(writer, told):
@@ -204,7 +220,7 @@ class Classifier(BaseClassifier):
             if resume:
                 log.read()
             found = search(self, plan.recipe, combinations, one, on_trial, log, world)
-            result = found.result = replace(found.result, method=plan.method)
+            result = found.result = replace(found.result, method=plan.method, sources=plan.sources())
             inputs, inference = next(iter(plan.sources().values())), plan.inference(self, cache)
             assert result.checkpoints is not None
             if found.ranking.best is not None and found.ended_by is None:
@@ -243,8 +259,13 @@ class Classifier(BaseClassifier):
             return None
         if not join(self.device).is_first:
             return ShardHolder(Path(folder), self)
+        facts: dict[str, Any] = {}
+        if plan.known_shares is not None:
+            facts["known_shares"] = plan.known_shares.tolist()
+        if self.adapted:
+            facts["started_from"] = "a classifier that was adapted before"
         sources = plan.sources()
-        return RunWriter(folder, self, plan.recipe, sources, plan.method, command, resume, overwrite, trains)
+        return RunWriter(folder, self, plan.recipe, sources, plan.method, command, resume, overwrite, trains, facts)
 
     def _kept(
         self, names: Classes | str | None, data: Labelled | str | Path | None, plan: Plan, cache: FeatureCache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ FITTED_ON = 2**14  # inputs that a postprocessor is fitted on at most, drawn at 
 class Predictions(NamedTuple):
     indices: list[int]  # positions of the samples that could be read, ascending
     log_probabilities: Tensor  # (len(indices), k)
+    skipped: Mapping[int, str] = {}  # position → reason, of those that can't be read
 
 
 class Predictor(ZeroShot):
@@ -59,9 +60,10 @@ class Predictor(ZeroShot):
         return self.classes[int(best)] if best.ndim == 0 else [self.classes[i] for i in best.tolist()]
 
     def infer(self, data: Unlabelled, inference: InferenceConfig = INFERENCE) -> Predictions:
-        """Log-probabilities of all that can be read; what can't is listed in `data.skipped`."""
+        """Log-probabilities of all that can be read, and why the others can't."""
+        data = data.for_one_reader()
         encoded = self.encode(data, inference)
-        return Predictions(encoded.indices, self.log_probabilities(encoded))
+        return Predictions(encoded.indices, self.log_probabilities(encoded), data.skipped)
 
     @torch.no_grad()
     def encode(
@@ -195,12 +197,11 @@ class Predictor(ZeroShot):
 
         Args:
             encoded: from `encode_share`, where several processes share the work.
-            prior: (k,), shares of the classes; by default those that are known.
+            prior: (k,), shares of the classes, where they are known.
         """
         fit = one_of("postprocessor", name, POSTPROCESSORS)
         encoded = self.some_features(encoded, world, seed)
         features = encoded.features.to(self.device).float()
-        prior = self.prior if prior is None else prior
         fitted = fit(features, self.fixed_prototypes(), self.scores(encoded), prior)
         self.postprocessor = world.broadcast(fitted.cpu()).to(self.device)  # a tensor of a GPU would stay on that one
 
@@ -215,6 +216,7 @@ class Predictor(ZeroShot):
 
     def _complete(self, inputs: Inputs, batch_size: int) -> tuple[Given, FeatureSet]:
         given = as_data(inputs, self.backbone.modality, self.columns)
+        given = given._replace(data=given.data.for_one_reader())
         encoded = self.encode(given.data, InferenceConfig(batch_size))
         if given.data.skipped:
             index, reason = next(iter(given.data.skipped.items()))

@@ -226,15 +226,16 @@ class Recipe(Settings):
 
     def with_settings(self, settings: Mapping[str, Any] | None = None, **named: Any) -> Recipe:
         """A copy with some settings changed; a dotted name reaches a part: `{"optimisation.lr": 1e-3}`."""
-        table = self.model_dump()
+        table = self.model_dump(exclude_unset=True)  # what was set stays known from what was not
         for name, value in {**(settings or {}), **named}.items():
             *parts, last = name.split(".")
-            part = table
+            part, whole = table, vars(self)
             for step in parts:
-                part = part.setdefault(step, {})
-                if not isinstance(part, dict):
+                part, whole = part.setdefault(step, {}), whole.get(step, {})
+                if not isinstance(part, dict) or not isinstance(whole, (Settings, dict)):
                     raise InputError(f"{name}: {step} is one value and has no parts")
-            part[last] = value.model_dump() if isinstance(value, Settings) else value
+                whole = dict(whole)
+            part[last] = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
         return Recipe(**table)
 
     def flat(self) -> dict[str, Any]:
@@ -282,6 +283,11 @@ class Recipe(Settings):
     def default(cls, kind: Kind) -> Recipe:
         """What is taken for a kind of classifier when nothing else is said, wherever that is."""
         return cls.preset(DEFAULT_PRESETS[kind], kind)
+
+
+def is_named(name_or_file: str | Path) -> bool:
+    """Whether this is a preset or a recipe of the package, and no file of the user's."""
+    return str(name_or_file) in PRESETS or str(name_or_file) in _named()
 
 
 def recipe_names() -> list[str]:

@@ -62,7 +62,7 @@ class Card(BaseModel):
     vectors: bool
     demonstrations: Demonstrations | None
     temperature: float | None
-    prior: list[float] | None
+    prior: list[float] | None = None  # of earlier versions; known shares are those of a run's data, in its manifest
     postprocessed: bool
     tuner: TunerSettings | None
     files: dict[str, str]  # all that belongs to it, with fingerprints
@@ -113,7 +113,6 @@ def save(
         vectors=isinstance(backbone, Precomputed),
         demonstrations=classifier.demonstrations,
         temperature=classifier.temperature,
-        prior=classifier.prior.tolist() if classifier.prior is not None else None,
         postprocessed=classifier.postprocessor is not None,
         tuner=settings,
         files=files,
@@ -234,8 +233,6 @@ def load(
         if not own_weights:
             _fill(tuner, _tuned(backbone, folder))
     classifier.temperature = card.temperature
-    if card.prior is not None:
-        classifier.set_prior(card.prior)
     if (folder / README).is_file():
         classifier.model_card = read_text(folder / README)
     if adapted and card.postprocessed:

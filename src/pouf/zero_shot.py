@@ -57,7 +57,6 @@ class ZeroShot(nn.Module):
         self.demonstrations: Demonstrations | None = None  # solved examples to show beside each sample
         self.base: str | None = None  # fingerprint of the weights before anything was tuned, once it was asked for
         self.fresh_head: int | None = None  # the seed of a head that started without knowledge
-        self.prior: Tensor | None = None  # (k,) class proportions, where they are known
         self.model_card: str | None = None  # README.md of its folder; None writes one
         self.temperature: float | None = None
         if temperature is not None:
@@ -80,22 +79,16 @@ class ZeroShot(nn.Module):
         """The columns of a file of texts that make a sample: one, or two for pairs."""
         return self.backbone.cloze.columns if self.backbone.cloze is not None else ("text",)
 
+    @property
+    def adapted(self) -> bool:
+        """Whether it is no zero-shot classifier any more: something was tuned, or its predictions are corrected."""
+        return self.tuner_settings is not None or self.postprocessor is not None
+
     def set_temperature(self, temperature: float) -> None:
         if not 0 < temperature < float("inf"):
             raise InputError(f"the temperature must be a number above 0, not {temperature}")
         self.backbone.set_temperature(temperature)
         self.temperature = temperature
-
-    def set_prior(self, proportions: Sequence[float] | Tensor) -> None:
-        """The share of each class in the data, where it is known: training then pulls towards it."""
-        prior = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
-        if prior.shape != (len(self.classes),) or not bool((prior > 0).all()) or not bool(prior.isfinite().all()):
-            raise InputError(
-                f"expected one proportion above 0 for each of the {len(self.classes)} classes, not {list(proportions)}"
-            )
-        if abs(float(prior.sum()) - 1) > 0.02:
-            raise InputError(f"the proportions sum to {float(prior.sum()):.3g}, expected 1: {list(proportions)}")
-        self.prior = prior / prior.sum()
 
     def start_afresh(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> None:
         """Put the text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on shots.

@@ -196,7 +196,8 @@ def test_an_undecoded_image_that_is_none_is_skipped(few_digits: Path, tiny: Clas
     good = sorted(few_digits.rglob("*.png"))[0].read_bytes()
     given = [{"bytes": content, "path": None} for content in (good, b"no image", None, good)]
     data = tiny.data(given)
-    assert list(tiny.infer(data).indices) == [0, 3] and list(data.skipped) == [1, 2]
+    said = tiny.infer(data)
+    assert said.indices == [0, 3] and list(said.skipped) == [1, 2]
 
 
 @pytest.mark.parametrize("form", ["torch", "numpy", "transform"])

@@ -25,7 +25,7 @@ def shots(inputs, labels: list[int], classes: int) -> Shots:
     return Shots(inputs, F.one_hot(torch.tensor(labels), classes).float())
 
 
-def run(name: str, classifier: Classifier, data, kind, given: Shots | None = None, **settings):
+def run(name: str, classifier: Classifier, data, kind, given: Shots | None = None, known_shares=None, **settings):
     method = METHODS[name]
     method.check(name, kind, given)
     recipe = method.recipe(kind)
@@ -33,7 +33,7 @@ def run(name: str, classifier: Classifier, data, kind, given: Shots | None = Non
     recipe = recipe.with_settings({**short, **settings})
     method.equip(classifier, given, seed=0)
     learns = given if recipe.objective.labels > 0 else None
-    return train(classifier, data, recipe, shots=learns)
+    return train(classifier, data, recipe, shots=learns, known_shares=known_shares)
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "image" in method.kinds])
@@ -152,12 +152,10 @@ def test_methods_say_what_they_need() -> None:
 def test_an_adjusted_classifier_is_saved_with_its_adjustment(pictures: list[Image.Image], tmp_path: Path) -> None:
     for name in ("prior-correction", "propagation", "zlap", "inmap"):
         classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-        classifier.set_prior(torch.arange(1, 11) / 55)
-        run(name, classifier, Images(pictures), "image")
+        run(name, classifier, Images(pictures), "image", known_shares=torch.arange(1, 11) / 55)
         classifier.save_pretrained(tmp_path / name)
         again = Classifier.from_pretrained(tmp_path / name)
         assert torch.allclose(again.predict_proba(pictures), classifier.predict_proba(pictures), atol=1e-5)
-        assert torch.allclose(again.prior, classifier.prior)
         plain = Classifier.from_pretrained(EMBEDDED, DIGITS).predict_proba(pictures)
         assert torch.allclose(
             Classifier.from_pretrained(tmp_path / name, use="zero-shot").predict_proba(pictures), plain, atol=1e-6
@@ -169,10 +167,9 @@ def test_a_known_prior_is_pulled_towards(few_digits: Path) -> None:
     shares = {}
     for told in (False, True):
         classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-        if told:
-            classifier.set_prior([0.5 if name == "one" else 0.5 / 9 for name in DIGITS])
+        shares_of = torch.tensor([0.5 if name == "one" else 0.5 / 9 for name in DIGITS]) if told else None
         recipe = Recipe.load("demo").with_settings(steps=12, batch_size=100, snapshots=0)
-        train(classifier, Images.from_folder(few_digits), recipe)
+        train(classifier, Images.from_folder(few_digits), recipe, known_shares=shares_of)
         shares[told] = classifier.infer(Images.from_folder(few_digits)).log_probabilities.exp().mean(0)[1].item()
     assert shares[True] > shares[False] + 0.05
 
@@ -197,12 +194,12 @@ def test_the_papers_prior_enters_the_transport_alone() -> None:
 @pytest.mark.parametrize("prior", [[0.5, 0.5], [0.1] * 9 + [0.0], [0.1] * 9 + [float("nan")]])
 def test_a_prior_that_fits_no_classes_is_refused(prior: list[float]) -> None:
     with pytest.raises(InputError, match="expected one proportion above 0 for each of the 10 classes"):
-        Classifier.from_pretrained(EMBEDDED, DIGITS).set_prior(prior)
+        Classifier.from_vectors(torch.eye(10), DIGITS).adapt(torch.eye(10), prior=prior)
 
 
 def test_shares_that_do_not_sum_to_one_are_refused() -> None:
     with pytest.raises(InputError, match=r"the proportions sum to 1.4, expected 1"):
-        Classifier.from_pretrained(EMBEDDED, ["a", "b"]).set_prior([0.7, 0.7])
+        Classifier.from_vectors(torch.eye(2), ["a", "b"]).adapt(torch.eye(2), prior=[0.7, 0.7])
 
 
 @pytest.mark.parametrize("small", [15, 30, 50])

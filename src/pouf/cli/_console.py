@@ -98,7 +98,8 @@ def show_methods() -> None:
 
 
 def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> None:
-    inputs = [i for i in (task.data, task.shots.inputs if task.shots is not None else None) if i is not None]
+    given = [i for i in (task.data, task.shots.inputs if task.shots is not None else None) if i is not None]
+    inputs = list(result.sources.values()) or given
     last, verdict = (result.history[-1] if result.history else None), result.verdict
     show_verdict(verdict, output.hidden)
     if output.as_json:
@@ -159,7 +160,7 @@ def show_search(found: Search, task: Task, output: OutputOptions) -> None:
                 say(f"not believed: {told(trial.settings)}: {trial.why_not}")
         if found.settings is not None:
             say(f"Chosen without labels: {told(found.settings)}.")
-        inputs = [task.data] if task.data is not None else [task.shots.inputs] if task.shots is not None else []
+        inputs = list(found.result.sources.values())[:1]
         show_skipped(inputs, found.result.files["run"])
         _show_end(found.result, task, inputs)
 

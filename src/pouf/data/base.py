@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from abc import ABC, abstractmethod
@@ -53,6 +54,13 @@ class Unlabelled(ABC):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def for_one_reader(self) -> Unlabelled:
+        """The same samples, with a list of its own of those that can't be read: one model may answer where another
+        can't."""
+        own = copy.copy(self)
+        own.skipped = dict(self.skipped)
+        return own
 
     def shown(self) -> Mapping[str, Sequence[Any]]:
         """What names the samples in a table of them, by column."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +14,11 @@ from torch import Tensor
 from pouf.data.base import Modality, Unlabelled
 from pouf.data.images import EXTENSIONS, Images, undecoded
 from pouf.data.streams import Stream
-from pouf.data.tables import find_columns
+from pouf.data.tables import READERS, find_columns
 from pouf.data.texts import RowNumbers, Texts
 from pouf.data.vectors import FEATURES, Vectors, to_numpy
 from pouf.errors import InputError
 
-logger = logging.getLogger(__name__)
 Inputs = Unlabelled | str | Path | Iterable[Any]  # pictures, arrays and datasets among the iterables
 COLUMNS: dict[Modality, Sequence[str]] = {"image": ("image", "img"), "text": ("text", "sentence"), "vector": FEATURES}
 
@@ -116,10 +114,17 @@ def _texts(inputs: Any, columns: Sequence[str]) -> Given:
         return Given(Texts.from_file(inputs, columns), False)
     pair = isinstance(inputs, tuple) and len(columns) == len(inputs) == 2 and all(isinstance(i, str) for i in inputs)
     single = isinstance(inputs, str) or pair
-    if isinstance(inputs, str) and len(inputs) < 256 and os.path.isfile(inputs):
-        logger.warning("%r is read as a text, though a file has that name: the file is Path(%r)", inputs, inputs)
+    if isinstance(inputs, str) and _names_a_file(inputs):
+        raise InputError(f"{inputs!r} is one text here, though it names a file: give Path({inputs!r}), or [{inputs!r}]")
     samples = [inputs] if single else [tuple(item) if isinstance(item, list) else item for item in inputs]
     return Given(Texts(samples), single)
+
+
+def _names_a_file(text: str) -> bool:
+    """A file that is there, or a single word that ends as tables do."""
+    if len(text) < 256 and os.path.isfile(text):
+        return True
+    return len(text.split()) == 1 and text.lower().endswith(tuple(READERS))
 
 
 def _vectors(inputs: Any, columns: Sequence[str]) -> Given:

@@ -103,7 +103,10 @@ def _check_found(found: Sequence[int | str], classes: Sequence[str], source: str
 
 
 class Shots(NamedTuple):
-    """Inputs and what they should be: (n, k), rows sum to 1. A hard label is a row with a single 1."""
+    """Inputs and what they should be: (n, k), rows sum to 1. A hard label is a row with a single 1.
+
+    A row without a label is 0, and its input is among those that are skipped.
+    """
 
     inputs: Unlabelled
     targets: Tensor
@@ -114,8 +117,10 @@ class Shots(NamedTuple):
 
     @classmethod
     def from_labelled(cls, labelled: Labelled, classes: int) -> Shots:
-        labels = torch.tensor([max(label, 0) for label in labelled.labels])
-        return cls(labelled.inputs, torch.nn.functional.one_hot(labels, classes).float())
+        labels, inputs = torch.tensor(labelled.labels), labelled.inputs.for_one_reader()
+        for index in (labels == NO_LABEL).nonzero().flatten().tolist():
+            inputs.skipped.setdefault(index, "it has no label")
+        return cls(inputs, (labels[:, None] == torch.arange(classes)).float())
 
 
 def read_shots(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled, Unreadable
+from pouf.data.inputs import Inputs
 from pouf.errors import InputError, optional
 from pouf.files import whole_files, write_json
 from pouf.models.base import Backbone, evaluating
@@ -39,7 +40,7 @@ class Exported(NamedTuple):
 
 
 def export_onnx(
-    classifier: BaseClassifier, folder: str | Path, examples: Unlabelled | None = None, *, int8: bool = False
+    classifier: BaseClassifier, folder: str | Path, examples: Inputs | None = None, *, int8: bool = False
 ) -> Exported:
     """Write a classifier with fixed prototypes, and its encoders apart, and try them under onnxruntime.
 
@@ -51,7 +52,7 @@ def export_onnx(
     The number of inputs is free, and so is the length of texts. Corrections of predictions are part of the classifier.
 
     Args:
-        examples: real inputs to try it on; else some are made up.
+        examples: real inputs to try it on, whatever `predict` takes; else some are made up.
         int8: also write `classifier.int8.onnx`, whose encoder has weights of 8 bits, with activations quantised as they
             come. What that costs in accuracy is for you to measure.
     """
@@ -66,8 +67,9 @@ def export_onnx(
     if classifier.device.type != "cpu":
         classifier = copy.deepcopy(classifier).cpu()
     backbone, folder = classifier.backbone, Path(folder)
-    examples = None if examples is None or examples.streamed else examples
-    samples = _samples(classifier, examples)
+    data = None if examples is None else classifier.data(examples)
+    data = None if data is None or data.streamed else data
+    samples = _samples(classifier, data)
     folder.mkdir(parents=True, exist_ok=True)
     with whole_files(folder) as partial, evaluating(classifier), torch.no_grad():
         inputs = backbone.prepare(samples)
@@ -89,7 +91,7 @@ def export_onnx(
         if (tokenizer := getattr(backbone, "tokenizer", None)) is not None:
             tokenizer.save_pretrained(partial)
         checked = {
-            "inputs": len(samples), "real": examples is not None, "largest_difference_from_torch": difference,
+            "inputs": len(samples), "real": data is not None, "largest_difference_from_torch": difference,
             "int8_same_class": agreement,
         }  # fmt: skip
         write_json(partial / DESCRIPTION, describe(classifier, session) | {"files": files, "checked": checked})

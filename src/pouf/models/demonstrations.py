@@ -48,10 +48,12 @@ class Demonstrations:
 
     @classmethod
     def from_shots(cls, shots: Shots, **settings: object) -> Demonstrations:
-        """A soft label counts as its most likely class."""
+        """A soft label counts as its most likely class; inputs without a label, or that can't be read, are left out."""
         labels = shots.targets.argmax(1).tolist()
         solved = []
         for index, label in enumerate(labels):
+            if index in shots.inputs.skipped:
+                continue
             try:
                 solved.append((shots.inputs.read(index), label))
             except Unreadable as error:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pouf.base import BaseClassifier
@@ -54,6 +55,7 @@ class RunWriter(Callback):
         resume, overwrite: what to do with a run that is there.
         trains: the classifier itself is trained; a search trains copies of it, has nothing new before its end, and
             logs the steps of the chosen copy alone.
+        facts: more for the manifest.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class RunWriter(Callback):
         resume: bool = False,
         overwrite: bool = False,
         trains: bool = True,
+        facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.trains, self.overwrites = trains, overwrite
         self.folder = check_new(folder, resume, overwrite)
@@ -92,6 +95,7 @@ class RunWriter(Callback):
             "model": classifier.model,
             "revision": classifier.revision,
             **{name: _facts(source) for name, source in sources.items()},
+            **facts,
             "versions": versions(),
         }
         try:

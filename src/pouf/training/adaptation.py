@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from pouf.base import BaseClassifier
@@ -45,6 +46,8 @@ class Adaptation:
     absent: list[str] = field(
         default_factory=list
     )  # class names that seem not to occur, where predictions were written
+    # What it learned from, by what to call it, with what this run could not read of it.
+    sources: dict[str, Unlabelled] = field(default_factory=dict, repr=False)
     drift: Drift | None = None  # of names outside of the task, where some are to be kept
     files: dict[str, Path] = field(default_factory=dict)  # the run, its predictions and its report, where written
 
@@ -102,6 +105,7 @@ def adapt(
     checkpoint_dir: Path | None = None,
     resume: bool = False,
     keep_tuned: bool = True,
+    known_shares: Tensor | None = None,
 ) -> Adaptation:
     """Tune a classifier on unlabelled data, in place, and correct its predictions as a whole where the recipe says so.
 
@@ -115,6 +119,7 @@ def adapt(
             temporary folder, and there is no way to go on.
         resume: go on from the state in `checkpoint_dir`, if there is one.
         keep_tuned: features of the tuned weights stay in the cache too, for whoever looks at the data next.
+        known_shares: (k,), of the classes in these data: predictions as a whole then have them.
 
     Raises:
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
@@ -132,12 +137,12 @@ def adapt(
     inputs = data if data is not None else shots.inputs if shots is not None else None
     if inputs is not None and not inputs.streamed:
         inputs.check_readable()
-    recipe, held = recipe_for_data(classifier, inputs, recipe, shots, inference)
+    recipe, held = recipe_for_data(classifier, inputs, recipe, shots, inference, known_shares)
     training = Training([], 0, None)
     if recipe.steps > 0:
         training = train(classifier, data, recipe, shots, inference, told, checkpoint_dir, held, resume=resume)
     elif recipe.postprocess != "none" and inputs is not None:
-        training = Training([], 0, watched(classifier, inputs, recipe, inference, checkpoint_dir))
+        training = Training([], 0, watched(classifier, inputs, recipe, inference, checkpoint_dir, held))
     checkpoints = training.checkpoints
     told.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
     choice = world.broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
@@ -163,6 +168,42 @@ def adapt(
     if checkpoints is not None:
         checkpoints.release()
     return result
+
+
+@contextmanager
+def undone_if_refused(classifier: BaseClassifier, callbacks: list[Callback]) -> Iterator[None]:
+    """An `InputError` before the first step leaves the classifier as it was when this was opened."""
+    progress = _Progress()
+    callbacks.append(progress)
+    backbone, state, temperature = classifier.backbone, classifier.state(), classifier.temperature
+    question = classifier.templates, classifier.fresh_head, classifier.base
+    scale = backbone.logit_scale.detach().clone()
+    trained = {parameter: parameter.requires_grad for parameter in backbone.parameters()}
+    try:
+        yield
+    except InputError:
+        if not progress.begun:
+            classifier.backbone = backbone
+            classifier.set_state(state)
+            classifier.templates, classifier.fresh_head, classifier.base = question
+            classifier.temperature = temperature
+            with torch.no_grad():
+                backbone.logit_scale.copy_(scale)
+            for parameter, was_trained in trained.items():
+                parameter.requires_grad_(was_trained)
+        raise
+
+
+class _Progress(Callback):
+    """Whether the weights have changed."""
+
+    begun = False
+
+    def on_resume(self, history: list[Step]) -> None:
+        self.begun = True
+
+    def on_step(self, step: Step) -> None:
+        self.begun = True
 
 
 def _why_unjudged(recipe: Recipe) -> str:

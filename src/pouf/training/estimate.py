@@ -56,15 +56,23 @@ def spoken(seconds: float) -> str:
 
 
 def estimate(
-    classifier: BaseClassifier, data: Unlabelled, recipe: Recipe, inference: InferenceConfig, report: bool = False
+    classifier: BaseClassifier,
+    data: Unlabelled,
+    recipe: Recipe,
+    inference: InferenceConfig,
+    report: bool = False,
+    demonstrations: bool = False,
+    known_shares: bool = False,
 ) -> Estimate:
     """The time of a run, from a few inputs and a few classes that are timed; nothing of the classifier changes.
 
     Args:
         report: predictions and a report are written at the end.
+        demonstrations: solved examples will be shown beside each input.
+        known_shares: those of the classes are known, and need not be looked for.
     """
     state, n, k = classifier.state(), len(data), len(classifier.classes)
-    few = min(k, TIMED)
+    few, shown = min(k, TIMED), demonstrations or classifier.demonstrations is not None
     try:
         # Of a few classes: a thousand prompts would take longer than the answer is worth.
         tuner: Tuner = TUNERS[recipe.tuner.name](
@@ -72,7 +80,7 @@ def estimate(
             recipe.tuner,
         )
         cropped = recipe.augment != "none" and data.modality == "image"
-        looked_up = not tuner.touches_inputs and classifier.demonstrations is None and (recipe.views or not cropped)
+        looked_up = not (tuner.touches_inputs or shown) and (recipe.views or not cropped)
         batch = min(max(recipe.batch_size, recipe.samples_per_class * k), n)
         once, trained = _inputs(classifier, tuner, data, recipe) if recipe.steps else (0.0, 0.0)
         prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
@@ -85,12 +93,13 @@ def estimate(
         forward, per_step = encoded + (sample if recipe.snapshots else 0), 0.0
     else:
         encoded = 0
-        looks = (recipe.snapshots + 1) * (min(n, SAMPLE) + sample) if recipe.snapshots else 0
+        looks = (min(recipe.snapshots, recipe.steps) + 1) * (min(n, SAMPLE) + sample) if recipe.snapshots else 0
         forward = looks + n * ((recipe.postprocess != "none") + report + bool(recipe.few_classes))
         # In chunks the features are computed twice, the first time without a gradient.
         chunked = 0 < recipe.compute.chunk < batch and tuner.touches_inputs
         per_step = batch * (trained if tuner.touches_inputs else once) + chunked * batch * once
-    if recipe.find_bias and recipe.keep_shares >= k and classifier.prior is None and can_be_asked(classifier):
+    asks = recipe.find_bias and recipe.keep_shares >= k and not (known_shares or shown)
+    if asks and can_be_asked(classifier):
         forward += 2 * min(n, MOST)
     share = max(1, inference.world.size)
     seconds = forward * once / share + recipe.steps * ((per_step + prompts) / share + loss)

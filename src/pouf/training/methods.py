@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -14,7 +14,7 @@ from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess import Postprocessor
-from pouf.recipe import DEFAULTS, PRESETS, Kind, Recipe
+from pouf.recipe import DEFAULTS, PRESETS, Kind, Recipe, is_named
 
 # A tuner brings settings of its own: at full tuning's 5e-7 a soft prompt does not move.
 TUNER_RECIPES: dict[tuple[Kind, str], str] = {
@@ -45,6 +45,22 @@ RATE = ("name", "lr", "schedule", "nesterov", "weight_decay")
 FEW_SHOT: dict[Kind, str] = {**DEFAULTS, "cloze": "lm-bff", "text": "lm-bff"}
 
 
+class Preparation(NamedTuple):
+    """What a method gives a classifier before training."""
+
+    head_seed: int | None = None  # of a head that knows nothing yet, in the place of prompts
+    demonstrations: Demonstrations | None = None
+    postprocessor: Postprocessor | None = None
+
+    def apply(self, classifier: BaseClassifier) -> None:
+        if self.head_seed is not None and classifier.fresh_head is None:
+            classifier.start_afresh(self.head_seed)
+        if self.demonstrations is not None:
+            classifier.demonstrations = self.demonstrations
+        if self.postprocessor is not None:
+            classifier.postprocessor = self.postprocessor.to(classifier.device)
+
+
 @dataclass(frozen=True)
 class Method:
     """What to do with a classifier.
@@ -73,8 +89,9 @@ class Method:
         """All settings for a kind of model: the given recipe, or the method's own, with what makes the method.
 
         Args:
-            changes: by dotted name. Another tuner than the usual one brings its own settings; of a recipe by name, at
-                least the optimiser, unless it has a learning rate of its own.
+            changes: by dotted name. Another tuner than the usual one brings its own settings; where the recipe is one
+                for another tuner too, its optimiser: a recipe's name stands for the rate of the tuner that it names,
+                and a `Recipe` or a file has a rate of its own where it sets one.
         """
         settings, changes = dict(self.settings), dict(changes or {})
         if kind == "vector" and settings.get("tuner.name") == "prompt":
@@ -91,8 +108,9 @@ class Method:
         if tuner != usual.tuner.name and (kind, tuner) in TUNER_RECIPES:
             own = Recipe.load(TUNER_RECIPES[kind, tuner])
             given = read(own)  # what a file does not name comes from there
-            rates = {usual.optimisation.lr, *(Recipe.preset(name, kind).optimisation.lr for name in PRESETS)}
-            if tuner != given.tuner.name and given.optimisation.lr in rates:
+            named = recipe is not None and not isinstance(recipe, Recipe) and is_named(recipe)
+            sets_rate = not named and "lr" in given.optimisation.model_fields_set
+            if tuner != given.tuner.name and not sets_rate:
                 given = given.with_settings({f"optimisation.{name}": getattr(own.optimisation, name) for name in RATE})
         return given.with_settings(settings).with_settings(changes)
 
@@ -102,21 +120,23 @@ class Method:
         if self.needs_shots and shots is None:
             raise InputError(f"method {name!r} learns from labelled examples: give it shots")
 
-    def equip(
-        self, classifier: BaseClassifier, shots: Shots | None, seed: int, samples: int = 16, **limits: int | None
-    ) -> None:
-        """Give a classifier the head and the shots that the method works with; limits as of `Demonstrations`."""
-        if self.fresh_head and classifier.fresh_head is None:
-            classifier.start_afresh(seed)
+    def preparation(self, shots: Shots | None, seed: int, samples: int = 16, **limits: int | None) -> Preparation:
+        """The head and the shots that the method works with; limits as of `Demonstrations`."""
+        demonstrations = postprocessor = None
         if self.demonstrations and shots is not None:
             samples = 1 if self.demonstrations == "before" else samples
-            classifier.demonstrations = Demonstrations.from_shots(
+            demonstrations = Demonstrations.from_shots(
                 shots, place=self.demonstrations, samples=samples, seed=seed, **limits
             )
         if self is METHODS["majority"] and shots is not None:
-            most = int(shots.targets.sum(0).argmax())
-            bias = 1e4 * torch.eye(len(classifier.classes))[most]
-            classifier.postprocessor = Postprocessor(bias).to(classifier.device)
+            totals = shots.targets.sum(0)
+            postprocessor = Postprocessor(1e4 * torch.eye(len(totals))[totals.argmax()])
+        return Preparation(seed if self.fresh_head else None, demonstrations, postprocessor)
+
+    def equip(
+        self, classifier: BaseClassifier, shots: Shots | None, seed: int, samples: int = 16, **limits: int | None
+    ) -> None:
+        self.preparation(shots, seed, samples, **limits).apply(classifier)
 
 
 _SPOKEN: dict[Kind, str] = {

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
@@ -18,9 +22,11 @@ from pouf.errors import InputError, one_of
 from pouf.inference import InferenceConfig
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.estimate import Estimate, estimate, largest_preset
-from pouf.training.methods import METHODS, Method
+from pouf.training.methods import METHODS, Method, Preparation
 from pouf.training.sharding import asks_to_shard
 from pouf.training.trainer import check_shots
+
+logger = logging.getLogger(__name__)
 
 
 class Plan(NamedTuple):
@@ -30,6 +36,8 @@ class Plan(NamedTuple):
     recipe: Recipe
     shots: Shots | None
     method: str  # what it is called
+    preparation: Preparation  # of the classifier
+    known_shares: Tensor | None  # (k,), of the classes in these data
 
     def sources(self) -> dict[str, Unlabelled]:
         """What is learned from, by what to call it."""
@@ -46,7 +54,10 @@ class Plan(NamedTuple):
             return None
         if asks_to_shard(classifier, self.recipe, join(classifier.device)):
             return None
-        return estimate(classifier, self.data, self.recipe, self.inference(classifier, cache), report)
+        return estimate(
+            classifier, self.data, self.recipe, self.inference(classifier, cache), report,
+            demonstrations=self.preparation.demonstrations is not None, known_shares=self.known_shares is not None,
+        )  # fmt: skip
 
 
 def make_plan(
@@ -68,6 +79,11 @@ def make_plan(
         runs: how often it is to be done, as by a search.
         options: all else that `settle` takes.
     """
+    if classifier.adapted:
+        logger.warning(
+            "this classifier was adapted before: what this run compares with, and calls zero-shot, is the classifier as "
+            "it is now"
+        )
     plan_with = partial(settle, classifier, unlabelled(classifier, data), **options)
     if max_minutes is None:
         return plan_with(recipe=recipe)
@@ -92,7 +108,7 @@ def settle(
     refine: bool | None = None,
     seed: int | None = None,
 ) -> Plan:
-    """The recipe, shots and data of a run. The classifier gets what the method works with, and known proportions."""
+    """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
         settings = {"temperature": classifier.temperature, **(settings or {})}  # its own, unless told otherwise
@@ -100,6 +116,12 @@ def settle(
     if isinstance(shots, (str, Path)):
         shots = read_shots(shots, classifier.classes, classifier.backbone.modality, classifier.columns)
     chosen.check(method, classifier.kind, shots)
+    if shots is not None:
+        alike = shots.inputs is data
+        shots = shots._replace(inputs=shots.inputs.for_one_reader())
+        data = shots.inputs if alike else data
+    if data is not None and (shots is None or data is not shots.inputs):
+        data = data.for_one_reader()
     if shots is not None and settled.steps and settled.objective.labels == 0:
         settled = settled.with_settings({"objective.labels": 1.0})
     if demonstrations:
@@ -108,9 +130,9 @@ def settle(
         chosen = replace(chosen, demonstrations="after")
     if data is None and shots is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
-    chosen.equip(classifier, shots, settled.seed)
+    preparation, known = chosen.preparation(shots, settled.seed), None
     if prior is not None and not isinstance(prior, str):
-        classifier.set_prior(prior)
+        known = _known_shares(prior, len(classifier.classes))
         trains = settled.steps and settled.objective.needs_unlabelled
         few = len(classifier.classes) <= settled.keep_shares  # then shares are all that refinement would move
         if trains and (settled.postprocess == "none" or few) and refine is None:
@@ -123,7 +145,18 @@ def settle(
     # A recipe that leaves the paper's losses out is told by its own name.
     own = method == "pouf" and isinstance(recipe, (str, Path)) and not settled.objective.needs_unlabelled
     told = Path(str(recipe)).stem if own else method
-    return Plan(None if learns_from_shots_alone and shots is not None else data, settled, learns, told)
+    inputs = None if learns_from_shots_alone and shots is not None else data
+    return Plan(inputs, settled, learns, told, preparation, known)
+
+
+def _known_shares(proportions: Sequence[float] | Tensor, k: int) -> Tensor:
+    """The share of each of k classes in the data, as whoever knows them gives them: (k,), sums to 1."""
+    shares = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
+    if shares.shape != (k,) or not bool((shares > 0).all()) or not bool(shares.isfinite().all()):
+        raise InputError(f"expected one proportion above 0 for each of the {k} classes, not {list(proportions)}")
+    if abs(float(shares.sum()) - 1) > 0.02:
+        raise InputError(f"the proportions sum to {float(shares.sum()):.3g}, expected 1: {list(proportions)}")
+    return shares / shares.sum()
 
 
 def _changes(

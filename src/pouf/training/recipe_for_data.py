@@ -28,6 +28,11 @@ class HeldShares(NamedTuple):
     offsets: Tensor | None = None  # (k,), with which zero-shot has these shares; None where they are not from it
     overpredicted: str = ""  # the class that zero-shot was found to predict too often, and has less of with them
 
+    @property
+    def known(self) -> Tensor | None:
+        """Where they were given by whoever knows the data, and not estimated."""
+        return self.probabilities if self.offsets is None else None
+
 
 FREE = HeldShares(None, None)
 
@@ -38,15 +43,20 @@ def recipe_for_data(
     recipe: Recipe,
     shots: Shots | None,
     inference: InferenceConfig,
+    known_shares: Tensor | None = None,
 ) -> tuple[Recipe, HeldShares]:
-    """The recipe as it fits the inputs and the classes, and the shares that training holds to."""
+    """The recipe as it fits the inputs and the classes, and the shares that training holds to.
+
+    Args:
+        known_shares: (k,), of the classes in these data.
+    """
     if recipe.postprocess != "none" and inputs is not None and (inputs.streamed or len(inputs) == 1):
         recipe = _without_correction(
             recipe, "a stream can't be read again" if inputs.streamed else "there is one alone"
         )
     recipe = _for_many_classes(recipe, len(classifier.classes))
-    held = HeldShares(classifier.prior, classifier.prior)
-    if classifier.prior is not None or shots is not None:
+    held = HeldShares(known_shares, known_shares)
+    if known_shares is not None or shots is not None:
         return recipe, held
     if recipe.steps and recipe.few_classes and inputs is not None and (inputs.streamed or len(inputs) > 1):
         recipe = _for_few_classes(classifier, inputs, recipe, inference)

@@ -74,7 +74,11 @@ def train(
     # Without dropout, unless asked for: its noise falls on features and prototypes unlike, and the plan between them
     # follows the noise.
     classifier.eval()
-    about = about_run(classifier, stream, shots, recipe, inference.world) if checkpoint_dir is not None else {}
+    about = (
+        about_run(classifier, stream, shots, recipe, inference.world, shares.known)
+        if checkpoint_dir is not None
+        else {}
+    )
     saver = Saver(checkpoint_dir, recipe.compute.save_every, about, inference.world, classifier.backbone.sharded)
     saved = saver.read() if resume else None
     own_dir = checkpoint_dir if inference.world.is_first else None
@@ -104,7 +108,12 @@ def train(
 
 
 def about_run(
-    classifier: BaseClassifier, data: Unlabelled, shots: Shots | None, recipe: Recipe, world: World
+    classifier: BaseClassifier,
+    data: Unlabelled,
+    shots: Shots | None,
+    recipe: Recipe,
+    world: World,
+    known_shares: Tensor | None,
 ) -> dict[str, Any]:
     """What must be the same where a run goes on, by what to call it."""
     settings = {name: value for name, value in recipe.flat().items() if name != SAVE_EVERY}
@@ -114,7 +123,7 @@ def about_run(
         "the templates": list(classifier.templates),
         "the data": data.fingerprint(),
         "the shots": shots.fingerprint() if shots is not None else None,
-        "the proportions": classifier.prior.tolist() if classifier.prior is not None else None,
+        "the proportions": known_shares.tolist() if known_shares is not None else None,
         "the number of processes": world.size,
         "the sharding of weights": classifier.backbone.sharded,
     }
@@ -133,14 +142,17 @@ def watched(
         return None
     # Demonstrations have labels: they are no part of zero-shot.
     demonstrations, classifier.demonstrations = classifier.demonstrations, None
-    sample = Sample(classifier, data, recipe.seed, inference)
-    checkpoints = Checkpoints(
-        classifier, sample, recipe.steps, folder if recipe.steps else None,
-        without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", keeps=shares.offsets,
-    )  # fmt: skip
-    checkpoints.overpredicted = shares.overpredicted
-    checkpoints.take_zero_shot()
-    classifier.demonstrations = demonstrations
+    try:
+        sample = Sample(classifier, data, recipe.seed, inference)
+        checkpoints = Checkpoints(
+            classifier, sample, recipe.steps, folder if recipe.steps else None,
+            without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", keeps=shares.offsets,
+            known_shares=shares.known,
+        )  # fmt: skip
+        checkpoints.overpredicted = shares.overpredicted
+        checkpoints.take_zero_shot()
+    finally:
+        classifier.demonstrations = demonstrations
     return checkpoints
 
 
@@ -289,7 +301,12 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence
             skipped = 0 if norm.isfinite() else skipped + 1
             if skipped > (TRIES if engine.scaler.is_enabled() else 0):
                 raise Diverged(step, "the gradient", recipe.optimisation.lr)
-            engine.scaler.step(state.optimizer)
+            try:
+                engine.scaler.step(state.optimizer)
+            except RuntimeError as error:
+                if "without overflow" not in str(error):  # a rate, or its product with another, beyond fp32
+                    raise
+                raise Diverged(step, "the update", recipe.optimisation.lr) from None
             engine.scaler.update()
             _pull(parameters, anchors, recipe.anchor)
             if recipe.optimisation.dropout:

@@ -81,7 +81,7 @@ class SoftPrompt(nn.Module):
         vectors = vectors.expand(len(self.positions), -1, -1)  # (m, p, h)
         tokens = {name: getattr(self, f"token_{name}") for name in self.token_names}
         positions = self.positions
-        if len(rows) < len(positions):
+        if list(rows) != list(range(len(positions))):
             some = torch.tensor(list(rows), device=positions.device)
             vectors, positions = vectors[some], positions[some]
             tokens = {name: tensor[some] for name, tensor in tokens.items()}

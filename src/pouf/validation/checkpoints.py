@@ -57,12 +57,15 @@ class Checkpoints:
             predictions that are compared: one class for all inputs agrees with nothing.
         keeps: the run will be corrected to the shares that zero-shot has with these offsets (k,), and so all
             predictions that are compared have them: shares that move along a run are not what comes of it.
+        known_shares: (k,), of the classes in these data, where they are known.
         folder: where weights are kept; a temporary one by default. They go with this object.
     """
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be told
     without_bias = False
     keeps: Tensor | None = None
+    known_shares: Tensor | None = None
+    started_adapted = False  # what is called zero-shot here had been adapted before this run
     overpredicted = ""  # the class that zero-shot was found to predict too often, where the run keeps other shares
 
     def __init__(
@@ -74,9 +77,10 @@ class Checkpoints:
         *,
         without_bias: bool = False,
         keeps: Tensor | None = None,
+        known_shares: Tensor | None = None,
     ) -> None:
         self.classifier, self.sample, self.steps = classifier, sample, steps
-        self.without_bias, self.keeps = without_bias, keeps
+        self.without_bias, self.keeps, self.known_shares = without_bias, keeps, known_shares
         self.folder, self.files = folder or temporary_folder(), OwnFiles()
         self._drop = self.files.drop if folder is not None else partial(drop, self.folder)
         self._goes: weakref.finalize[Any, Any] | None = None
@@ -101,6 +105,7 @@ class Checkpoints:
     def take_zero_shot(self) -> None:
         """Before anything is tuned."""
         self.states[ZERO_SHOT] = self.classifier.state()
+        self.started_adapted = self.classifier.adapted
         self._look(ZERO_SHOT, touched=False)
         self.names = check_names(self.classifier, self.sample.features)
 
@@ -150,7 +155,7 @@ class Checkpoints:
         if checkpoint.postprocessed:
             return seen
         if self.without_bias:
-            return seen.without_bias(self.classifier.prior)
+            return seen.without_bias(self.known_shares)
         if self.keeps is None:
             return seen
         if checkpoint == ZERO_SHOT:
@@ -229,7 +234,7 @@ class Checkpoints:
     def diagnose(self, checkpoint: Checkpoint, convergence: float = 1.0) -> Diagnostics:
         """Of a checkpoint against zero-shot."""
         before, after = self.comparable(ZERO_SHOT), self.comparable(checkpoint)
-        known = self.classifier.prior is not None
+        known = self.known_shares is not None
         found = diagnose(before, after, self.last.step, convergence, known, self.predictions[ZERO_SHOT])
         if found.moved >= WORTH_TELLING:
             found = found._replace(overpredicted=self.overpredicted)

@@ -52,7 +52,10 @@ def opinion_fell(snapshots: Sequence[Snapshot]) -> float:
 
 def snapshot_steps(steps: int, count: int) -> list[int]:
     """0, the last step, and others between them at equal distances: count + 1 in all where there are enough steps."""
-    return sorted({round(i * steps / count) for i in range(count + 1)}) if count else []
+    if not count:
+        return []
+    count = max(1, min(count, steps))
+    return sorted({round(i * steps / count) for i in range(count + 1)})
 
 
 def votes(predictions: Mapping[int, Tensor], last: int) -> Tensor | None:

@@ -16,6 +16,8 @@ from pouf.validation.selectors import Choice, Snapshot, opinion_fell
 
 ONLY_LABELS = "whether it beats zero-shot, only labels can show: `pouf review`"
 
+ADAPTED_BEFORE = "Zero-shot here is the classifier that this run started from, which was adapted before."
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -30,6 +32,7 @@ class Verdict:
     cautions: list[Finding] = field(default_factory=list)  # these do not change what is advised
     diagnostics: Diagnostics | None = None  # of the same step
     snapshots: list[Snapshot] = field(default_factory=list)
+    started_adapted: bool = False  # zero-shot here is the classifier that the run started from, adapted before
     near: dict[str, float] = field(default_factory=dict)  # cosine with a prototype that 99 of 100 inputs reach, by use
     review: ReviewResult | None = None  # what labels said, once some were given
 
@@ -91,9 +94,11 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
             message = f"Caution: {why}. Using zero-shot as it is.{advice}"
         if diagnostics.overpredicted:
             message = f"{message} {_less_often(diagnostics)}"
+    if checkpoints.started_adapted:
+        message = f"{message} {ADAPTED_BEFORE}"
     return Verdict(
         advised, message, not found and not open_questions and advised != "zero-shot", choice.step, last.step, found,
-        open_questions, diagnostics, choice.snapshots, near,
+        open_questions, diagnostics, choice.snapshots, checkpoints.started_adapted, near,
     )  # fmt: skip
 
 
