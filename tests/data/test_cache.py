@@ -9,7 +9,7 @@ from helpers import train
 from PIL import Image
 from small_models import clip, masked_lm, sentence_encoder
 
-from pouf import EMBEDDED, Classifier, Images, Recipe, Texts
+from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Texts
 from pouf.data.augment import crop_flip
 from pouf.data.cache import FeatureCache
 from pouf.demo import DIGITS
@@ -299,3 +299,19 @@ def test_what_a_model_has_no_finite_answer_to_is_skipped(tiny: Classifier, pictu
     data = Images(pictures)
     assert tiny.encode(data).indices == [0, 1, *range(3, 12)]
     assert data.skipped == {2: "the model gives numbers for it that are not finite"}
+
+
+def test_what_one_model_has_no_answer_to_another_answers(pictures: list[Image.Image]) -> None:
+    def model() -> Classifier:
+        return Classifier.from_pretrained(EMBEDDED, DIGITS)
+
+    bad, data = model(), Images(pictures)
+    with torch.no_grad():
+        for parameter in bad.backbone.parameters():
+            parameter.fill_(float("nan"))
+    for ask in (bad.infer, bad.predict, bad.adapt):
+        with pytest.raises(InputError, match="none of the 12 inputs"):
+            ask(data)
+    assert not data.skipped and model().infer(data).skipped == {}
+    assert len(model().predict(data)) == 12
+    assert model().adapt(data, settings={"steps": 1}).sources["data"].skipped == {}

@@ -193,3 +193,9 @@ def test_every_dual_encoder(build: Any, tmp_path: Path, pictures: list[Image.Ima
     clf = Classifier.from_pretrained(build(tmp_path / "model"), ["cat", "dog"])
     export_onnx(clf, tmp_path / "onnx", Images(pictures))
     check_batches(tmp_path / "onnx", clf, pictures)
+
+
+def test_examples_may_be_whatever_predict_takes(tmp_path: Path) -> None:
+    features, prototypes = groups()
+    export_onnx(Classifier.from_vectors(prototypes, list("abcdef")), tmp_path, list(features[:3]))
+    assert (description(tmp_path)["checked"]["inputs"], description(tmp_path)["checked"]["real"]) == (3, True)

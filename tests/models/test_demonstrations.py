@@ -1,5 +1,6 @@
 """Solved examples beside a sample, and labelled shots in the one loop."""
 
+import json
 import random
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import torch.nn.functional as F
 from helpers import train
 from small_models import masked_lm
 
-from pouf import Classifier, InputError, Recipe, Texts
-from pouf.data.labelled import Shots
+from pouf import METHODS, Classifier, InputError, Recipe, Texts
+from pouf.data.labelled import NO_LABEL, Labelled, Shots, read_shots
 from pouf.inference import Transform
 from pouf.losses import squared_error
 from pouf.models.cloze import Example
 from pouf.models.demonstrations import Demonstrations
+from pouf.training.adaptation import adapt
 
 BAD = ["we hated the food", "the film was bad", "very bad service", "they hated it"]
 GOOD = ["we loved the food", "the film was good", "very good service", "they loved it"]
@@ -264,3 +266,41 @@ def test_a_fresh_head_learns_from_shots_and_is_saved_as_the_library_saves_it(bas
 def test_shots_and_recipe_must_fit(base: Path, data, given, recipe: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         train(classifier_of(base), data, Recipe.load(recipe), shots=given)
+
+
+def test_rows_without_a_label_are_no_shots_of_the_first_class(tmp_path: Path) -> None:
+    rows = [{"text": text, "label": CLASSES[i < 2]} for i, text in enumerate(GOOD[:2] + BAD[:1])]
+    lines = [*map(json.dumps, rows), *(json.dumps({"text": text}) for text in OTHERS)]
+    (tmp_path / "shots.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    given = read_shots(tmp_path / "shots.jsonl", CLASSES, "text")
+    assert given.targets.sum(1).tolist() == [1.0] * 3 + [0.0] * 4 and sorted(given.inputs.skipped) == [3, 4, 5, 6]
+    assert Demonstrations.from_shots(given).shots == ((GOOD[0], 1), (GOOD[1], 1), (BAD[0], 0))
+    postprocessor = METHODS["majority"].preparation(given, 0).postprocessor
+    assert postprocessor is not None and int(postprocessor.bias.argmax()) == 1
+    bare = Shots.from_labelled(Labelled(Texts(OTHERS), [0, NO_LABEL, 1, 1]), 2)
+    assert list(bare.inputs.skipped) == [1] and [label for _, label in Demonstrations.from_shots(bare).shots] == [
+        0,
+        1,
+        1,
+    ]
+
+
+class Ending(Texts):
+    """Reading is interrupted, or fails, after some texts."""
+
+    def read(self, index: int) -> str:
+        if index > 2:
+            raise self.error
+        return super().read(index)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "Input/output error")])
+def test_demonstrations_stay_where_reading_ends_before_the_first_step(base: Path, error: BaseException) -> None:
+    classifier = classifier_of(base)
+    classifier.demonstrations = Demonstrations.from_shots(shots())
+    data = Ending(BAD + GOOD)
+    data.error = error
+    recipe = FEW.with_settings({"objective.labels": 0.0, "objective.information": 1.0}, snapshots=1)
+    with pytest.raises(type(error)):
+        adapt(classifier, data, recipe)
+    assert classifier.demonstrations is not None

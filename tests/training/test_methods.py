@@ -16,7 +16,7 @@ from pouf.demo import DIGITS
 from pouf.losses import entropy
 from pouf.models.precomputed import Precomputed
 from pouf.predictor import Predictions
-from pouf.recipe import Kind
+from pouf.recipe import PRESETS, Kind
 from pouf.training.methods import METHODS
 from pouf.training.pseudo_labels import Surest
 
@@ -116,6 +116,11 @@ def test_another_tuner_brings_its_own_rate_unless_one_is_given(tmp_path: Path) -
     assert rate(**{"optimisation.lr": 5e-7}) == 5e-7
     assert rate(tmp_path / "own.toml") == 0.5
     assert rate("domainnet-prompt") == 5e-7, "the paper's, and asked for by name"
+    presets = {Recipe.preset(name, "image").optimisation.lr for name in PRESETS}
+    for lr in (*presets, 4e-3):
+        (tmp_path / "rate.toml").write_text(f'optimisation.lr = {lr}\ntuner.name = "full"\n')
+        assert rate(Recipe().with_settings({"optimisation.lr": lr}, steps=9)) == rate(tmp_path / "rate.toml") == lr
+    assert rate(Recipe()) == rate(Recipe().with_settings({"optimisation.clip": 1.0})) == 1e-3, "which sets none"
 
 
 def test_a_changed_tuner_reaches_adapt_with_its_rate(pictures: list[Image.Image]) -> None:

@@ -1,14 +1,16 @@
 """What is decided before training, and what follows from it: each of these was wrong once."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import groups
+from helpers import REVIEWS, groups
 from PIL import Image
+from small_models import masked_lm
 
-from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe, Stream, Texts
+from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe, Shots, Stream, Texts
 from pouf.data.cache import RunMemory
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS
@@ -175,3 +177,64 @@ def test_shots_that_are_missing_are_told_before_anything_is_timed() -> None:
     with pytest.raises(InputError, match="no labelled shots"):
         clf.adapt(features, settings=QUICK | {"objective.labels": 1.0}, callbacks=[Watch()])
     assert told == []
+
+
+def test_known_shares_are_those_of_one_run_and_no_other_inherits_them(tmp_path: Path) -> None:
+    features, clf = vectors()
+    shares = [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]
+    first = clf.adapt(features, prior=shares, settings=QUICK, output_dir=tmp_path / "run", report=False)
+    assert first.held.tolist() == pytest.approx(shares) and first.verdict.diagnostics.known_shares
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["known_shares"] == pytest.approx(shares)
+    for classifier in (clf, Classifier.from_pretrained(tmp_path / "run")):
+        second = classifier.adapt(features, prior="uniform", settings=QUICK)
+        assert second.held is None and not second.verdict.diagnostics.known_shares
+    searched = vectors()[1].search(features, {"seed": [0]}, prior=shares, settings=QUICK)
+    assert searched.result.held.tolist() == pytest.approx(shares)
+
+
+def everything(clf: Classifier) -> dict[str, object]:
+    """All of a classifier that a run can change."""
+    named = {name: (p.detach().clone(), p.requires_grad) for name, p in clf.named_parameters()}
+    plain = ("tuner_settings", "prompt", "postprocessor", "demonstrations", "templates", "fresh_head", "temperature")
+    own = {name: getattr(clf, name) for name in plain} | {"backbone": clf.backbone}
+    return own | {"scale": float(clf.backbone.logit_scale), "weights": str(named)}
+
+
+class Refuses(Callback):
+    def on_start(self, recipe: Recipe, trainable: int, total: int) -> None:
+        raise InputError("refused after all has been prepared")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"method": "majority", "output_dir": "there"},
+        {"method": "lm-bff", "prior": [0.7, 0.3], "output_dir": "there"},
+        {"demonstrations": True, "data": Texts([""] * 9)},
+        {"settings": {"temperature": 0.5, "tuner.name": "lora"}, "callbacks": [Refuses()]},
+        {"method": "fine-tuning", "settings": {"optimisation.name": "sgd"}, "callbacks": [Refuses()]},
+        {"settings": {"tuner.name": "prompt"}, "callbacks": [Refuses()], "output_dir": "new"},
+        {"method": "in-context", "settings": {"seed": -1}},
+    ],
+)
+def test_a_refused_call_leaves_the_classifier_as_it_was(call: dict, tmp_path: Path) -> None:
+    clf = Classifier.from_pretrained(masked_lm(tmp_path / "lm", "bert"), ["bad", "good"], ["{text} It was [MASK]."])
+    shots, before = Shots(Texts(REVIEWS[:6]), torch.eye(2)[[1, 1, 1, 0, 0, 0]]), everything(clf)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes.txt").write_text("not a run")
+    places = {name: tmp_path / folder for name, folder in call.items() if name == "output_dir"}
+    with pytest.raises(InputError):
+        clf.adapt(**{"data": REVIEWS, "shots": shots, **call, **places})
+    assert everything(clf) == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_on_top_of_a_run_says_what_it_compares_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    features, clf = vectors()
+    first = clf.adapt(features, settings=QUICK)
+    assert not first.verdict.started_adapted and not caplog.records
+    first.restore("last")
+    second = clf.adapt(features, settings=QUICK, output_dir=tmp_path / "run", report=False)
+    assert second.verdict.started_adapted and "was adapted before" in second.verdict.message
+    assert "adapted before" in json.loads((tmp_path / "run" / "run.json").read_text())["started_from"]
+    assert [record.levelname for record in caplog.records if "was adapted before" in record.message] == ["WARNING"]

@@ -156,3 +156,11 @@ def test_an_interrupted_search_keeps_the_trials_that_came_to_their_end(tmp_path:
     assert [trial["settings"]["optimisation.lr"] for trial in told["trials"]] == [0.01]
     assert Classifier.from_pretrained(tmp_path / "run").predict(data)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_a_wrong_keyword_names_the_call_that_it_was_given_to() -> None:
+    features, prototypes = groups()
+    clf = Classifier.from_vectors(prototypes, list("abcdef"))
+    for call in (clf.search, clf.adapt):
+        with pytest.raises(TypeError, match=rf"{call.__name__}\(\) got an unexpected keyword argument 'steps'"):
+            call(features, steps=5)

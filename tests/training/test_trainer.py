@@ -134,6 +134,17 @@ def test_the_last_good_weights_are_those_before_the_fatal_update(few_digits: Pat
     assert same(weights(classifier), before)
 
 
+@pytest.mark.parametrize("lr", [1e38, 1e300])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_rate_beyond_what_numbers_hold_is_a_run_that_diverged(
+    few_digits: Path, tiny: Classifier, optimizer: str, lr: float
+) -> None:
+    changes = {"optimisation.lr": lr, "optimisation.name": optimizer}
+    with pytest.raises(Diverged, match="learning rate below"):
+        train(tiny, Images.from_folder(few_digits), SHORT.with_settings(changes))
+    assert all(parameter.isfinite().all() for parameter in tiny.parameters())
+
+
 def test_gradient_clipping_bounds_the_step(few_digits: Path, tiny: Classifier) -> None:
     before = weights(tiny)
     clipped = {"optimisation.clip": 1e-3, "optimisation.weight_decay": 0.0, "optimisation.nesterov": False}

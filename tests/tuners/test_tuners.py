@@ -206,3 +206,12 @@ def test_a_described_class_has_a_soft_prompt_for_each_description(clip_folder: P
     soft = Classifier.from_pretrained(clip_folder, described)
     soft.tune(TunerSettings(name="prompt", class_specific=class_specific))
     assert torch.allclose(soft.prototypes(), words, atol=1e-6)
+
+
+@pytest.mark.parametrize("specific", [False, True])
+def test_a_soft_prompt_encodes_the_rows_in_the_order_asked_for(clip_folder: Path, specific: bool) -> None:
+    classifier = Classifier.from_pretrained(clip_folder, CLASSES)
+    prompt = classifier.tune(TunerSettings(name="prompt", class_specific=specific)).prompt
+    in_order = prompt.encode([0, 1, 2])
+    for rows in ([2, 1, 0], [1, 1, 0], [2, 0]):
+        assert torch.allclose(prompt.encode(rows), in_order[rows], atol=1e-6)

@@ -86,3 +86,7 @@ def test_many_classes_do_not_make_many_groups() -> None:
 def test_a_single_input_gives_numbers() -> None:
     choice = choose({0: sure(torch.tensor([1])), 5: sure(torch.tensor([2]))}, torch.randn(1, 3))
     json.loads(json.dumps([snapshot._asdict() for snapshot in choice.snapshots], allow_nan=False))
+
+
+def test_more_looks_than_steps_are_one_after_each_step() -> None:
+    assert snapshot_steps(2, 10**9) == [0, 1, 2] and snapshot_steps(0, 10**9) == [0] and snapshot_steps(9, 0) == []

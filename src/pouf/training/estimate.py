@@ -72,6 +72,7 @@ def estimate(
         known_shares: those of the classes are known, and need not be looked for.
     """
     state, n, k = classifier.state(), len(data), len(classifier.classes)
+    had_gradient = {parameter: parameter.requires_grad for parameter in classifier.parameters()}
     few, shown = min(k, TIMED), demonstrations or classifier.demonstrations is not None
     try:
         # Of a few classes: a thousand prompts would take longer than the answer is worth.
@@ -87,6 +88,8 @@ def estimate(
         loss = _loss(classifier, recipe, batch) if recipe.steps else 0.0
     finally:
         classifier.set_state(state)
+        for parameter, needs_gradient in had_gradient.items():
+            parameter.requires_grad_(needs_gradient)
     missing, sample = to_encode(classifier.backbone, data, inference), min(n, PERTURBED)
     if looked_up:
         encoded = missing * (recipe.views if cropped else 1)

@@ -81,8 +81,8 @@ def make_plan(
     """
     if classifier.adapted:
         logger.warning(
-            "this classifier was adapted before: what this run compares with, and calls zero-shot, is the classifier as "
-            "it is now"
+            "this classifier was adapted before: what this run compares with, and calls zero-shot, is the classifier "
+            "as it is now"
         )
     plan_with = partial(settle, classifier, unlabelled(classifier, data), **options)
     if max_minutes is None:
