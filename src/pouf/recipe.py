@@ -234,6 +234,8 @@ class Recipe(Settings):
                 part = part.setdefault(step, {})
                 if not isinstance(part, dict):
                     raise InputError(f"{name}: {step} is one value and has no parts")
+            if value == {} and isinstance(part.get(last), dict):
+                continue  # a part of which nothing is changed
             part[last] = value.model_dump() if isinstance(value, Settings) else value
         return Recipe(**table)
 
@@ -301,7 +303,7 @@ def _named() -> dict[str, str]:
 def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted name and value of every setting."""
     for name, value in table.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from _flat(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
