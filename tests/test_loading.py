@@ -92,6 +92,75 @@ def test_a_damaged_model_is_refused(models: Path, tmp_path: Path, kind: str, dam
         open_model(model)
 
 
+LAYERS = {
+    "clip": ("text_config", "num_hidden_layers"), "sentence": ("num_hidden_layers",), "masked": ("num_hidden_layers",)
+}  # fmt: skip
+
+
+def change_json(file: Path, *names: str, value: object) -> None:
+    table = part = json.loads(file.read_text())
+    for name in names[:-1]:
+        part = part[name]
+    part[names[-1]] = value
+    file.write_text(json.dumps(table))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_that_the_config_leaves_out_are_an_error(models: Path, tmp_path: Path, kind: str) -> None:
+    model = shutil.copytree(models / kind, tmp_path / kind)
+    change_json(model / "config.json", *LAYERS[kind], value=1)
+    with pytest.raises(
+        InputError, match=r"holds 16 weights of its encoder that .* no place for, such as .*layers?\.1\."
+    ):
+        open_model(model)
+
+
+# What real checkpoints hold beside the encoder: heads that they were trained under, poolers, constants.
+BESIDE = {
+    "clip": ["text_model.embeddings.position_ids", "vision_model.embeddings.position_ids", "logit_bias"],
+    "sentence": ["embeddings.position_ids", "cls.predictions.bias", "cls.seq_relationship.weight", "vocab.weight"],
+    "masked": ["roberta.pooler.dense.weight", "roberta.embeddings.position_ids", "classifier.out_proj.weight"],
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_heads_poolers_and_constants_beside_an_encoder_do_no_harm(models: Path, tmp_path: Path, kind: str) -> None:
+    model = shutil.copytree(models / kind, tmp_path / kind)
+    expected = open_model(model).backbone.fingerprint()
+    change_weights(model / WEIGHTS, lambda tensors: tensors.update({name: torch.ones(2) for name in BESIDE[kind]}))
+    assert open_model(model).backbone.fingerprint() == expected
+
+
+def test_a_masked_lm_is_opened_as_an_encoder_without_its_head(tmp_path: Path) -> None:
+    for kind in ("bert", "roberta", "mpnet", "deberta", "electra", "albert", "distilbert", "modernbert"):
+        Classifier.from_pretrained(masked_lm(tmp_path / kind, kind), ["cat", "dog"])
+
+
+def test_a_config_of_a_far_larger_model_is_refused_at_once(models: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(models / "clip", tmp_path / "clip")
+    change_json(model / "config.json", "model_type", value="llama")
+    with pytest.raises(InputError, match=r"of type 'llama' with 6,\d{3},\d{3},\d{3} weights"):
+        open_model(model)
+
+
+PROCESSORS = {
+    "two means": {"image_mean": [0.5, 0.5]}, "four deviations": {"image_std": [0.5] * 4}, "no deviation": {"image_std": [0] * 3},
+    "size 0": {"size": {"height": 0, "width": 0}, "crop_size": {"height": 0, "width": 0}},
+    "size 7": {"size": {"height": 7, "width": 7}, "crop_size": {"height": 7, "width": 7}},
+    "size 100000": {"size": {"shortest_edge": 100_000}, "crop_size": {"height": 100_000, "width": 100_000}},
+    "resampling": {"resample": 99},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", PROCESSORS)
+def test_a_processor_that_does_not_fit_the_encoder_is_refused(models: Path, tmp_path: Path, change: str) -> None:
+    model = shutil.copytree(models / "clip", tmp_path / "clip")
+    for name, value in PROCESSORS[change].items():
+        change_json(model / "preprocessor_config.json", name, value=value)
+    with pytest.raises(InputError, match=r"can't (load model|read an image as its preprocessor_config)"):
+        open_model(model)
+
+
 def test_an_unused_pooler_may_lack_and_then_is_always_the_same(models: Path, tmp_path: Path) -> None:
     model = shutil.copytree(models / "sentence", tmp_path / "sentence")
     change_weights(model / WEIGHTS, lambda t: [t.pop(name) for name in list(t) if name.startswith("pooler.")])

@@ -155,7 +155,7 @@ def test_an_empty_table_changes_nothing_where_it_is_a_part_and_is_an_error_elsew
     base = Recipe(steps=7).with_settings({"tuner.name": "lora"})
     assert Recipe.from_toml("[tuner]\n[compute]\n", base=base) == base
     for toml in ("[tunr]\n", "[tuner.nme]\n", "[steps]\n", "[tuner.name]\n", "steps = {}\n"):
-        with pytest.raises(InputError, match="recipe: .*(tunr|nme|steps|name)"):
+        with pytest.raises(InputError, match=r"recipe: .*(tunr|nme|steps|name)"):
             Recipe.from_toml(toml, base=base)
 
 

@@ -191,7 +191,7 @@ def test_an_archive_with_two_arrays_of_one_name_is_refused(tmp_path: Path) -> No
 def test_a_file_under_another_formats_name_is_refused(tmp_path: Path, name: str, write) -> None:
     with (tmp_path / name).open("wb") as stream:
         write(stream)
-    with pytest.raises(InputError, match="(?i)name it|save it as"):
+    with pytest.raises(InputError, match=r"(?i)name it|save it as"):
         Vectors.from_file(tmp_path / name)
 
 
@@ -207,7 +207,7 @@ def test_a_parquet_page_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None
         content[content.rindex(value, 0, -2000) + 6] ^= 1
     file.write_bytes(content)
     for read in (Vectors.from_file, Texts.from_file):
-        with pytest.raises(InputError, match="(?i)crc|checksum"):
+        with pytest.raises(InputError, match=r"(?i)crc|checksum"):
             read(file)
 
 
