@@ -144,7 +144,8 @@ def test_a_config_of_a_far_larger_model_is_refused_at_once(models: Path, tmp_pat
 
 
 PROCESSORS = {
-    "two means": {"image_mean": [0.5, 0.5]}, "four deviations": {"image_std": [0.5] * 4}, "no deviation": {"image_std": [0] * 3},
+    "two means": {"image_mean": [0.5, 0.5]}, "four deviations": {"image_std": [0.5] * 4},
+    "no deviation": {"image_std": [0] * 3},
     "size 0": {"size": {"height": 0, "width": 0}, "crop_size": {"height": 0, "width": 0}},
     "size 7": {"size": {"height": 7, "width": 7}, "crop_size": {"height": 7, "width": 7}},
     "size 100000": {"size": {"shortest_edge": 100_000}, "crop_size": {"height": 100_000, "width": 100_000}},

@@ -73,6 +73,7 @@ class DualEncoder(Backbone):
         sides = [side for size in sizes if size is not None for side in dict(size).values() if side is not None]
         why = next((f"a side of {side} pixels" for side in sides if not 0 < side <= MAX_SIDE), "")
         try:
+            assert self.image_size is not None
             image = Image.new("RGB", (self.image_size, self.image_size), "gray")
             if not why and not bool(self.encode_inputs(self.prepare([image])).isfinite().all()):
                 why = "its features are not finite"

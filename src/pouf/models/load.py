@@ -128,7 +128,7 @@ class _Source(NamedTuple):
         return tokenizer
 
     def check_size(self, config: Any) -> None:
-        """An error where the config is of a larger model than the files hold: it would be filled with random numbers."""
+        """An error where the config describes more than the files hold: random numbers would fill the rest."""
         from transformers import MODEL_MAPPING, AutoModel
 
         files = [file for ending in ("safetensors", "bin") for file in Path(self.name).glob(f"*.{ending}")]
@@ -140,8 +140,8 @@ class _Source(NamedTuple):
         if needed > stored:  # of a byte each at the least
             raise InputError(
                 f"can't load model {self.name!r}: by its config.json it is of type {config.model_type!r} with "
-                f"{needed:,} weights, and its files of weights have {stored:,} bytes. Are they cut, or is it the config "
-                "of another model?"
+                f"{needed:,} weights, and its files of weights have {stored:,} bytes. Are they cut, or is it the "
+                "config of another model?"
             )
 
     def load(self, kind: Any, **more: Any) -> tuple[Any, list[str]]:
