@@ -19,7 +19,9 @@ from transformers import AutoTokenizer
 
 from pouf import EMBEDDED, Classifier, InputError, Recipe
 from pouf.demo import DIGITS
+from pouf.postprocess import Postprocessor
 from pouf.reading import digest_of
+from pouf.runs.folder import Run
 
 WEIGHTS = "model.safetensors"
 
@@ -290,6 +292,57 @@ def test_an_edited_card_is_damaged_and_the_error_names_what(saved: Path, tmp_pat
     (tmp_path / "run" / "pouf.json").write_text(json.dumps(card | {field: EDITS[field]}))
     with pytest.raises(InputError, match=rf"pouf.json' is damaged \({field}"):
         Classifier.from_pretrained(tmp_path / "run")
+
+
+@pytest.mark.parametrize("names", [["cat", "dog"], ["cat", "dog", "sea", "air"]])
+@pytest.mark.parametrize("described", [False, True])
+def test_a_card_with_other_classes_than_its_files_is_refused(tmp_path: Path, names: list[str], described: bool) -> None:
+    features, prototypes = groups(present=3, k=3, n=24, d=8)
+    classifier = Classifier.from_vectors(prototypes, ["cat", "dog", "fish"])
+    classifier.adapt(features, settings={"steps": 2, "postprocess": "prior-correction"}).restore("last")
+    classifier.save_pretrained(tmp_path / "run")
+    change_json(tmp_path / "run" / "pouf.json", "classes", value=names)
+    if described:
+        change_json(tmp_path / "run" / "pouf.json", "descriptions", value=[["one"]] * 3)
+    with pytest.raises(InputError, match=rf"3 descriptions for {len(names)}|names {len(names)} classes.* saved for 3"):
+        Classifier.from_pretrained(tmp_path / "run")
+
+
+def test_a_correction_of_other_classes_than_the_cards_is_refused(models: Path, tmp_path: Path) -> None:
+    classifier = open_model(models / "sentence")
+    classifier.postprocessor = Postprocessor(torch.zeros(2))
+    classifier.save_pretrained(tmp_path / "run")
+    change_json(tmp_path / "run" / "pouf.json", "classes", value=["cat", "dog", "sea"])
+    with pytest.raises(InputError, match=r"names 3 classes, and postprocessor.safetensors was saved for 2"):
+        Classifier.from_pretrained(tmp_path / "run")
+
+
+STEP = {"step": 1, "loss": 0.5, "effective_classes": 2.0, "seconds": 1.0}
+DATA = {"source": "x.npy", "n": 2}
+ROWS = {
+    "metrics.jsonl": [[1], 3, "a", None, {}, STEP | {"step": "a"}, STEP | {"loss": None}, STEP | {"seconds": "1"}],
+    "skipped.jsonl": [[1], 3, {}, {"id": "a"}, {"id": 1, "reason": "r"}],
+    "run.json": [
+        3, {"data": 3}, {"data": [1]}, {"data": DATA | {"columns": 3}}, {"data": DATA | {"id_columns": ["a"]}},
+        {"drift": 3}, {"drift": {}}, {"drift": {"agreement": "a"}}, {"absent": 3}, {"trainable": "a"}, {"total": [1]},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name, rows in ROWS.items() for row in rows], ids=str)
+def test_a_file_of_a_run_that_was_edited_by_hand_is_damaged(saved: Path, tmp_path: Path, name: str, row: Any) -> None:
+    run = shutil.copytree(saved / "vectors", tmp_path / "run")
+    whole = {
+        "metrics.jsonl": STEP,
+        "skipped.jsonl": {"of": "data", "id": "a", "reason": "r"},
+        "run.json": {"data": DATA},
+    }
+    for file, content in whole.items():
+        (run / file).write_text(json.dumps(content) + "\n")
+    assert Run(run).steps() == [STEP] and len(Run(run).skipped()) == 1 and Run(run).manifest == {"data": DATA}
+    (run / name).write_text(json.dumps(row) + "\n")
+    with pytest.raises(InputError, match=rf"{name}' is damaged"):
+        print(Run(run).steps(), Run(run).skipped())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -75,8 +76,9 @@ class DualEncoder(Backbone):
         try:
             assert self.image_size is not None
             image = Image.new("RGB", (self.image_size, self.image_size), "gray")
-            if not why and not bool(self.encode_inputs(self.prepare([image])).isfinite().all()):
-                why = "its features are not finite"
+            with np.errstate(all="ignore"):
+                if not why and not bool(self.encode_inputs(self.prepare([image])).isfinite().all()):
+                    why = "its features are not finite"
         except Exception as error:  # any settings can be given, and nearly anything is raised for wrong ones
             why = " ".join(str(error).split())[:200] or type(error).__name__
         if why:
