@@ -19,7 +19,9 @@ from transformers import AutoTokenizer
 
 from pouf import EMBEDDED, Classifier, InputError, Recipe
 from pouf.demo import DIGITS
+from pouf.postprocess import Postprocessor
 from pouf.reading import digest_of
+from pouf.runs.folder import Run
 
 WEIGHTS = "model.safetensors"
 
@@ -89,6 +91,76 @@ def test_a_damaged_model_is_refused(models: Path, tmp_path: Path, kind: str, dam
     breaks, words = BROKEN[damage]
     breaks(model)
     with pytest.raises(InputError, match=words):
+        open_model(model)
+
+
+LAYERS = {
+    "clip": ("text_config", "num_hidden_layers"), "sentence": ("num_hidden_layers",), "masked": ("num_hidden_layers",)
+}  # fmt: skip
+
+
+def change_json(file: Path, *names: str, value: object) -> None:
+    table = part = json.loads(file.read_text())
+    for name in names[:-1]:
+        part = part[name]
+    part[names[-1]] = value
+    file.write_text(json.dumps(table))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_that_the_config_leaves_out_are_an_error(models: Path, tmp_path: Path, kind: str) -> None:
+    model = shutil.copytree(models / kind, tmp_path / kind)
+    change_json(model / "config.json", *LAYERS[kind], value=1)
+    with pytest.raises(
+        InputError, match=r"holds 16 weights of its encoder that .* no place for, such as .*layers?\.1\."
+    ):
+        open_model(model)
+
+
+# What real checkpoints hold beside the encoder: heads that they were trained under, poolers, constants.
+BESIDE = {
+    "clip": ["text_model.embeddings.position_ids", "vision_model.embeddings.position_ids", "logit_bias"],
+    "sentence": ["embeddings.position_ids", "cls.predictions.bias", "cls.seq_relationship.weight", "vocab.weight"],
+    "masked": ["roberta.pooler.dense.weight", "roberta.embeddings.position_ids", "classifier.out_proj.weight"],
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_heads_poolers_and_constants_beside_an_encoder_do_no_harm(models: Path, tmp_path: Path, kind: str) -> None:
+    model = shutil.copytree(models / kind, tmp_path / kind)
+    expected = open_model(model).backbone.fingerprint()
+    change_weights(model / WEIGHTS, lambda tensors: tensors.update({name: torch.ones(2) for name in BESIDE[kind]}))
+    assert open_model(model).backbone.fingerprint() == expected
+
+
+def test_a_masked_lm_is_opened_as_an_encoder_without_its_head(tmp_path: Path) -> None:
+    for kind in ("bert", "roberta", "mpnet", "deberta", "electra", "albert", "distilbert", "modernbert"):
+        Classifier.from_pretrained(masked_lm(tmp_path / kind, kind), ["cat", "dog"])
+
+
+def test_a_config_of_a_far_larger_model_is_refused_at_once(models: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(models / "clip", tmp_path / "clip")
+    change_json(model / "config.json", "model_type", value="llama")
+    with pytest.raises(InputError, match=r"of type 'llama' with 6,\d{3},\d{3},\d{3} weights"):
+        open_model(model)
+
+
+PROCESSORS = {
+    "two means": {"image_mean": [0.5, 0.5]}, "four deviations": {"image_std": [0.5] * 4},
+    "no deviation": {"image_std": [0] * 3},
+    "size 0": {"size": {"height": 0, "width": 0}, "crop_size": {"height": 0, "width": 0}},
+    "size 7": {"size": {"height": 7, "width": 7}, "crop_size": {"height": 7, "width": 7}},
+    "size 100000": {"size": {"shortest_edge": 100_000}, "crop_size": {"height": 100_000, "width": 100_000}},
+    "resampling": {"resample": 99},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", PROCESSORS)
+def test_a_processor_that_does_not_fit_the_encoder_is_refused(models: Path, tmp_path: Path, change: str) -> None:
+    model = shutil.copytree(models / "clip", tmp_path / "clip")
+    for name, value in PROCESSORS[change].items():
+        change_json(model / "preprocessor_config.json", name, value=value)
+    with pytest.raises(InputError, match=r"can't (load model|read an image as its preprocessor_config)"):
         open_model(model)
 
 
@@ -220,6 +292,57 @@ def test_an_edited_card_is_damaged_and_the_error_names_what(saved: Path, tmp_pat
     (tmp_path / "run" / "pouf.json").write_text(json.dumps(card | {field: EDITS[field]}))
     with pytest.raises(InputError, match=rf"pouf.json' is damaged \({field}"):
         Classifier.from_pretrained(tmp_path / "run")
+
+
+@pytest.mark.parametrize("names", [["cat", "dog"], ["cat", "dog", "sea", "air"]])
+@pytest.mark.parametrize("described", [False, True])
+def test_a_card_with_other_classes_than_its_files_is_refused(tmp_path: Path, names: list[str], described: bool) -> None:
+    features, prototypes = groups(present=3, k=3, n=24, d=8)
+    classifier = Classifier.from_vectors(prototypes, ["cat", "dog", "fish"])
+    classifier.adapt(features, settings={"steps": 2, "postprocess": "prior-correction"}).restore("last")
+    classifier.save_pretrained(tmp_path / "run")
+    change_json(tmp_path / "run" / "pouf.json", "classes", value=names)
+    if described:
+        change_json(tmp_path / "run" / "pouf.json", "descriptions", value=[["one"]] * 3)
+    with pytest.raises(InputError, match=rf"3 descriptions for {len(names)}|names {len(names)} classes.* saved for 3"):
+        Classifier.from_pretrained(tmp_path / "run")
+
+
+def test_a_correction_of_other_classes_than_the_cards_is_refused(models: Path, tmp_path: Path) -> None:
+    classifier = open_model(models / "sentence")
+    classifier.postprocessor = Postprocessor(torch.zeros(2))
+    classifier.save_pretrained(tmp_path / "run")
+    change_json(tmp_path / "run" / "pouf.json", "classes", value=["cat", "dog", "sea"])
+    with pytest.raises(InputError, match=r"names 3 classes, and postprocessor.safetensors was saved for 2"):
+        Classifier.from_pretrained(tmp_path / "run")
+
+
+STEP = {"step": 1, "loss": 0.5, "effective_classes": 2.0, "seconds": 1.0}
+DATA = {"source": "x.npy", "n": 2}
+ROWS = {
+    "metrics.jsonl": [[1], 3, "a", None, {}, STEP | {"step": "a"}, STEP | {"loss": None}, STEP | {"seconds": "1"}],
+    "skipped.jsonl": [[1], 3, {}, {"id": "a"}, {"id": 1, "reason": "r"}],
+    "run.json": [
+        3, {"data": 3}, {"data": [1]}, {"data": DATA | {"columns": 3}}, {"data": DATA | {"id_columns": ["a"]}},
+        {"drift": 3}, {"drift": {}}, {"drift": {"agreement": "a"}}, {"absent": 3}, {"trainable": "a"}, {"total": [1]},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name, rows in ROWS.items() for row in rows], ids=str)
+def test_a_file_of_a_run_that_was_edited_by_hand_is_damaged(saved: Path, tmp_path: Path, name: str, row: Any) -> None:
+    run = shutil.copytree(saved / "vectors", tmp_path / "run")
+    whole = {
+        "metrics.jsonl": STEP,
+        "skipped.jsonl": {"of": "data", "id": "a", "reason": "r"},
+        "run.json": {"data": DATA},
+    }
+    for file, content in whole.items():
+        (run / file).write_text(json.dumps(content) + "\n")
+    assert Run(run).steps() == [STEP] and len(Run(run).skipped()) == 1 and Run(run).manifest == {"data": DATA}
+    (run / name).write_text(json.dumps(row) + "\n")
+    with pytest.raises(InputError, match=rf"{name}' is damaged"):
+        print(Run(run).steps(), Run(run).skipped())
 
 
 @pytest.mark.parametrize(

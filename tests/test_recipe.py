@@ -151,6 +151,14 @@ def test_a_wrong_recipe_is_one_clear_error(toml: str, words: str) -> None:
         Recipe.from_toml(toml)
 
 
+def test_an_empty_table_changes_nothing_where_it_is_a_part_and_is_an_error_elsewhere() -> None:
+    base = Recipe(steps=7).with_settings({"tuner.name": "lora"})
+    assert Recipe.from_toml("[tuner]\n[compute]\n", base=base) == base
+    for toml in ("[tunr]\n", "[tuner.nme]\n", "[steps]\n", "[tuner.name]\n", "steps = {}\n"):
+        with pytest.raises(InputError, match=r"recipe: .*(tunr|nme|steps|name)"):
+            Recipe.from_toml(toml, base=base)
+
+
 def test_settings_are_checked_wherever_they_are_made() -> None:
     with pytest.raises(InputError, match="name: 'magic' is not one of 'sgd', 'adamw'"):
         Optimisation(name="magic")

@@ -235,6 +235,8 @@ class Recipe(Settings):
                 if not isinstance(part, dict) or not isinstance(whole, (Settings, dict)):
                     raise InputError(f"{name}: {step} is one value and has no parts")
                 whole = dict(whole)
+            if value == {} and isinstance(whole.get(last), Settings):
+                continue  # a part of which nothing is changed
             part[last] = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
         return Recipe(**table)
 
@@ -307,7 +309,7 @@ def _named() -> dict[str, str]:
 def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted name and value of every setting."""
     for name, value in table.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from _flat(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value

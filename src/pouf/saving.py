@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor, nn
 
 from pouf.data.class_names import ClassSet
@@ -66,6 +66,14 @@ class Card(BaseModel):
     postprocessed: bool
     tuner: TunerSettings | None
     files: dict[str, str]  # all that belongs to it, with fingerprints
+
+    @model_validator(mode="after")
+    def _each_class_is_described(self) -> Card:
+        for name in ("descriptions", "words"):
+            given = getattr(self, name)
+            if given is not None and len(given) != len(self.classes):
+                raise ValueError(f"{len(given)} {name} for {len(self.classes)} classes")
+        return self
 
 
 def save(
@@ -209,6 +217,7 @@ def load(
     own_weights = settings is not None and not {WEIGHTS, ADAPTER} & card.files.keys()
     if card.vectors:
         backbone = Precomputed.from_saved(folder, settings is not None)
+        _check_classes(folder, card, len(backbone.table), MODEL)
     elif backbone is None:
         if card.model is None:
             raise InputError(f"{str(folder)!r} was saved from a backbone of your own: give it as backbone=…")
@@ -237,7 +246,17 @@ def load(
         classifier.model_card = read_text(folder / README)
     if adapted and card.postprocessed:
         classifier.postprocessor = Postprocessor(**read_tensors(folder / POSTPROCESSOR))
+        _check_classes(folder, card, len(classifier.postprocessor.bias), POSTPROCESSOR)
     return classifier
+
+
+def _check_classes(folder: Path, card: Card, count: int, file: str) -> None:
+    """An error where a file is of another number of classes than the card names."""
+    if count != len(card.classes):
+        raise InputError(
+            f"{str(folder / CARD)!r} names {len(card.classes)} classes, and {file} was saved for {count}: restore it, "
+            "or adapt again"
+        )
 
 
 def fetch(name_or_path: str | Path, revision: str | None = None) -> Path:

@@ -318,6 +318,9 @@ def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case: str, few_digi
         (["demo", "--tune", "lots"], "unknown --tune 'lots': choose one of full, prompt"),
         (["adapt"], "nothing to learn from: give a folder of images"),
         (["predict"], "Missing argument"),
+        (["adapt", ".", "--out", ""], "Invalid value for '--out': it is empty"),
+        (["predict", "nowhere", "images", "--cache="], "Invalid value for '--cache': it is empty"),
+        (["report", ""], "Invalid value for 'RUN': it is empty"),
         (["frobnicate"], "No such command"),
     ],
 )

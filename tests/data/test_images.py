@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -302,6 +303,18 @@ def test_pipes_devices_and_links_to_elsewhere_are_skipped_and_never_opened(
     reasons = {Path(data.ids[i]).name: why for i, why in data.skipped.items()}
     assert reasons["pipe.png"] == "not a regular file"
     assert listed or "leads out of the folder" in reasons["secret.png"]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_links_that_lead_in_a_circle_are_skipped(tmp_path: Path, tiny: Classifier, alone: bool) -> None:
+    if not alone:
+        photo().save(tmp_path / "good.png")
+    for name, target in (("a.png", "b.png"), ("b.png", "a.png"), ("folder", "folder"), ("x.tar", "x.tar")):
+        (tmp_path / name).symlink_to(target)
+    data = Images.from_folder(tmp_path)
+    with pytest.raises(InputError, match="none of the 2 inputs") if alone else nullcontext():
+        assert [data.ids[i] for i in tiny.encode(data).indices] == ["good.png"]
+    assert {data.ids[i] for i in data.skipped} == {"a.png", "b.png"}
 
 
 def test_names_that_are_not_utf8_are_shown_and_predictions_written(tmp_path: Path, tiny: Classifier) -> None:

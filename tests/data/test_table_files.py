@@ -1,5 +1,6 @@
 """Tables as people have them: any delimiter and encoding, wrong quotes, blank rows, other case; nothing goes unsaid."""
 
+import datetime
 import json
 import logging
 from pathlib import Path
@@ -115,6 +116,19 @@ def test_json_holds_rows_or_columns(tmp_path: Path, content: str) -> None:
     assert read(tmp_path / "a.json", content) == ["a", "b"]
 
 
+def test_excel_cells_that_are_no_texts_are_skipped_and_name_inputs_all_the_same(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    day = datetime.datetime(2024, 1, 1)
+    for row in (["Id", "Text"], [day, "a"], ["b", day], [3, True], [4.5, 2.5], ["#N/A", "#DIV/0!"], ["c", "#hash"]):
+        book.active.append(row)
+    book.save(tmp_path / "a.xlsx")
+    found = read(tmp_path / "a.xlsx", (tmp_path / "a.xlsx").read_bytes())
+    kinds = [f"<expected a text, not {kind}>" for kind in ("datetime", "bool", "float")]
+    assert found == ["a", *kinds, "<the cell holds the error #DIV/0!>", "#hash"]
+    named = Texts.from_file(tmp_path / "a.xlsx", id_columns=["id"])
+    assert named.shown()["id"] == ["2024-01-01 00:00:00", "b", "3", "4.5", "", "c"]
+
+
 @pytest.mark.parametrize("content", ['{"text": ["a"], "n": [1, 2]}', '{"text": "a"}', "3", "[", ""])
 def test_json_that_is_no_table_is_an_error(tmp_path: Path, content: str) -> None:
     with pytest.raises(InputError, match=r"expected a list of rows|not valid JSON|blank"):
@@ -127,7 +141,8 @@ def test_excel_files_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         book.active.append(row)
     book.create_sheet("other")
     book.save(tmp_path / "a.xlsx")
-    assert read(tmp_path / "a.xlsx", (tmp_path / "a.xlsx").read_bytes()) == ["a", "<the row is blank>", "5"]
+    found = read(tmp_path / "a.xlsx", (tmp_path / "a.xlsx").read_bytes())
+    assert found == ["a", "<the row is blank>", "<expected a text, not int>"]
     assert "has 2 sheets: the first" in caplog.text
     with pytest.raises(InputError, match="can't be read as an Excel file"):
         read(tmp_path / "b.xlsx", b"PK nonsense")

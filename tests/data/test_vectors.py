@@ -1,5 +1,6 @@
 """Vectors from files: every format, memory-mapped where it can be, bad rows skipped, clear errors."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from helpers import groups
 from PIL import Image
 from safetensors.numpy import save_file
 
-from pouf import Classifier, InputError
+from pouf import Classifier, InputError, Texts
 from pouf.data.vectors import Vectors, read_arrays
 from pouf.validation.review import ask
 
@@ -122,7 +123,7 @@ def test_numbers_that_numpy_has_no_kind_for_are_read(tmp_path: Path, dtype: torc
         assert np.array_equal(data.array, tensor.float().numpy())
 
 
-@pytest.mark.parametrize("rows", [[[1.0, 2.0], [1.0], [1.0, 2.0, 3.0]], [[1.0, 2.0], None], [[], []]])
+@pytest.mark.parametrize("rows", [[[1.0, 2.0], [1.0], [1.0, 2.0, 3.0]], [[1.0, 2.0], None, [1.0]], [[], []]])
 @pytest.mark.parametrize("kind", [pyarrow.list_, pyarrow.large_list])
 def test_parquet_lists_of_several_lengths_are_never_reshaped(tmp_path: Path, rows: list, kind: object) -> None:
     table = pyarrow.table({"embedding": pyarrow.array(rows, kind(pyarrow.float32()))})
@@ -135,6 +136,79 @@ def test_a_number_that_is_too_large_counts_as_not_finite() -> None:
     array = ARRAY.astype(np.float64)
     array[3, 1] = 1e300
     assert set(Vectors(array).skipped) == {3}
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1e25, 1e38])
+def test_vectors_and_prototypes_of_any_scale_are_the_same_directions(scale: float) -> None:
+    features, prototypes = groups(n=12)
+    largest = features.abs().max()
+    expected = Classifier.from_vectors(prototypes, list("abcdef")).predict_proba(features)
+    mixed = features.clone()
+    mixed[3:9] *= scale / largest
+    data = Vectors(mixed)
+    assert not data.skipped
+    classifier = Classifier.from_vectors(prototypes * (scale / prototypes.abs().max()), list("abcdef"))
+    assert torch.allclose(classifier.predict_proba(data), expected, atol=1e-4)
+    assert torch.allclose(mixed[3:9] * (largest / scale), features[3:9]), "the user's own array is as it was"
+
+
+def test_a_parquet_row_without_a_vector_is_skipped(tmp_path: Path) -> None:
+    rows = pyarrow.array([[1.0, 2.0], None, [0.0, 3.0]], pyarrow.list_(pyarrow.float32()))
+    fixed = pyarrow.array([[1.0, 2.0], None, [0.0, 3.0]], pyarrow.list_(pyarrow.float32(), 2))
+    for kind, column in (("list", rows), ("fixed", fixed)):
+        table = pyarrow.table({"embedding": column, "id": ["a", "b", "c"]})
+        pyarrow.parquet.write_table(table, tmp_path / f"{kind}.parquet")
+        data = Vectors.from_file(tmp_path / f"{kind}.parquet")
+        assert set(data.skipped) == {1} and data.read(2).tolist() == [0.0, 3.0] and data.ids == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("features", [np.ones((6, 4), np.int64), np.ones(4, np.float32), np.ones((2, 3, 4))])
+def test_numbers_called_features_are_not_passed_over_for_another_array(tmp_path: Path, features: np.ndarray) -> None:
+    np.savez(tmp_path / "a.npz", features=features, other=ARRAY)
+    with pytest.raises(InputError, match=r"not features .*\(6, 4\)\. Choose with FILE::NAME"):
+        Vectors.from_file(tmp_path / "a.npz")
+    assert np.array_equal(Vectors.from_file(tmp_path / "a.npz::other").array, ARRAY)
+
+
+def test_an_archive_with_two_arrays_of_one_name_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", features=ARRAY)
+    np.save(tmp_path / "b.npy", 2 * ARRAY)
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.write(tmp_path / "b.npy", "features")  # numpy calls this one by the same name
+    with pytest.raises(InputError, match="two arrays called 'features'"):
+        Vectors.from_file(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("npz.npy", lambda file: np.savez(file, features=ARRAY)),
+        ("torch.npy", lambda file: torch.save(torch.from_numpy(ARRAY), file)),
+        ("torch.npz", lambda file: torch.save(torch.from_numpy(ARRAY), file)),
+        ("npy.npz", lambda file: np.save(file, ARRAY)),
+    ],
+)
+def test_a_file_under_another_formats_name_is_refused(tmp_path: Path, name: str, write) -> None:
+    with (tmp_path / name).open("wb") as stream:
+        write(stream)
+    with pytest.raises(InputError, match=r"(?i)name it|save it as"):
+        Vectors.from_file(tmp_path / name)
+
+
+def test_a_parquet_page_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    rows = [[float(i), 1.0] for i in range(500)]
+    pyarrow.parquet.write_table(
+        pyarrow.table({"embedding": rows, "text": ["some text"] * 500}), file, write_page_checksum=True,
+        compression="none", use_dictionary=False,
+    )  # fmt: skip
+    content = bytearray(file.read_bytes())
+    for value in (np.float64(400.0).tobytes(), b"some text"):
+        content[content.rindex(value, 0, -2000) + 6] ^= 1
+    file.write_bytes(content)
+    for read in (Vectors.from_file, Texts.from_file):
+        with pytest.raises(InputError, match=r"(?i)crc|checksum"):
+            read(file)
 
 
 def test_prototypes_may_have_numbers_as_names(tmp_path: Path) -> None:

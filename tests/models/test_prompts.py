@@ -153,10 +153,31 @@ def test_a_special_token_in_a_name_or_a_text_is_text(tmp_path: Path) -> None:
     assert tokens.count(tokenizer.sep_token_id) == 1 and tokenizer.pad_token_id not in tokens
 
 
-@pytest.mark.parametrize("name", ["two\nlines", "a\x1b[31mred", "a\u2028b", "half \ud800", "\x00"])
-def test_names_of_more_than_one_line_and_controls_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match="line break or a control character"):
+UNSEEN = {
+    "alone": "\u200b", "between letters": "c\u200bat", "joiner": "c\u200dat", "mark of order": "\ufeffcat",
+    "other direction": "\u202ecat", "soft hyphen": "sea\u00adlion", "filler": "\u3164", "selector": "\ufe0f",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["two\nlines", "a\x1b[31mred", "a\u2028b", "half \ud800", "\x00", *UNSEEN.values()], ids=ascii
+)
+def test_names_of_more_than_one_line_controls_and_what_nobody_sees_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"line break, or a control character|nothing that can be seen"):
         check_classes([name, "dog"])
+
+
+def test_other_separators_of_unicode_do_not_end_a_line_of_a_class_file(tmp_path: Path) -> None:
+    for separator in "\u2028\x0b\x85":
+        (tmp_path / "classes.txt").write_text(f"cat{separator}fish\r\ndog\n", encoding="utf-8", newline="")
+        with pytest.raises(InputError, match=r"class name .*cat.*fish.* holds a line break"):
+            read_classes(str(tmp_path / "classes.txt"))
+
+
+def test_a_key_that_occurs_twice_in_a_json_file_of_classes_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "classes.json").write_text('{"cat": "an animal", "dog": "loud", "cat": "small"}')
+    with pytest.raises(InputError, match="'cat' occurs twice"):
+        read_classes(str(tmp_path / "classes.json"))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +189,7 @@ def test_spellings_that_differ_in_unicode_form_alone_are_one_name(one: str, othe
 
 
 def test_ten_thousand_names_right_to_left_and_emoji_are_names() -> None:
-    names = [f"class {i}" for i in range(10_000)] + ["كلب", "חתול", "👩‍🔬", "e\u0301tude"]
+    names = [f"class {i}" for i in range(10_000)] + ["كلب", "חתול", "👩‍🔬", "❤️", "e\u0301tude", "کتاب\u200cها", "☕"]
     assert check_classes(names) == tuple(names)
 
 

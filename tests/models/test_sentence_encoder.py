@@ -74,6 +74,20 @@ def test_an_encoder_without_the_extra_files_is_mean_pooled(tmp_path: Path) -> No
     assert torch.allclose(classifier.features(TEXTS), reference(folder, TEXTS, "mean_tokens"), atol=1e-5)
 
 
+def test_a_pooling_that_is_named_and_not_there_is_an_error_and_one_elsewhere_is_found(tmp_path: Path) -> None:
+    folder = sentence_encoder(tmp_path, pooling="cls_token")
+    modules = (folder / "modules.json").read_text()
+    (folder / "modules.json").write_text(modules.replace("1_Pooling", "2_Pooling"))
+    with pytest.raises(InputError, match=r"2_Pooling/config.json', which modules.json names, is missing"):
+        Classifier.from_pretrained(folder, ["good", "bad"])
+    (folder / "1_Pooling").rename(folder / "2_Pooling")
+    classifier = Classifier.from_pretrained(folder, ["good", "bad"])
+    assert torch.allclose(classifier.features(TEXTS), reference(folder, TEXTS, "cls_token"), atol=1e-5)
+    (folder / "2_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": false}')
+    with pytest.raises(InputError, match="pools by nothing"):
+        Classifier.from_pretrained(folder, ["good", "bad"])
+
+
 def test_a_dense_layer_after_the_pooling_is_refused(tmp_path: Path) -> None:
     folder = sentence_encoder(tmp_path)
     modules = json.loads((folder / "modules.json").read_text())

@@ -5,7 +5,7 @@ import torch
 from helpers import seen
 
 from pouf.postprocess.agreement import kappa
-from pouf.validation.diagnostics import RULES, SnapshotPredictions, alarms, cautions, diagnose
+from pouf.validation.diagnostics import RULES, SnapshotPredictions, alarms, cautions, diagnose, spread_of
 
 K, N = 4, 60
 
@@ -65,6 +65,22 @@ def test_a_model_that_says_the_same_of_every_input_is_told_of() -> None:
     assert "uninformative" in {caution.name for caution in cautions(diagnostics)}
     knows = diagnose(seen(torch.arange(N) % K), seen(torch.arange(N) % K))
     assert knows.information_before > 0.7 and "uninformative" not in {caution.name for caution in cautions(knows)}
+
+
+def test_constant_features_are_an_alarm_and_narrow_ones_are_not() -> None:
+    torch.manual_seed(0)
+    one = torch.randn(1, 64)
+    good = seen(torch.arange(N) % K)
+
+    def alarmed(features: torch.Tensor) -> bool:
+        found = diagnose(good, good)._replace(feature_spread=spread_of(features), inputs=len(features))
+        return "constant features" in {alarm.name for alarm in alarms(found)}
+
+    rounded = (one * (1 + 2**-11 * torch.randn(40, 64))).half()
+    assert alarmed(torch.zeros(40, 64)) and alarmed(one.repeat(40, 1)) and alarmed(rounded)
+    assert alarmed(one * torch.rand(40, 1)), "the length says nothing"
+    narrow = one + 0.05 * torch.randn(40, 64)  # cosines of .99, as in masked language models
+    assert not alarmed(narrow) and not alarmed(torch.randn(40, 64)) and not alarmed(one)
 
 
 def test_few_inputs_do_not_make_zero_shot_unstable() -> None:

@@ -160,6 +160,13 @@ def test_shares_of_many_classes_are_not_told_by_few_answers() -> None:
     assert conclude(review, answers, names).prior is None and conclude(review, answers, names[:10]).prior is not None
 
 
+def test_answers_that_were_not_asked_for_are_named_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    review = Review({DISAGREE: {"a": 1}, AGREE: {"a": 1}}, [Question("1", DISAGREE, "a", "b")])
+    result = conclude(review, {"1": "a", "typo": "b", "12": "a"}, "ab")
+    assert (result.answered, result.not_asked) == (1, 2)
+    assert "2 of 3 answers" in caplog.text and "12, typo" in caplog.text
+
+
 def test_answers_are_checked(tmp_path: Path) -> None:
     file = tmp_path / "answers.csv"
     file.write_text("id,label\n1,Seven\n2,\n")

@@ -1,6 +1,7 @@
 """Verdicts: a run that ended badly is not trusted, and one that was not judged says so."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 from helpers import seen
 from pydantic import TypeAdapter
+from safetensors.torch import load_file, save_file
 
 from pouf import EMBEDDED, Classifier, Diverged, Images, Recipe, Verdict
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
+from pouf.models.load import embedded_folder
 from pouf.postprocess.agreement import kappa
 from pouf.runs.folder import Run
 from pouf.training.adaptation import adapt
@@ -153,6 +156,18 @@ def digits(digits_folder: Path) -> Images:
 
 def short(**settings: object) -> Recipe:
     return Recipe.load("demo").with_settings({"steps": 24, "snapshots": 3, **settings})
+
+
+@pytest.mark.parametrize("recipe", [{"steps": 12}, {"steps": 0, "postprocess": "prior-correction"}], ids=str)
+def test_a_model_whose_weights_are_zeros_is_not_advised(
+    tmp_path: Path, few_digits: Path, recipe: dict[str, object]
+) -> None:
+    model = shutil.copytree(embedded_folder(), tmp_path / "model")
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in load_file(model / "model.safetensors").items()}
+    save_file(zeros, model / "model.safetensors", {"format": "pt"})
+    verdict = Classifier.from_pretrained(model, DIGITS).adapt(few_digits, settings=recipe).verdict
+    assert verdict.advised == "zero-shot" and verdict.alarms[0].name == "constant features"
+    assert "same direction" in verdict.message
 
 
 def test_a_good_run_on_the_digits_is_trusted(digits: Images, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -259,6 +259,13 @@ SETTINGS = {
 }  # fmt: skip
 
 
+def path(text: str | Path) -> Path:
+    """A path that was written out: an empty one, as of a variable that is not set, would be the current folder."""
+    if not str(text).strip():
+        raise typer.BadParameter("it is empty: name a file or a folder; the current folder is .")
+    return Path(text)
+
+
 def settings_of(*groups: Any) -> dict[str, Any]:
     """What the options change in a recipe, by dotted name."""
     given = {name: value for group in groups for name, value in vars(group).items() if value is not None}
@@ -279,6 +286,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             ]
         else:
             parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+    for parameter in parameters:
+        kind, *described = get_args(parameter.annotation)
+        if kind in (Path, Path | None):
+            described[0].parser = path
 
     @wraps(command)
     def run(**given: Any) -> None:

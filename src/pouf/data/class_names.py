@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import sys
 import unicodedata
 from collections import Counter
@@ -11,11 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pouf.data.tables import BadRow, header, read_table
+from pouf.data.tables import BadRow, distinct, header, read_table
 from pouf.errors import InputError
 from pouf.reading import read_text
 
-NOT_IN_NAMES = ("Cc", "Cs", "Zl", "Zp")  # Unicode's categories of controls, halves of characters and line breaks
+# Unicode's categories of controls, invisible marks, halves of characters and line breaks; beside them letters and
+# symbols that look like nothing.
+NOT_IN_NAMES, BLANK = ("Cc", "Cf", "Cs", "Zl", "Zp"), "\u034f\u115f\u1160\u2800\u3164\uffa0"
+# Zero-width joiners, which belong to the spelling of many languages and to emoji, but never beside plain letters.
+JOINERS = re.compile(r"(?<=[^\x00-\x7f])[\u200c\u200d](?=[^\x00-\x7f])")
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,8 +97,14 @@ def _check_name(name: str) -> str:
         raise InputError(f"a class name must be a text, not {name!r}: give a word that says what the class is")
     if not spoken(name):
         raise InputError("a class name is empty: give each class a name, as the text side reads nothing else")
-    if any(unicodedata.category(character) in NOT_IN_NAMES for character in name.strip()):
-        raise InputError(f"class name {name!r} holds a line break or a control character: give one line of text")
+    plain = JOINERS.sub("", name.strip())
+    if any(character in BLANK or unicodedata.category(character) in NOT_IN_NAMES for character in plain):
+        raise InputError(
+            f"class name {name!r} holds a line break, or a control character or another that nobody sees: give one "
+            "line of visible text"
+        )
+    if all(unicodedata.category(character)[0] in "MZ" for character in plain):
+        raise InputError(f"class name {name!r} holds nothing that can be seen: give one line of visible text")
     return name.strip()
 
 
@@ -132,7 +144,8 @@ def read_class_file(file: Path) -> ClassSet:
     if kind not in (".json", ".toml"):
         return class_set(read_lines(file))
     try:
-        table = (json.loads if kind == ".json" else tomllib.loads)(read_text(file))
+        text = read_text(file)
+        table = json.loads(text, object_pairs_hook=distinct) if kind == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # of both libraries
         raise InputError(f"{str(file)!r} is not valid {kind[1:].upper()}: {error}") from None
     if isinstance(table, dict) and table.keys() == {"classes"}:
@@ -176,4 +189,5 @@ def _class_table(file: Path) -> ClassSet:
 
 def read_lines(file: str | Path) -> list[str]:
     """The lines of a text file that are not blank."""
-    return [line for line in read_text(file).splitlines() if line.strip()]
+    # Only line feeds and carriage returns end a line: `splitlines` would at U+2028 and other separators as well.
+    return [line for line in io.StringIO(read_text(file), newline=None).read().split("\n") if line.strip()]

@@ -215,7 +215,8 @@ def readable(path: str | Path) -> str:
 
 def _leaves(path: Path, root: Path) -> bool:
     """Whether a link leads out of a folder."""
-    return path.is_symlink() and root not in path.resolve().parents
+    # `Path.resolve` raises an error at links that lead in a circle.
+    return path.is_symlink() and root not in Path(os.path.realpath(path)).parents
 
 
 def _content(item: str | Path | TarMember | RemoteFile | ImageFile) -> bytes:

@@ -182,7 +182,7 @@ def _excel(file: Path, needed: Sequence[str]) -> Columns:
     try:
         book = openpyxl.load_workbook(file, read_only=True, data_only=True)
         first, *others = book.worksheets
-        rows = [[None if cell is None else str(cell) for cell in row] for row in first.iter_rows(values_only=True)]
+        rows = [[_cell(cell) for cell in row] for row in first.iter_rows()]
         book.close()
     except Exception as error:  # a damaged archive can raise nearly anything
         raise InputError(f"{str(file)!r} can't be read as an Excel file: {error}. Save it as CSV") from None
@@ -191,17 +191,23 @@ def _excel(file: Path, needed: Sequence[str]) -> Columns:
     return _from_grid(rows, needed, str(file))
 
 
+def _cell(cell: Any) -> Any:
+    """Its value as it is, so that a number or a date in a column of texts is skipped as it is in other files."""
+    return BadRow(f"the cell holds the error {cell.value}") if cell.data_type == "e" else cell.value
+
+
 def parse_json(line: str | bytes) -> Any:
     """A value of JSON, or a `BadRow`. A key that occurs twice is an error: one of its values would be lost."""
     if not line.strip():
         return BadRow("the line is blank")
     try:
-        return json.loads(line, object_pairs_hook=_distinct)
+        return json.loads(line, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
         return BadRow(f"not valid JSON: {error}")
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose keys must all be others."""
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
@@ -251,7 +257,7 @@ def _columns(rows: Iterable[Any], needed: Sequence[str], source: str) -> Columns
 def _parquet(file: Path, needed: Sequence[str]) -> Columns:
     parquet = optional("pyarrow.parquet", "parquet", "a Parquet file")
     try:
-        with parquet.ParquetFile(file) as opened:
+        with parquet.ParquetFile(file, page_checksum_verification=True) as opened:
             names = opened.schema_arrow.names
             found = [names[place] for place in find_columns(names, needed, str(file))]
             table = opened.read(columns=found)

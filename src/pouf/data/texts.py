@@ -70,9 +70,10 @@ class Texts(Unlabelled):
 
 
 def _of_one_type(values: Sequence[Any]) -> Sequence[Any]:
-    """Ids as they are, or as texts where some are texts and some are not; empty for a row that can't be read."""
+    """Ids as they are, or as texts where not all are texts or numbers; empty for a row that can't be read."""
     told = ["" if value is None or isinstance(value, BadRow) else value for value in values]
-    return told if len({type(value) for value in told}) == 1 else [str(value) for value in told]
+    kinds = {type(value) for value in told}
+    return told if len(kinds) == 1 and kinds <= {str, int, float, bool} else [str(value) for value in told]
 
 
 def _checked(item: Any) -> str | tuple[str, ...]:

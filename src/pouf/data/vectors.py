@@ -35,12 +35,10 @@ class Vectors(Unlabelled):
     def __init__(self, array: Array | Tensor, source: str = "the array") -> None:
         values = as_table(array, source)
         super().__init__(RowNumbers(len(values)), source)
-        self.array = values
-        for start in range(0, len(values), ROWS):
-            with np.errstate(over="ignore"):  # a number that float32 can't hold is as bad as none
-                norms = np.linalg.norm(values[start : start + ROWS].astype(np.float32), axis=1)
-            for row in np.flatnonzero(~np.isfinite(norms) | (norms == 0)):
-                self.skipped[start + int(row)] = "the vector is zero, or not finite"
+        largest = row_maxima(values)
+        self.array = usual_scale(values, largest)
+        for row in np.flatnonzero(~np.isfinite(largest) | (largest == 0)):
+            self.skipped[int(row)] = "the vector is zero, or not finite"
 
     @classmethod
     def from_file(cls, file: str | Path, id_columns: Sequence[str] = ()) -> Vectors:
@@ -134,6 +132,22 @@ def as_table(array: Any, source: str) -> Array:
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
+def row_maxima(values: Array) -> Array:
+    """(n,), the largest absolute value of each row. A number that float32 can't hold counts as infinite."""
+    with np.errstate(over="ignore"):
+        blocks = [abs(values[start : start + ROWS].astype(np.float32)) for start in range(0, len(values), ROWS)]
+        return np.concatenate([np.zeros(0, np.float32), *(block.max(1) for block in blocks)])
+
+
+def usual_scale(values: Array, largest: Array) -> Array:
+    """The same directions, with rows divided by their largest value where float32 can't hold their squares."""
+    unusual = np.isfinite(largest) & (largest > 0) & ((largest < 1e-8) | (largest > 1e15))
+    if unusual.any():
+        values = np.array(values)
+        values[unusual] /= largest[unusual, None]
+    return values
+
+
 def _plain(tensor: Tensor) -> bool:
     """Whether it holds its numbers one by one."""
     return tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta and not tensor.is_conj()
@@ -159,15 +173,20 @@ class Arrays(NamedTuple):
 
     file: str
     by_name: dict[str, Array]
+    wanted: str = ""  # the name of the one to take
 
     def vectors(self, usual: Sequence[str]) -> Array:
         """The array (n, d): the only one there is, or the one with a usual name."""
+        if self.wanted:
+            return self.by_name[self.wanted]
         tables = {name: array for name, array in self.by_name.items() if array.ndim == 2 and array.dtype.kind == "f"}
         if not tables and len(self.by_name) == 1:
             tables = dict(self.by_name)  # the only thing there is: whoever uses it says what is wrong with it
-        named = [name for name in usual if name in tables]
-        if len(tables) != 1 and not named:
-            there = ", ".join(f"{name} {array.shape}" for name, array in self.by_name.items()) or "nothing"
+        # Numbers under a usual name are meant, also where they are of another shape or kind.
+        named = [name for name in usual if name in self.by_name and self.by_name[name].dtype.kind in "fiucb"][:1]
+        if (len(tables) != 1 and not named) or any(name not in tables for name in named):
+            kinds = {name: "" if array.dtype.kind == "f" else f"{array.dtype} " for name, array in self.by_name.items()}
+            there = ", ".join(f"{name} {kinds[name]}{array.shape}" for name, array in self.by_name.items()) or "nothing"
             raise InputError(
                 f"{self.file!r}: expected one array of shape (n, d), or one named {' or '.join(usual)}, not {there}. "
                 f"Choose with FILE::NAME"
@@ -201,16 +220,29 @@ def read_arrays(file: str | Path) -> Arrays:
         if wanted not in arrays:
             raise InputError(f"{path!r} has no array {wanted!r}, only: {', '.join(arrays)}")
         arrays = {name: array for name, array in arrays.items() if name == wanted or array.ndim == 1}
-    return Arrays(str(file), arrays)
+    return Arrays(str(file), arrays, wanted)
 
 
 def _npy(file: Path) -> dict[str, Array]:
-    return {FEATURES[0]: np.load(file, mmap_mode="r", allow_pickle=False)}
+    array = np.load(file, mmap_mode="r", allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ValueError("it is an archive. If it is of numpy.savez, name it .npz; if of torch, save it as safetensors")
+    return {FEATURES[0]: array}
 
 
 def _npz(file: Path) -> dict[str, Array]:
-    with np.load(file, allow_pickle=False) as archive:
-        return dict(archive)
+    archive = np.load(file, allow_pickle=False)
+    if isinstance(archive, np.ndarray):
+        raise ValueError("it is one array, and no archive of them: name it .npy")
+    with archive:
+        if len(set(archive.files)) < len(archive.files):
+            double = next(name for name in archive.files if archive.files.count(name) > 1)
+            raise ValueError(f"it holds two arrays called {double!r}")
+        arrays = {name: archive[name] for name in archive.files}
+    if others := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"{others[0]!r} is no array of numpy: is it a file of torch? Save it as safetensors")
+    return arrays
 
 
 def _safetensors(file: Path) -> dict[str, Array]:
@@ -224,15 +256,20 @@ def _parquet(file: Path) -> dict[str, Array]:
     pyarrow = optional("pyarrow", "parquet", "a Parquet file")
     optional("pyarrow.compute", "parquet", "a Parquet file")
     lists = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
-    table = optional("pyarrow.parquet", "parquet", "a Parquet file").read_table(file)
+    table = optional("pyarrow.parquet", "parquet", "a Parquet file").read_table(file, page_checksum_verification=True)
     arrays = {}
     for name in table.column_names:
         column = table[name].combine_chunks()
         if any(is_kind(column.type) for is_kind in lists):
-            lengths = pyarrow.compute.list_value_length(column).unique().to_pylist()
-            if len(lengths) != 1 or not lengths[0]:  # a row without a vector has no length
+            there = column.is_valid().to_numpy(zero_copy_only=False)
+            lengths = pyarrow.compute.list_value_length(column.drop_null()).unique().to_pylist()
+            if len(lengths) != 1 or not lengths[0]:
                 raise ValueError(f"the vectors in column {name!r} are not all of one length")
-            arrays[name] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+            vectors = column.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
+            if not there.all():  # what is not finite is skipped
+                vectors, known = np.full((len(column), lengths[0]), np.nan, vectors.dtype), vectors
+                vectors[there] = known
+            arrays[name] = vectors
         else:
             arrays[name] = np.array(column.to_pylist())
     return arrays

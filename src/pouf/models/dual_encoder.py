@@ -8,13 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors, of_model
 from pouf.models.text_side import TextSide
 
+MAX_SIDE = 8192  # of the images that an encoder reads, in pixels
 # These were trained with every text padded to the full length and attended to as a whole.
 ATTENDS_TO_PADDING = ("siglip", "siglip2")
 
@@ -63,6 +66,26 @@ class DualEncoder(Backbone):
 
     def prepare(self, samples: Sequence[Image.Image]) -> Tensors:
         return dict(self.image_processor(images=list(samples), return_tensors="pt"))
+
+    @torch.no_grad()
+    def check_image_processor(self, name: str) -> None:
+        """An error where it does not make what the encoder reads, as one image shows."""
+        sizes = [getattr(self.image_processor, kind, None) for kind in ("size", "crop_size")]
+        sides = [side for size in sizes if size is not None for side in dict(size).values() if side is not None]
+        why = next((f"a side of {side} pixels" for side in sides if not 0 < side <= MAX_SIDE), "")
+        try:
+            assert self.image_size is not None
+            image = Image.new("RGB", (self.image_size, self.image_size), "gray")
+            with np.errstate(all="ignore"):
+                if not why and not bool(self.encode_inputs(self.prepare([image])).isfinite().all()):
+                    why = "its features are not finite"
+        except Exception as error:  # any settings can be given, and nearly anything is raised for wrong ones
+            why = " ".join(str(error).split())[:200] or type(error).__name__
+        if why:
+            raise InputError(
+                f"model {name!r} can't read an image as its preprocessor_config.json prepares it ({why}): get the file "
+                "again from where the model came"
+            )
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
         return _pooled(self.model.get_image_features(**batch))

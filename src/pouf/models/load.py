@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -31,6 +32,9 @@ DEFAULT_MODELS: dict[str, str] = {
     "text": "sentence-transformers/all-MiniLM-L6-v2",
     "cloze": "FacebookAI/roberta-base",
 }
+
+# Poolers that no output here comes from, and constants that older versions of transformers saved as weights.
+UNUSED = re.compile(r"(^|\.)(pooler\.|(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$)")
 
 # Checkpoints are often stored in half precision; training is in fp32 unless asked for otherwise.
 PRECISION = torch.float32
@@ -62,6 +66,7 @@ def load_backbone(
     source = _Source(name, revision, trust_model)
     with _clear_errors(source, "roberta-base" if cloze else "openai/clip-vit-base-patch16"):
         config = AutoConfig.from_pretrained(name, **source.options)
+        source.check_size(config)
         causal = cloze is not None and config.model_type not in HEADS
         if causal and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise InputError(
@@ -80,7 +85,9 @@ def load_backbone(
         model, lacks = source.load(AutoModel, config=config)
         if hasattr(model, "get_image_features") and hasattr(model, "get_text_features"):
             source.check_whole(lacks)
-            return DualEncoder(model, tokenizer, AutoImageProcessor.from_pretrained(name, **source.options))
+            encoder = DualEncoder(model, tokenizer, AutoImageProcessor.from_pretrained(name, **source.options))
+            encoder.check_image_processor(name)
+            return encoder
         if tokenizer.pad_token is None or "pixel_values" in model.main_input_name:
             raise _unsuitable(name, config)
         source.check_whole([weight for weight in lacks if "pooler" not in weight.split(".")])
@@ -120,6 +127,23 @@ class _Source(NamedTuple):
             raise InputError(f"model {self.name!r} has no tokenizer: expected its tokenizer.json beside the weights")
         return tokenizer
 
+    def check_size(self, config: Any) -> None:
+        """An error where the config describes more than the files hold: random numbers would fill the rest."""
+        from transformers import MODEL_MAPPING, AutoModel
+
+        files = [file for ending in ("safetensors", "bin") for file in Path(self.name).glob(f"*.{ending}")]
+        if not files or type(config) not in MODEL_MAPPING or hasattr(config, "quantization_config"):
+            return
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)
+        needed, stored = model.num_parameters(), sum(file.stat().st_size for file in files)
+        if needed > stored:  # of a byte each at the least
+            raise InputError(
+                f"can't load model {self.name!r}: by its config.json it is of type {config.model_type!r} with "
+                f"{needed:,} weights, and its files of weights have {stored:,} bytes. Are they cut, or is it the "
+                "config of another model?"
+            )
+
     def load(self, kind: Any, **more: Any) -> tuple[Any, list[str]]:
         """A model with finite weights, and the names of those that it lacks or has in another shape.
 
@@ -132,6 +156,11 @@ class _Source(NamedTuple):
                 ignore_mismatched_sizes=True,
             )  # fmt: skip
         check_finite(dict(model.state_dict()), f"model {self.name!r}")
+        if surplus := _surplus(model, info["unexpected_keys"]):
+            raise InputError(
+                f"model {self.name!r} holds {len(surplus)} weights of its encoder that its config.json has no place "
+                f"for, such as {surplus[0]}: they would be left out. Get it again from where it came."
+            )
         lacks = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
         return model, sorted(lacks)
 
@@ -141,6 +170,14 @@ class _Source(NamedTuple):
                 f"model {self.name!r} is not whole: {len(lacks)} of its weights are missing or of another shape, such "
                 f"as {lacks[0]}. Get it again from where it came."
             )
+
+
+def _surplus(model: Any, unexpected: Iterable[str]) -> list[str]:
+    """Weights inside the encoder that it has no place for. Those of heads, which are beside it, are not used here."""
+    prefix = model.base_model_prefix
+    parts = {name for name, _ in getattr(model, prefix or " ", model).named_children()}
+    inside = [name for name in sorted(unexpected) if name.removeprefix(f"{prefix}.").split(".")[0] in parts]
+    return [name for name in inside if not UNUSED.search(name)]
 
 
 @torch.no_grad()

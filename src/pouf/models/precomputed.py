@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
-from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, as_table, read_arrays
+from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, as_table, read_arrays, row_maxima, usual_scale
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
 from pouf.reading import read_tensors
@@ -33,11 +33,12 @@ class Precomputed(Backbone):
 
     def __init__(self, prototypes: Tensor, temperature: float = CLIP_TEMPERATURE) -> None:
         super().__init__()
-        prototypes = torch.from_numpy(as_table(prototypes, "the prototypes")).float()
-        bad = (~prototypes.isfinite()).any(1) | (prototypes == 0).all(1)
-        if bool(bad.any()):
-            raise InputError(f"prototype {int(bad.float().argmax())} is zero, or not finite: give one vector per class")
-        unit = nn.functional.normalize(prototypes.float(), dim=1)
+        table = as_table(prototypes, "the prototypes")
+        largest = row_maxima(table)
+        bad = ~np.isfinite(largest) | (largest == 0)
+        if bad.any():
+            raise InputError(f"prototype {int(bad.argmax())} is zero, or not finite: give one vector per class")
+        unit = nn.functional.normalize(torch.from_numpy(usual_scale(table, largest)).float(), dim=1)
         self.table = nn.Parameter(unit.clone())
         self.map: nn.Parameter | None = None
         self.register_buffer("start", unit)  # a saved classifier can go back to it: there is no other model to load

@@ -91,14 +91,17 @@ def _encode(model: Any, pool: Callable[[Tensor, Tensor], Tensor], batch: Tensors
 
 def read_layout(folder: Path) -> tuple[str, int | None]:
     """Pooling and maximum length from the files that sentence-transformers writes beside a model."""
-    kinds = [module.type.rsplit(".", 1)[-1] for module in _modules(folder)]
-    strangers = set(kinds) - {"Transformer", "Pooling", "Normalize"}
+    modules = {module.type.rsplit(".", 1)[-1]: module for module in _modules(folder)}
+    strangers = modules.keys() - {"Transformer", "Pooling", "Normalize"}
     if strangers:
         raise InputError(
             f"{folder} has a sentence-transformers module {', '.join(sorted(strangers))} that pouf can't train; "
             "expected Transformer, Pooling and Normalize. Wrap it in a pouf.Backbone of your own."
         )
-    pooling = _pooling(_optional_json(folder / "1_Pooling" / "config.json"), folder)
+    declared = folder / (modules["Pooling"].path if "Pooling" in modules else "1_Pooling") / "config.json"
+    if "Pooling" in modules and not declared.is_file():
+        raise InputError(f"{str(declared)!r}, which modules.json names, is missing: {REMEDY}")
+    pooling = _pooling(_optional_json(declared), folder)
     length = _optional_json(folder / "sentence_bert_config.json").get("max_seq_length")
     if length is not None and (not isinstance(length, int) or length < 1):
         raise InputError(f"{folder} has a max_seq_length of {length!r}: expected a number of tokens")
@@ -108,10 +111,11 @@ def read_layout(folder: Path) -> tuple[str, int | None]:
 def _pooling(config: dict[str, Any], folder: Path) -> str:
     named = {"pooling_mode_mean_tokens": "mean", "pooling_mode_max_tokens": "max", "pooling_mode_cls_token": "cls"}
     on = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    mode = config.get("pooling_mode", [named.get(key, key) for key in on] or ["mean"])
+    usual = [] if any(key.startswith("pooling_mode_") for key in config) else ["mean"]
+    mode = config.get("pooling_mode", [named.get(key, key) for key in on] or usual)
     modes = [mode] if isinstance(mode, str) else list(mode)
     if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise InputError(f"{folder} pools by {' + '.join(modes)}; expected one of {', '.join(POOLINGS)}")
+        raise InputError(f"{folder} pools by {' + '.join(modes) or 'nothing'}; expected one of {', '.join(POOLINGS)}")
     return str(modes[0])
 
 

@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict
+
 from pouf.data.remote import as_url
 from pouf.errors import InputError
 from pouf.files import write_json
@@ -37,13 +39,53 @@ PACKAGES = (
 )
 
 
+class _Part(BaseModel):
+    """What a report reads of a file of the run. More may stand there."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Step(_Part):
+    step: int
+    loss: float
+    effective_classes: float
+    seconds: float
+
+
+class _Skipped(_Part):
+    id: str
+    reason: str
+
+
+class _Source(_Part):
+    source: str = ""
+    columns: str = ""
+    id_columns: str = ""
+
+
+class _Drift(_Part):
+    agreement: float
+
+
+class _Manifest(_Part):
+    status: str = "running"
+    method: str = "pouf"
+    data: _Source | None = None
+    shots: _Source | None = None
+    drift: _Drift | None = None
+    absent: list[str] = []
+    resumed: list[str] = []
+    trainable: int | None = None
+    total: int | None = None
+
+
 class Run:
     """A run folder that is there. `Classifier.from_pretrained(folder, use=…)` gives its classifiers."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.card = read_card(self.folder)
-        self.manifest = self._read(MANIFEST, dict[str, Any]) or {}
+        self.manifest = read_manifest(self.folder)
         verdict = self._read(VERDICT, Verdict)
         if verdict is None and self.manifest.get("status", "running") != "running":
             raise InputError(f"{VERDICT!r} is missing in {str(folder)!r}: restore it, or adapt again")
@@ -63,20 +105,20 @@ class Run:
 
     def steps(self) -> list[dict[str, Any]]:
         """What was logged of each step; a run that was killed may have left the last line half written."""
-        return self._rows(METRICS)
+        return self._rows(METRICS, _Step)
 
     def skipped(self) -> list[dict[str, Any]]:
         """What could not be read: `of`, `id` and `reason`."""
-        return self._rows(SKIPPED)
+        return self._rows(SKIPPED, _Skipped)
 
-    def _rows(self, name: str) -> list[dict[str, Any]]:
+    def _rows(self, name: str, kind: type[_Part]) -> list[dict[str, Any]]:
         file = self.folder / name
         lines = read_text(file).splitlines(keepends=True) if file.is_file() else []
         rows = []
         for number, line in enumerate(line for line in lines if line.endswith("\n")):
             try:
-                rows.append(json.loads(line))
-            except ValueError:
+                rows.append(kind.model_validate(json.loads(line)).model_dump())
+            except (ValueError, RecursionError):
                 raise InputError(f"{str(file)!r} is damaged in line {number + 1}: restore it, or adapt again") from None
         return rows
 
@@ -109,7 +151,9 @@ def note(folder: str | Path, **facts: Any) -> None:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What a run says of itself; nothing where it says nothing."""
-    return read_json(folder / MANIFEST, dict[str, Any]) if (folder / MANIFEST).is_file() else {}
+    if not (folder / MANIFEST).is_file():
+        return {}
+    return read_json(folder / MANIFEST, _Manifest).model_dump(exclude_unset=True)
 
 
 def versions() -> dict[str, str]:

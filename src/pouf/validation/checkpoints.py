@@ -22,7 +22,7 @@ from pouf.inference import InferenceConfig
 from pouf.reading import read_tensor, read_tensors
 from pouf.shards import from_first, is_first, write_shards
 from pouf.tuners import Tuner
-from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share
+from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
 from pouf.validation.names import NamesFit, check_names
 from pouf.validation.selectors import Choice, choose, votes
 from pouf.zero_shot import State
@@ -236,6 +236,7 @@ class Checkpoints:
         before, after = self.comparable(ZERO_SHOT), self.comparable(checkpoint)
         known = self.known_shares is not None
         found = diagnose(before, after, self.last.step, convergence, known, self.predictions[ZERO_SHOT])
+        found = found._replace(feature_spread=spread_of(self.sample.features))
         if found.moved >= WORTH_TELLING:
             found = found._replace(overpredicted=self.overpredicted)
         if self.names is None:

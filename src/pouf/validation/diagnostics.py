@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.losses.information import log_marginal, mutual_information
@@ -81,6 +82,7 @@ class Diagnostics(NamedTuple):
     names_near: float = 1.0  # share of sets of random words that are less near to the inputs than the class names
     names_span: float = 1.0  # share of those that tell the inputs less apart
     names_worst: str = ""  # the names that fit worst
+    feature_spread: float = 1.0  # of the model's features before training: 0 where all have the same direction
 
 
 class Finding(NamedTuple):
@@ -107,11 +109,19 @@ class Rule(NamedTuple):
 OTHER_NAMES = "Are these the classes in the data? If so, try other words for them, or another template."
 SLOWER = "Try a smaller learning rate."
 FEW_INPUTS, FEW_STEPS = 30, 10
+SAME_DIRECTION = 1e-5  # spread of features: rounding in half precision gives less, the narrowest models 1e-3 and more
 FEW_CLASSES = 10  # among hundreds, nearly every change is a move from class to class
 # The plainest first: the verdict quotes the first alarm, and its advice. What speaks against zero-shot itself comes
 # before what speaks against the run, which can't be better than what it started from. How the limits were set: see
 # docs/trust.md.
 RULES = (
+    Rule(
+        "constant features",
+        lambda d: d.inputs > 1 and d.feature_spread < SAME_DIRECTION,
+        "the model's features of all {d.inputs} inputs that were looked at have the same direction, so that it can't "
+        "tell them apart: either the inputs are all the same, or the model is broken",
+        "Look at some of the inputs, and get the model again from where it came.",
+    ),
     Rule(
         "unfitting names",
         lambda d: d.names_near < 0.05 and d.names_span < 0.5,
@@ -296,6 +306,12 @@ def diagnose(
 def shift_of(before: Tensor, after: Tensor) -> float:
     """Half the sum of changes in the shares (k,) of the classes."""
     return float((before - after).abs().sum() / 2)
+
+
+def spread_of(features: Tensor) -> float:
+    """1 minus the length of the mean direction of features (n, d); 0 where all are zeros, which have none."""
+    unit = F.normalize(features.double(), dim=1)
+    return 1 - unit.mean(0).norm().item() if bool(unit.any()) else 0.0
 
 
 def share(same: Tensor) -> float:

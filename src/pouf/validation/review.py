@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections import Counter
@@ -20,6 +21,7 @@ from pouf.validation.diagnostics import FEW_CLASSES
 DISAGREE, AGREE = "disagree", "agree"
 SHOWN = 128  # images of a review are shown at up to twice this side
 NONE = "none of these"  # an answer: the input belongs to no class
+logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 
@@ -65,6 +67,7 @@ class ReviewResult(NamedTuple):
     better: str | None  # adapted or zero-shot; None where the answers leave it open
     advice: str
     prior: list[float] | None = None  # shares of the classes by the answers, where those of the predictions are others
+    not_asked: int = 0  # answers about inputs that were not asked about, which are not counted
 
     def __str__(self) -> str:
         told = [
@@ -169,6 +172,11 @@ def conclude(review: Review, answers: Mapping[str, str], classes: Sequence[str])
         raise InputError("no label is filled in yet: give each question you can answer the name of a class")
     if not answered:
         raise InputError("none of the answers is about a question of this review: are they from another run?")
+    if others := sorted(answers.keys() - {question.id for question in answered}):
+        logger.warning(
+            "%d of %d answers are about inputs that were not asked about, and are not counted: %s",
+            len(others), len(answers), ", ".join(others[:5]) + (", …" if len(others) > 5 else ""),
+        )  # fmt: skip
 
     def right(which: str, stratum: str) -> list[bool]:
         return [getattr(q, which) == answers[q.id] for q in answered if q.stratum == stratum]
@@ -182,7 +190,9 @@ def conclude(review: Review, answers: Mapping[str, str], classes: Sequence[str])
     better, advice = _advice(wins, losses)
     prior, moved = _other_shares(review, answers, classes)
     advice = f"{advice} {moved}" if moved else advice
-    return ReviewResult(len(answered), zero_shot, adapted, wins, losses, none, better, advice, prior)
+    return ReviewResult(
+        len(answered), zero_shot, adapted, wins, losses, none, better, advice, prior, len(answers) - len(answered)
+    )
 
 
 def _other_shares(review: Review, answers: Mapping[str, str], classes: Sequence[str]) -> tuple[list[float] | None, str]:

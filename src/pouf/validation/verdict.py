@@ -121,6 +121,8 @@ def _mistrust(found: list[Finding], less: list[Finding]) -> str:
     why, advice = "no later step agrees as well with the rest of the run as zero-shot itself", ""
     # What is wrong with zero-shot itself explains the rest.
     causes = [finding for finding in less if finding.name == "uninformative"]
+    if found and found[0].name == "constant features":
+        causes = []  # it has a cause of its own
     if found:
         why, advice = _told(causes + found + [finding for finding in less if finding not in causes])
     return f"Do not trust the adapted model: {why}. Zero-shot is used instead.{advice}"
