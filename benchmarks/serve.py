@@ -82,7 +82,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         images = write_digits(Path(folder) / "digits")
         clf = Classifier.from_pretrained("pouf/tiny-clip", DIGITS)
-        clf.adapt(images, recipe="demo", output_dir=Path(folder) / "run", report=False)
+        short = {"steps": 4, "batch_size": 32, "snapshots": 1} if given.memory else None
+        clf.adapt(images, recipe="demo", settings=short, output_dir=Path(folder) / "run", report=False)
         if given.memory:
             measure_memory(Path(folder) / "run")
             return
