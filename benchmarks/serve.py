@@ -5,12 +5,15 @@ every round three take turns: one request after the other; many clients at once;
 every request alone (`--batch-size 1`).
 
     python benchmarks/serve.py
+
+With `--memory`: peak memory of the server, as Linux counts it, while clients send images of 9400 x 9400 pixels.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import io
 import json
 import re
 import statistics
@@ -20,6 +23,8 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from PIL import Image
 
 from pouf import Classifier
 from pouf.demo import DIGITS, write_digits
@@ -40,7 +45,7 @@ class Server:
 
     def ask(self, images: list[bytes]) -> list[float]:
         """Seconds until each answer, over one connection; an answer that is lost or wrong is an error."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         seconds = []
         for image in images:
             start = time.perf_counter()
@@ -52,6 +57,11 @@ class Server:
             seconds.append(time.perf_counter() - start)
         connection.close()
         return seconds
+
+    def peak(self) -> float:
+        """The most memory that it has had, in GB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 2**20
 
     def crowd(self, images: list[bytes], clients: int) -> list[float]:
         """The same by many clients at once, each with its share."""
@@ -66,12 +76,17 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--requests", type=int, default=1000, help="of each way and round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", action="store_true", help="measure peak memory instead")
     parser.add_argument("--out", type=Path, help="file for the results, JSON")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         images = write_digits(Path(folder) / "digits")
         clf = Classifier.from_pretrained("pouf/tiny-clip", DIGITS)
-        clf.adapt(images, recipe="demo", output_dir=Path(folder) / "run", report=False)
+        short = {"steps": 4, "batch_size": 32, "snapshots": 1} if given.memory else None
+        clf.adapt(images, recipe="demo", settings=short, output_dir=Path(folder) / "run", report=False)
+        if given.memory:
+            measure_memory(Path(folder) / "run")
+            return
         contents = [path.read_bytes() for path in sorted(images.rglob("*.png"))]
         asked = [contents[i % len(contents)] for i in range(given.requests)]
         batched, alone = Server(Path(folder) / "run"), Server(Path(folder) / "run", "--batch-size", "1")
@@ -104,6 +119,22 @@ def main() -> None:
         print(f"| {way} | {rows[way]['per_second']:.0f} | {ratio:.2f} | {p50:.1f} | {p99:.1f} | 0 |")
     if given.out is not None:
         given.out.write_text(json.dumps({"settings": vars(given) | {"out": None}, "rows": rows}, indent=1) + "\n")
+
+
+def measure_memory(run: Path) -> None:
+    """Each number of clients asks a server of its own, one large image per client."""
+    print("| clients | image | MB of it | peak memory, GB | slowest answer, s |\n|---|---|---|---|---|")
+    for mode, clients in (("RGB", 0), ("RGB", 1), ("RGB", 24), ("RGBA", 24), ("I;16", 24)):
+        stream = io.BytesIO()
+        Image.new(mode, (9400, 9400)).save(stream, "PNG")
+        server = Server(run)
+        try:
+            seconds = server.crowd([stream.getvalue()] * clients, clients) if clients else [0.0]
+            size = stream.tell() / 2**20
+            print(f"| {clients} | {mode} | {size:.2f} | {server.peak():.2f} | {max(seconds):.0f} |", flush=True)
+        finally:
+            server.process.terminate()
+            server.process.wait()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,7 @@ class Predictor(ZeroShot):
         """(n, k), rows sum to 1; (k,) for one sample."""
         return self.predict_log_proba(inputs, batch_size).exp()
 
-    def predict(self, inputs: Inputs, batch_size: int = 64) -> Any:
+    def predict(self, inputs: Inputs, batch_size: int = 64) -> str | list[str]:
         """The most likely class of each input: a list of names, or one name for one sample."""
         best = self.predict_log_proba(inputs, batch_size).argmax(-1)
         return self.classes[int(best)] if best.ndim == 0 else [self.classes[i] for i in best.tolist()]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import http.client
+import io
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -23,6 +25,7 @@ import numpy as np
 import pytest
 from cli_runner import pouf
 from helpers import REVIEWS, groups
+from PIL import Image
 from small_models import sentence_encoder
 
 from pouf import Classifier
@@ -176,6 +179,94 @@ def test_a_chunked_body_is_counted_too(images: Served) -> None:
     assert connection.getresponse().status == 413
 
 
+def png(side: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (side, side)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def narrow(image_run: Path) -> Iterator[Served]:
+    served = Served(image_run, Limits(upload=2**18, bodies=2**19, body_seconds=1.0, pixels=5_000_000, rate=0))
+    yield served
+    served.stop()
+
+
+def test_pixels_of_a_request_are_counted_from_headers_before_anything_is_decoded(narrow: Served) -> None:
+    cut = png(2300)[:100]  # it would be 422 if it were decoded
+    status, said = narrow.upload("/api/files", "a.png", cut)
+    assert status == 413 and re.search("the images have 5,29.,... pixels, more than 5,000,000", said["error"])
+    many = [base64.b64encode(png(1200)).decode()] * 4
+    assert narrow.ask("POST", "/api/predict", {"images": many})[0] == 413
+    assert narrow.ask("POST", "/api/predict", {"images": many[:2]})[0] == 200
+    line = io.BytesIO()  # few pixels as a file, many when its shorter side is as long as the model's
+    Image.new("L", (60_000, 1)).save(line, "PNG")
+    assert narrow.upload("/api/files", "a.png", line.getvalue())[0] == 413
+    photo = io.BytesIO()  # a JPEG is decoded at the size that is needed
+    Image.new("RGB", (3000, 3000)).save(photo, "JPEG")
+    assert narrow.upload("/api/files", "a.jpg", photo.getvalue())[0] == 200
+
+
+def resident() -> int:
+    """Bytes of memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_large_images_of_many_clients_are_decoded_within_one_bound(narrow: Served) -> None:
+    """Each takes 19 MB when it is decoded, and there is room for one."""
+    content, peak, ended = png(2200), [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            peak[0] = max(peak[0], resident())
+
+    assert narrow.upload("/api/files", "a.png", content)[0] == 200  # what one takes is there from now on
+    first = resident()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with ThreadPoolExecutor(12) as pool:
+        statuses = list(pool.map(lambda _: narrow.upload("/api/files", "a.png", content)[0], range(12)))
+    ended.set()
+    watcher.join()
+    assert statuses == [200] * 12
+    assert peak[0] - first < 100 * 2**20, "12 at once take 220 MB and more"
+
+
+def half_sent(port: int, size: int = 10) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    head = "POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 250000"
+    connection.sendall(head.encode() + b"\r\n\r\n" + b" " * size)
+    return connection
+
+
+def test_a_body_that_does_not_arrive_in_time_gets_408_and_is_closed(narrow: Served) -> None:
+    stalled, slow = half_sent(narrow.port), half_sent(narrow.port)
+    start = time.monotonic()
+    while not select.select([slow], [], [], 0.05)[0]:
+        slow.sendall(b" ")  # however often a byte comes
+        assert time.monotonic() < start + 10
+    for connection in (stalled, slow):
+        with connection, connection.makefile("rb") as answer:
+            assert answer.readline().startswith(b"HTTP/1.1 408")
+            assert b"the body had not arrived after 1 seconds" in answer.read()  # which ends where it is closed
+
+
+def test_full_is_not_ready_but_alive_and_what_goes_leaves_room(narrow: Served) -> None:
+    def wait_for(status: int) -> None:
+        end = time.monotonic() + 0.9  # before the time for their bodies is over
+        while narrow.ask("GET", "/ready")[0] != status:
+            assert time.monotonic() < end
+
+    wait_for(200)
+    with half_sent(narrow.port, 200_000), half_sent(narrow.port, 200_000):
+        wait_for(503)
+        assert narrow.ask("GET", "/health")[0] == 200
+        with half_sent(narrow.port, 200_000) as third:
+            assert third.recv(100).startswith(b"HTTP/1.1 503")
+    wait_for(200)
+
+
 def test_a_table_is_classified_row_by_row(texts: Served) -> None:
     table = b"id;review\n1;we loved the food\n2;\n3;bad service\n"
     status, said = texts.upload("/api/table", "mine.csv", table, "file", "review")
@@ -249,6 +340,25 @@ def test_the_command_listens_on_this_machine_alone_and_ends_by_a_signal(image_ru
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 0 and "error" not in errors, errors
+    finally:
+        process.kill()
+
+
+def test_sigterm_ends_the_command_within_its_time_while_bodies_are_half_sent(image_run: Path) -> None:
+    command = [sys.executable, "-m", "pouf", "serve", str(image_run), "--port", "0", "--neighbours", "0"]
+    process = subprocess.Popen([*command, "--shutdown-timeout", "1"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        port = int(next(m[1] for line in lines if (m := re.search(r"http://127\.0\.0\.1:(\d+)", line))))
+        opened = [half_sent(port) for _ in range(30)]
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/ready")
+        assert connection.getresponse().status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        for each in opened:
+            each.close()
     finally:
         process.kill()
 

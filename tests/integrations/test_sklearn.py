@@ -1,14 +1,17 @@
 """`PoufClassifier` among the tools of scikit-learn."""
 
 import pickle
+import warnings
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pandas
 import pytest
 import torch
 from helpers import REVIEWS, groups
+from numpy.typing import NDArray
 from PIL import Image
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -17,34 +20,64 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import check_estimator
 from small_models import masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Classifier, InputError, PoufClassifier
 from pouf.demo import DIGITS
+from pouf.integrations.sklearn import EXPECTED_FAILED_CHECKS
 
 QUICK = {"steps": 3, "snapshots": 0, "postprocess": "none", "few_classes": 0.0}
 
 
-class AnyWidth(PoufClassifier):
-    """Prototypes as wide as whatever matrix a check of scikit-learn comes with."""
+class Encoder:
+    """Prompts as vectors."""
 
-    def _prototypes(self, names: Any, width: int) -> Any:
-        return np.random.RandomState(0).randn(len(names), width)
+    def __init__(self, width: int) -> None:
+        self.width = width
 
-
-# Checks that can't apply, and why.
-EXPECTED_FAILURES = {
-    "check_estimators_dtypes": "its integers hold a vector of zeros, which has no direction to compare with a prototype"
-}
+    def __call__(self, prompts: list[str]) -> Any:
+        rows = [np.random.RandomState(zlib.crc32(prompt.encode())).randn(self.width) for prompt in prompts]
+        return np.stack(rows)
 
 
-@parametrize_with_checks(
-    [AnyWidth(model=len, recipe="features-fast", settings=QUICK)],
-    expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
-)
-def test_check_estimator(estimator: Any, check: Any) -> None:
-    check(estimator)
+def checked(model: Any, expected: dict[str, str], on_fail: str | None) -> list[tuple[str, str]]:
+    """What became of each of scikit-learn's checks, by name."""
+    estimator = PoufClassifier(model, recipe="features-fast", settings=QUICK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(estimator, expected_failed_checks=expected, on_skip=None, on_fail=on_fail)
+    return [(result["check_name"], result["status"]) for result in results]
+
+
+def test_check_estimator_passes_but_for_what_is_declared() -> None:
+    results = checked(np.random.RandomState(0).randn(3, 3), EXPECTED_FAILED_CHECKS, "raise")
+    assert {name for name, status in results if status == "xfail"} == EXPECTED_FAILED_CHECKS.keys()
+
+
+@pytest.mark.slow
+def test_every_check_passes_with_prototypes_of_the_width_of_its_data() -> None:
+    """Whoever encodes prompts has as many prototypes as y has values; the width alone is fixed."""
+    results = [checked(Encoder(width), {}, None) for width in (2, 3, 4, 5, 10)]
+    failed = {each[0][0] for each in zip(*results, strict=True) if not {"passed", "skipped"} & {s for _, s in each}}
+    assert failed == {"check_estimators_dtypes"}, "its vector of zeros has no direction"
+
+
+def test_without_prototypes_fit_says_what_to_give(vectors: tuple[Any, Any, Any]) -> None:
+    features, prototypes, labels = vectors
+    for y in (None, labels):
+        with pytest.raises(InputError, match=r"give the prototypes \(k, d\).*PoufClassifier\(prototypes\)"):
+            PoufClassifier().fit(features, y)
+    with pytest.raises(InputError, match=r"X has 5 feature\(s\), but the prototypes have \d+: take both"):
+        estimator(prototypes).fit(features[:, :5])
+    with pytest.raises(InputError, match="give their names, or labels"):
+        PoufClassifier().fit(["a.png"])
+
+
+def test_predictions_have_types() -> None:
+    for name, kind in {"predict": Any, "predict_proba": np.float64, "transform": np.float32}.items():
+        assert get_type_hints(getattr(PoufClassifier, name))["return"] == NDArray[kind]  # type: ignore[valid-type]
+    assert get_type_hints(Classifier.predict)["return"] == str | list[str]
 
 
 @pytest.fixture(scope="module")

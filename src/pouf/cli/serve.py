@@ -24,6 +24,13 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     batch_size: Annotated[int, typer.Option(help="Samples of concurrent requests computed together.", min=1)] = 64,
     max_upload: Annotated[float, typer.Option(help="Largest request in MB.", min=0.001)] = 20.0,
+    max_pixels: Annotated[
+        float, typer.Option(help="Millions of pixels that are decoded at once, of one request or of all.", min=0.001)
+    ] = 100.0,
+    body_timeout: Annotated[float, typer.Option(help="Seconds until a request must have arrived.", min=0.1)] = 60.0,
+    shutdown_timeout: Annotated[
+        int, typer.Option(help="Seconds for open requests when a signal ends the server.", min=1)
+    ] = 10,
     rate: Annotated[
         float,
         typer.Option(help="Requests per second and client, with bursts of five times as many; 0 sets no limit.", min=0),
@@ -51,7 +58,10 @@ def serve(
         engine = Engine(
             run, device=place.place(), trust_model=place.trust_model, neighbours=neighbours, cache=place.features()
         )
-        limits = Limits(upload=int(max_upload * 2**20), rate=rate, batch=batch_size)
+        limits = Limits(
+            upload=int(max_upload * 2**20), pixels=int(max_pixels * 1e6), body_seconds=body_timeout, rate=rate,
+            batch=batch_size,
+        )  # fmt: skip
         local = _is_local(host)
         app = make_app(engine, limits, (*LOCAL, host) if local else ("*",))
         console.show_verdict(engine.run.verdict, quiet=False)
@@ -59,7 +69,8 @@ def serve(
             console.note("Whoever can reach this machine can use this: there is no password.", "yellow")
         shown = f"[{host}]" if ":" in host else host
         console.say(f"Serving at http://{shown}:{listening.getsockname()[1]} (Ctrl+C ends it)")
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=shutdown_timeout)
+        server = uvicorn.Server(config)
         with suppress(KeyboardInterrupt, SystemExit):
             server.run(sockets=[listening])
 

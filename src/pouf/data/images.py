@@ -286,9 +286,7 @@ def decode(image: Image.Image, side: int | None = None) -> Image.Image:
             would take gigabytes.
     """
     image.seek(0)
-    factor = min(image.size) // (2 * side) if side else 1
-    if factor > 1:
-        image.draft("RGB", (image.width // factor, image.height // factor))
+    draft_jpeg(image, side)
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
         raise Unreadable(
@@ -301,6 +299,13 @@ def decode(image: Image.Image, side: int | None = None) -> Image.Image:
     rgb = rgb.reduce(factor) if factor > 1 else rgb.copy() if rgb is image else rgb
     turn = UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     return rgb if turn is None else rgb.transpose(turn)
+
+
+def draft_jpeg(image: Image.Image, side: int | None) -> None:
+    """A JPEG that is much larger than the square that a model reads gets the size at which `decode` will decode it."""
+    factor = min(image.size) // (2 * side) if side else 1
+    if factor > 1:
+        image.draft("RGB", (image.width // factor, image.height // factor))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
@@ -25,6 +26,31 @@ from pouf.models.prompts import DEFAULT_TEMPLATES, check_templates, fill
 from pouf.recipe import Recipe
 
 VECTOR_FILES = (".npy", ".npz", ".safetensors", ".parquet")
+_WIDTH = "its X has another number of features than the prototypes"
+_COUNT = "its X has another number of features, or its y another number of values, than there are prototypes"
+# What `check_estimator(PoufClassifier(prototypes), expected_failed_checks=EXPECTED_FAILED_CHECKS)` can't ask of three
+# prototypes of three features, which are the size that most of its checks come with: by name, why.
+EXPECTED_FAILED_CHECKS = {
+    "check_classifier_data_not_an_array": _COUNT,
+    "check_classifiers_classes": _COUNT,
+    "check_classifiers_train": _COUNT,
+    "check_dtype_object": _COUNT,
+    "check_estimators_dtypes": "its integers hold a vector of zeros, which has no direction",
+    "check_estimators_fit_returns_self": _WIDTH,
+    "check_estimators_nan_inf": _COUNT,
+    "check_estimators_overwrite_params": _WIDTH,
+    "check_estimators_pickle": _COUNT,
+    "check_fit2d_1feature": _COUNT,
+    "check_fit_check_is_fitted": _COUNT,
+    "check_fit_idempotent": _COUNT,
+    "check_n_features_in": _COUNT,
+    "check_n_features_in_after_fitting": _WIDTH,
+    "check_pipeline_consistency": _COUNT,
+    "check_positive_only_tag_during_fit": _WIDTH,
+    "check_readonly_memmap_input": _WIDTH,
+    "check_transformer_data_not_an_array": _COUNT,
+    "check_transformer_general": _COUNT,
+}
 
 
 class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -84,28 +110,34 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
             y = column_or_1d(y, warn=True)
             check_consistent_length(X, y)
             check_classification_targets(y)
-        classifier = self._start(y, X)
+        classifier = self._start(y)
+        width = classifier.prototypes().shape[1]
+        if self._reads_vectors and X.shape[1] != width:
+            raise InputError(
+                f"X has {X.shape[1]} feature(s), but the prototypes have {width}: take both from the same model"
+            )
         seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         result = classifier.adapt(X, method=self.method, recipe=self.recipe, settings=self.settings, seed=seed)
         self.classifier_, self.verdict_ = classifier, result.verdict
-        self._n_features_out = classifier.prototypes().shape[1]
+        self._n_features_out = width
         return self
 
-    def predict(self, X: Any) -> Any:  # noqa: N803
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """(n,), of `classes_`."""
         best = self.predict_log_proba(X).argmax(1)
-        return self.classes_[best]
+        predicted: NDArray[Any] = self.classes_[best]
+        return predicted
 
-    def predict_proba(self, X: Any) -> Any:  # noqa: N803
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """(n, k), columns as in `classes_`."""
         return np.exp(self.predict_log_proba(X))
 
-    def predict_log_proba(self, X: Any) -> Any:  # noqa: N803
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         check_is_fitted(self, "classifier_")
         logs = self.classifier_.predict_log_proba(self._checked(X, reset=False), self.batch_size)
         return to_numpy(logs.double().log_softmax(1))[:, self._order]  # in double, so that each row sums to 1
 
-    def transform(self, X: Any) -> Any:  # noqa: N803
+    def transform(self, X: Any) -> NDArray[np.float32]:  # noqa: N803
         """The adapted features (n, d), each of length 1."""
         check_is_fitted(self, "classifier_")
         return to_numpy(self.classifier_.features(self._checked(X, reset=False), self.batch_size))
@@ -133,13 +165,18 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
             raise InputError(f"expected a list of inputs, not {str(X)!r} alone: give a list")
         if hasattr(X, "iloc") and hasattr(X, "columns") and len(X.columns) == 1:
             X = X.iloc[:, 0]  # noqa: N806  # whatever it is called
+        if isinstance(X, np.ndarray) and X.ndim == 2 and X.shape[1] > 1 and X.dtype.kind in "biuf":
+            raise InputError(
+                f"X is a matrix, but the model {str(self.model)!r} reads no features: give the prototypes (k, d) of "
+                "the classes, as in PoufClassifier(prototypes), or a function that encodes their names"
+            )
         if hasattr(X, "columns") or hasattr(X, "column_names"):
             return X
         if isinstance(X, np.ndarray) and X.ndim == 2 and X.shape[1] == 1:
             X = X[:, 0]  # noqa: N806  # a column of a table
         return list(X)
 
-    def _start(self, y: Any, X: Any) -> Classifier:  # noqa: N803
+    def _start(self, y: Any) -> Classifier:
         """The zero-shot classifier, with `classes_` and the order of its columns set."""
         names, labels = self._names(y)
         if isinstance(self.model, BaseClassifier):
@@ -152,7 +189,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
                 raise InputError("no classes: give their names, or labels whose values are the names")
             classifier = Classifier.from_pretrained(self.model, names, self.templates, words=self.words)
         else:
-            classifier = Classifier.from_vectors(self._prototypes(names, X.shape[1]), names)
+            classifier = Classifier.from_vectors(self._prototypes(names), names)
         self.classes_ = np.asarray(classifier.classes if labels is None else labels)
         self._order = np.argsort(self.classes_)
         self.classes_ = self.classes_[self._order]
@@ -176,8 +213,8 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
             raise InputError(f"y has one class only, {labels[0]!r}: name all classes, at least two")
         return [str(label) for label in labels], labels
 
-    def _prototypes(self, names: Classes | None, width: int) -> Any:
-        """(k, d) vectors, or a file of them. Who knows no model but the width d may override this."""
+    def _prototypes(self, names: Classes | None) -> Any:
+        """(k, d) vectors, or a file of them."""
         if not callable(self.model):
             return self.model
         if names is None or isinstance(names, (Mapping, Path)):

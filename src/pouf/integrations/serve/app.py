@@ -22,7 +22,7 @@ from pouf.data.tables import READERS
 from pouf.data.texts import Texts
 from pouf.errors import InputError
 from pouf.integrations.serve.engine import Answer, Batcher, Busy, Engine
-from pouf.integrations.serve.guard import Guard, Limits, Metrics, fault
+from pouf.integrations.serve.guard import BUSY, RETRY, Budget, Guard, Limits, Metrics, fault
 from pouf.integrations.serve.reader import Reader
 from pouf.integrations.serve.schemas import Fault, Info, Near, Prediction, Predictions, Question, Row, Side, Table
 from pouf.reporting.pages import render, script_data
@@ -44,6 +44,7 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
     """
     limits, metrics = limits or Limits(), Metrics()
     batcher = Batcher(engine.answers, limits.batch, limits.waiting, metrics.batches.observe)
+    bodies, pixels = Budget(max(limits.bodies, limits.upload)), Budget(limits.pixels)
     metrics.waiting.set_function(batcher.waiting.qsize)
 
     @asynccontextmanager
@@ -52,12 +53,15 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
         yield
         batcher.stop()
 
-    faults: dict[int | str, dict[str, Any]] = {code: {"model": Fault} for code in (413, 422, 429, 503)}
+    faults: dict[int | str, dict[str, Any]] = {code: {"model": Fault} for code in (408, 413, 422, 429, 503)}
     app = FastAPI(
         title="pouf", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         description="A zero-shot classifier that was adapted without labels, beside what it was before.",
     )  # fmt: skip
-    app.add_middleware(Guard, limits=limits, metrics=metrics, paths=lambda: {r.path for r in app.routes})  # type: ignore[attr-defined]
+    app.add_middleware(
+        Guard, limits=limits, metrics=metrics, bodies=bodies,
+        paths=lambda: {r.path for r in app.routes},  # type: ignore[attr-defined]
+    )  # fmt: skip
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     _handle_errors(app)
     about, reader = _info(engine, limits), Reader(engine, limits)
@@ -74,8 +78,15 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
 
     @app.get("/health")
     def health() -> dict[str, str]:
-        """Whether it answers."""
+        """Whether it answers, however much is waiting: to be restarted where not."""
         return {"status": "ok"}
+
+    @app.get("/ready", responses={503: {"model": Fault}})
+    async def ready() -> dict[str, str]:
+        """Whether there is room for another request: to be spared for a while where not."""
+        if batcher.is_full or bodies.free < limits.upload:
+            raise Busy
+        return {"status": "ready"}
 
     @app.get("/metrics")
     def metrics_text() -> Response:
@@ -87,8 +98,18 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
         """Model, classes, verdict and limits."""
         return about
 
+    async def classify_images(contents: Sequence[bytes]) -> list[Answer]:
+        """Decoded when there is room for their pixels, which is free again with the answers."""
+        size = await run_in_threadpool(reader.pixels, contents)
+        if size > limits.pixels:
+            raise HTTPException(
+                413, f"the images have {size:,} pixels, more than {limits.pixels:,}: send fewer at once"
+            )
+        async with pixels.reserve(size):
+            return await batcher(await run_in_threadpool(reader.decode, contents))
+
     async def predict(samples: Sequence[Any], top: int) -> Predictions:
-        answers = await batcher(samples)
+        answers = await (classify_images if reader.modality == "image" else batcher)(samples)
         return Predictions(predictions=[_prediction(engine, answer, about.advised, top) for answer in answers])
 
     @app.post("/api/predict", responses=faults)
@@ -99,8 +120,8 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
     @app.post("/api/files", responses=faults)
     async def predict_files(files: ImageFiles, top: TopClasses = 10) -> Predictions:
         """Classify image files."""
-        contents = [await file.read() for file in files]
-        return await predict(await run_in_threadpool(reader.of_images, contents), top)
+        reader.check_files(files)
+        return await predict([await file.read() for file in files], top)
 
     @app.post("/api/table", responses=faults)
     async def predict_table(file: TableFile, column: ColumnName = "") -> Table:
@@ -124,14 +145,14 @@ def _handle_errors(app: FastAPI) -> None:
         if isinstance(error, InputError):
             return fault(422, str(error))
         if isinstance(error, Busy):
-            return fault(503, "too much is waiting already: ask again in a second", {"Retry-After": "1"})
+            return fault(503, BUSY, RETRY)
         if isinstance(error, RequestValidationError):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
             told = f"{where}: {first['msg']}" if where else first["msg"]
             return fault(422, f"{told}. What {request.url.path} takes is told at /docs")
         if isinstance(error, HTTPException):
-            return fault(error.status_code, str(error.detail))
+            return fault(error.status_code, str(error.detail), error.headers)
         logger.exception("an unexpected error", exc_info=error)
         return fault(500, f"unexpected {type(error).__name__}: this is a bug in pouf")
 

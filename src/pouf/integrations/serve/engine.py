@@ -183,6 +183,10 @@ class Batcher:
             self.waiting.put_nowait(pair)
         return await asyncio.gather(*futures)
 
+    @property
+    def is_full(self) -> bool:
+        return self.waiting.qsize() >= self.most
+
     def start(self) -> None:
         self.worker = asyncio.create_task(self._work())
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi.responses import JSONResponse, Response
@@ -17,6 +19,8 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+BUSY = "too much is waiting already: ask again in a second"
+RETRY = {"Retry-After": "1"}
 HEADERS = [
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -29,6 +33,9 @@ class Limits:
     """What one request may ask for, and one client."""
 
     upload: int = 20 * 2**20  # bytes of a request
+    bodies: int = 100 * 2**20  # bytes of all open requests; beyond that, 503
+    body_seconds: float = 60.0  # until a body must have arrived
+    pixels: int = 100_000_000  # of the images of a request, and of all that are decoded and not answered yet
     inputs: int = 256  # of a request
     rows: int = 10_000  # of a table
     rate: float = 100.0  # requests per second and client address, five times as many at once; 0 has no limit
@@ -36,7 +43,29 @@ class Limits:
     waiting: int = 4096  # samples that wait; beyond that, 503
 
 
-def fault(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+class Budget:
+    """An amount that all open requests share."""
+
+    def __init__(self, total: int) -> None:
+        self.free = total
+        self._turn, self._returned = asyncio.Lock(), asyncio.Event()
+
+    @asynccontextmanager
+    async def reserve(self, amount: int) -> AsyncIterator[None]:
+        """Wait until so much is free, first come, first served; an amount above the total would wait for ever."""
+        async with self._turn:
+            while amount > self.free:
+                self._returned.clear()
+                await self._returned.wait()
+            self.free -= amount
+        try:
+            yield
+        finally:
+            self.free += amount
+            self._returned.set()
+
+
+def fault(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": message}, status, headers)
 
 
@@ -57,17 +86,19 @@ class Metrics:
 
 
 class Guard:
-    """Refuses what is too large or comes too often, counts all, and tells browsers what a page may load."""
+    """Refuses what is too large, too slow or comes too often, counts all, and tells browsers what a page may load."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, paths: Callable[[], set[str]]) -> None:
-        self.app, self.limits, self.metrics, self.paths = app, limits, metrics, paths
+    def __init__(
+        self, app: ASGIApp, limits: Limits, metrics: Metrics, bodies: Budget, paths: Callable[[], set[str]]
+    ) -> None:
+        self.app, self.limits, self.metrics, self.bodies, self.paths = app, limits, metrics, bodies, paths
         self.allowance: dict[str, tuple[float, float]] = {}  # by address: requests that are left, and when that was
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status, received = time.perf_counter(), 500, 0
+        start, status, received, more = time.perf_counter(), 500, 0, True
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -77,11 +108,20 @@ class Guard:
             await send(message)
 
         async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
+            nonlocal received, more
+            left = max(start + self.limits.body_seconds - time.perf_counter(), 0.0) if more else None
+            try:
+                message = await asyncio.wait_for(receive(), left)
+            except asyncio.TimeoutError:
+                words = f"the body had not arrived after {self.limits.body_seconds:g} seconds: send less at once"
+                raise HTTPException(408, words, {"Connection": "close"}) from None
+            more, size = message.get("more_body", False), len(message.get("body", b""))
+            received += size
+            self.bodies.free -= size
             if received > self.limits.upload:
                 raise HTTPException(413, self._too_large())
+            if self.bodies.free < 0:
+                raise HTTPException(503, BUSY, RETRY)
             return message
 
         refusal = self._refusal(scope)
@@ -91,6 +131,7 @@ class Guard:
             else:
                 await self.app(scope, counted, watched)
         finally:
+            self.bodies.free += received
             path = scope["path"] if scope["path"] in self.paths() else "other"
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.seconds.labels(path).observe(time.perf_counter() - start)
@@ -101,7 +142,7 @@ class Guard:
             return fault(413, self._too_large())
         if scope["path"].startswith("/api/") and not self._may_ask(scope["client"][0] if scope["client"] else ""):
             rate = self.limits.rate
-            return fault(429, f"more than {rate:g} requests per second: ask again in a second", {"Retry-After": "1"})
+            return fault(429, f"more than {rate:g} requests per second: ask again in a second", RETRY)
         return None
 
     def _too_large(self) -> str:

@@ -6,7 +6,9 @@ import base64
 import binascii
 import io
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from pouf.data.base import Unreadable
-from pouf.data.images import Images
+from pouf.data.images import Images, draft_jpeg
 from pouf.data.tables import read_table
 from pouf.data.texts import Texts
 from pouf.errors import InputError
@@ -38,15 +40,21 @@ class Reader:
         (items,) = given.values()
         self._check_count(items, "inputs", self.limits.inputs)
         if self.modality == "image":
-            return self.of_images([_from_base64(i, item) for i, item in enumerate(items)])
+            return [_from_base64(i, item) for i, item in enumerate(items)]
         if self.modality == "vector":
             return [self._vector(i, item) for i, item in enumerate(items)]
         return [self._text(i, item) for i, item in enumerate(items)]
 
-    def of_images(self, contents: Sequence[bytes]) -> list[Any]:
+    def check_files(self, files: Sequence[Any]) -> None:
         if self.modality != "image":
             raise InputError(f"this model reads {self.modality}s, not images")
-        self._check_count(contents, "images", self.limits.inputs)
+        self._check_count(files, "images", self.limits.inputs)
+
+    def pixels(self, contents: Sequence[bytes]) -> int:
+        """What the images will take when they are decoded and scaled for the model, from their headers alone."""
+        return sum(self._pixels(i, content) for i, content in enumerate(contents))
+
+    def decode(self, contents: Sequence[bytes]) -> list[Image.Image]:
         return [self._image(i, content) for i, content in enumerate(contents)]
 
     def of_table(self, name: str, content: bytes, column: str) -> Texts:
@@ -76,14 +84,16 @@ class Reader:
         if len(items) > most:
             raise InputError(f"{len(items):,} {what}, but {most:,} at most at once: send them in parts")
 
+    def _pixels(self, i: int, content: bytes) -> int:
+        side = self.classifier.backbone.image_size or 0
+        with _opened(i, content) as image:
+            draft_jpeg(image, side)
+            short, long = sorted(image.size)
+            return short * long + side * side * long // max(short, 1)  # its shorter side becomes the model's
+
     def _image(self, i: int, content: bytes) -> Image.Image:
-        try:
-            with Image.open(io.BytesIO(content)) as image:
-                return Images([image]).read_for(0, self.classifier.backbone.image_size)
-        except UnidentifiedImageError:
-            raise InputError(f"image {i}: not an image, or not in a format that Pillow knows") from None
-        except (Unreadable, Image.DecompressionBombError, OSError, ValueError) as error:
-            raise InputError(f"image {i} can't be read: {error}") from None
+        with _opened(i, content) as image:
+            return Images([image]).read_for(0, self.classifier.backbone.image_size)
 
     def _text(self, i: int, item: str | list[str]) -> Any:
         sample = item if isinstance(item, str) else tuple(item)
@@ -101,6 +111,19 @@ class Reader:
         if not np.isfinite(vector).all() or not vector.any():
             raise InputError(f"vector {i} is zero, or not finite")
         return vector
+
+
+@contextmanager
+def _opened(i: int, content: bytes) -> Iterator[Image.Image]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged metadata, and of a size that is checked here
+            with Image.open(io.BytesIO(content)) as image:
+                yield image
+    except UnidentifiedImageError:
+        raise InputError(f"image {i}: not an image, or not in a format that Pillow knows") from None
+    except (Unreadable, Image.DecompressionBombError, OSError, ValueError) as error:
+        raise InputError(f"image {i} can't be read: {error}") from None
 
 
 def _from_base64(i: int, text: str) -> bytes:
