@@ -90,11 +90,58 @@ def test_the_step_is_chosen_on_dev_and_judged_on_the_test(monkeypatch: pytest.Mo
     def adapt(classifier: Any, data: Any, recipe: Any, *, shots: Any, callbacks: Any) -> Any:
         for step in (0, 1, 2):
             callbacks[0].on_checkpoint(step)
-        return SimpleNamespace(verdict=SimpleNamespace(chosen=2), at=lambda use: nullcontext())
+        return SimpleNamespace(verdict=SimpleNamespace(advised="last", chosen=2), at=lambda use: nullcontext())
 
     monkeypatch.setattr(cells, "adapt", adapt)
     scores, _ = cells._judged(None, None, recipe, None, lambda: {"MR": next(test)}, lambda: next(dev))
     assert scores["MR"] == (0.3, 0.3, 0.3, 0.2), "last, chosen, oracle, and the first step, best on dev"
+
+
+@pytest.mark.parametrize(("advised", "expected"), [("last", 0.3), ("chosen", 0.2), ("zero-shot", 0.1)])
+def test_chosen_without_labels_is_what_adapt_would_use(
+    monkeypatch: pytest.MonkeyPatch, advised: str, expected: float
+) -> None:
+    def adapt(classifier: Any, data: Any, recipe: Any, *, shots: Any, callbacks: Any) -> Any:
+        for step in (0, 1, 2):
+            callbacks[0].on_checkpoint(step)
+        return SimpleNamespace(recipe=recipe, verdict=SimpleNamespace(advised=advised, chosen=1), at=nullcontext)
+
+    test = iter([0.1, 0.2, 0.3])
+    monkeypatch.setattr(cells, "adapt", adapt)
+    recipe = Recipe(steps=2, snapshots=2, postprocess="none")
+    scores, _ = cells._judged(None, None, recipe, None, lambda: {"MR": next(test)})
+    assert scores["MR"].chosen == expected
+
+
+def test_a_run_that_an_alarm_speaks_against_counts_as_zero_shot(standins: Path) -> None:
+    collapsing = {"steps": 20, "snapshots": 4, "batch_size": 32, "optimisation.lr": 0.03, "objective.transport": 0.0,
+                  "objective.information": 0.0, "objective.entropy": 1.0}  # fmt: skip
+    scores = [
+        run_cell(Cell("images", "office31:dslr", method, 0), Setting(str(standins), EMBEDDED, changes)).scores
+        for method, changes in (("zero-shot", {}), ("pouf-full", collapsing))
+    ]
+    zero_shot, collapsed = (score["office31:dslr"] for score in scores)
+    assert collapsed.last < zero_shot.last - 0.1
+    assert collapsed.chosen == zero_shot.last
+
+
+@pytest.mark.parametrize("task", ["SST-2", "QQP"])
+def test_predictions_are_means_over_the_draws_of_the_task(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    seen = Spy(monkeypatch)
+    language(standins, task, "lm-bff", limit=2)
+    assert seen.classifier.demonstrations.samples == {"SST-2": 16, "QQP": 4}[task]
+
+
+def test_no_image_of_an_unseen_class_is_adapted_to(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Spy(monkeypatch)
+    for method in ("seen", "seen+unseen"):
+        run_cell(Cell("unseen", "office31:dslr", method, 0), Setting(str(standins), EMBEDDED, QUICK))
+        folders = {name.split("/")[0] for name in seen.data.ids}
+        names = set((standins / "office31" / "classes.txt").read_text().split())
+        assert len(folders) == len(names) // 2 and folders < names
+        assert (set(seen.classifier.classes) == folders) == (method == "seen"), "its prototypes are those it may see"
 
 
 def test_without_snapshots_the_last_step_stands_alone(standins: Path) -> None:

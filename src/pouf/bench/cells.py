@@ -57,7 +57,9 @@ class Setting:
 
 
 class Score(NamedTuple):
-    """A metric at the last step, at the step chosen without labels, and at the best step by the labels of the test.
+    """A metric at the last step, of what `adapt` would use, and at the best step by the labels of the test.
+
+    `chosen` is what the verdict advises: the step chosen without labels, or zero-shot where an alarm speaks against it.
 
     Language tasks also have D_dev, as many labelled texts as the shots: `dev` is the metric at the step that is best
     there. None where no snapshots were taken to choose from.
@@ -107,7 +109,7 @@ def _judged(
             last = judge()
     if recipe.steps and not recipe.snapshots:
         return {c: Score(last[c], None, None) for c in last}, result
-    chosen = at_step.get(-1 if result.verdict.chosen is None else result.verdict.chosen, last)
+    chosen = _advised(result, at_step, last, judge)
     best = at_step[max(dev, key=lambda step: dev[step])] if dev else last
     return {
         c: Score(
@@ -116,6 +118,20 @@ def _judged(
         )
         for c in last
     }, result  # fmt: skip
+
+
+def _advised(
+    result: Adaptation, at_step: Mapping[int, dict[str, float]], last: dict[str, float], judge: Judge
+) -> dict[str, float]:
+    """The figures of what `pouf adapt` would use: zero-shot too, where an alarm speaks against the run."""
+    advised = result.verdict.advised
+    if advised == "last":
+        return last
+    step = result.verdict.chosen if advised == "chosen" else 0
+    if step in at_step and result.recipe.postprocess == "none":
+        return at_step[step]  # judged when it was reached
+    with result.at("advised"):
+        return judge()
 
 
 def _facts(result: Adaptation) -> dict[str, float]:
