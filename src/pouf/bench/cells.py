@@ -127,7 +127,7 @@ def _advised(
     advised = result.verdict.advised
     if advised == "last":
         return last
-    step = result.verdict.chosen if advised == "chosen" else 0
+    step = (result.verdict.chosen or 0) if advised == "chosen" else 0
     if step in at_step and result.recipe.postprocess == "none":
         return at_step[step]  # judged when it was reached
     with result.at("advised"):
