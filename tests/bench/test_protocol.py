@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pouf import EMBEDDED, Classifier, Recipe
+from pouf import EMBEDDED, Classifier, InputError, Recipe
 from pouf.bench import cells
 from pouf.bench.archives import read_task
 from pouf.bench.cells import Cell, Setting, run_cell
@@ -56,8 +56,8 @@ def test_majority_reaches_the_papers_figure_on_real_data(standins: Path, task: s
 def test_majority_is_that_of_the_whole_training_set(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = cells.read_task
 
-    def skewed(task: Any, folder: Any, split: Any) -> Any:
-        read = original(task, folder, split)
+    def skewed(task: Any, folder: Any, split: Any, **more: Any) -> Any:
+        read = original(task, folder, split, **more)
         keep = [i for i in range(len(read.inputs)) if read.targets[i, 1] or i % 2]
         return cells.Shots(cells.Subset(read.inputs, keep), read.targets[keep])
 
@@ -80,6 +80,28 @@ def test_kshot_texts_are_those_of_the_seed_without_their_labels(
     assert seen.shots is None
     language(standins, "MR", "pouf", limit=12, unlabelled="train")
     assert len(seen.data) == len(train.inputs) > 32, "the limit is of the texts that are judged"
+
+
+def test_splits_that_are_drawn_already_are_taken_whole(
+    standins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split, n in (("train", 16), ("dev", 16), ("test", 20)):
+        lines = [f"{i % 2},the film in place {split} {i} was good .\n" for i in range(2 * n)]
+        (tmp_path / "mr/16-42").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"mr/16-42/{split}.csv").write_text("".join(lines))
+    seen, judged = Spy(monkeypatch), []
+    original = Classifier.infer
+    monkeypatch.setattr(
+        Classifier, "infer", lambda self, data, *more: judged.append(data) or original(self, data, *more)
+    )
+    setting = Setting(str(tmp_path), str(standins / LM), QUICK)
+    run_cell(Cell("language", "MR", "pouf", 42), setting)
+    assert [seen.data.read(i).split()[5] for i in range(len(seen.data))] == ["train"] * 32
+    assert {data.read(0).split()[5]: len(data) for data in judged} == {"dev": 32, "test": 40}
+    for method, unlabelled in (("majority", "kshot"), ("pouf", "train")):
+        with pytest.raises(InputError, match="has the shots of MR alone, the whole training set is needed"):
+            run_cell(Cell("language", "MR", method, 42), Setting(str(tmp_path), str(standins / LM), QUICK,
+                                                                 unlabelled=unlabelled))  # fmt: skip
 
 
 def test_the_step_is_chosen_on_dev_and_judged_on_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
