@@ -96,8 +96,8 @@ def test_splits_that_are_drawn_already_are_taken_whole(
     )
     setting = Setting(str(tmp_path), str(standins / LM), QUICK)
     run_cell(Cell("language", "MR", "pouf", 42), setting)
-    assert [seen.data.read(i).split()[5] for i in range(len(seen.data))] == ["train"] * 32
-    assert {data.read(0).split()[5]: len(data) for data in judged} == {"dev": 32, "test": 40}
+    assert [seen.data.read(i).split()[4] for i in range(len(seen.data))] == ["train"] * 32
+    assert {data.read(0).split()[4]: len(data) for data in judged} == {"dev": 32, "test": 40}
     for method, unlabelled in (("majority", "kshot"), ("pouf", "train")):
         with pytest.raises(InputError, match="has the shots of MR alone, the whole training set is needed"):
             run_cell(Cell("language", "MR", method, 42), Setting(str(tmp_path), str(standins / LM), QUICK,
