@@ -25,7 +25,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 EIGHT = 8
 # Corners, turn and inner radius of the marks of classes 0 to 7 (circles), 8 to 15 (squares), 16 to 23 (triangles) and
 # 24 to 31 (crosses with four points).
-SHAPES = ((0, 0.0, 1.0), (4, 0.5, 1.0), (3, 0.0, 1.0), (8, 0.0, 0.4))
+SHAPES = ((0, 0.0, 1.0), (4, 0.5, 1.0), (3, 0.0, 1.0), (8, 0.0, 0.5))
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
