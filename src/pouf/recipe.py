@@ -121,7 +121,8 @@ class Objective(Settings):
     cost: Literal["cosine", "exponential"] = "cosine"
     plan: Literal["conditional", "exact", "sinkhorn"] = "conditional"  # the last two are optimal transport
     regularisation: Weight = 0.0  # of Sinkhorn's plan; 0 takes T
-    # Class proportions, unless the classifier was given some. With "paper" they enter the transport alone.
+    # Class proportions, where none are known. With "paper" they, and known ones too, enter the transport alone, as in
+    # the paper's appendix; else known ones are what the mutual information pulls towards.
     prior: Literal["uniform", "estimated", "paper"] = "uniform"
 
     def weights(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pouf import InputError
-from pouf.bench.archives import from_dataset, read_task
+from pouf.bench.archives import Columns, from_dataset, has_drawn_splits, read_task
 from pouf.bench.language import TASKS
 
 # A few lines of each task's files, as its archive has them: file, contents, samples, positions of the classes.
@@ -118,7 +118,7 @@ def test_the_hubs_names_of_classes_count_and_not_their_numbers() -> None:
     assert from_dataset(TASKS["TREC"], trec, label="coarse_label").targets.argmax(1).tolist() == [0]
     with pytest.raises(InputError, match="label 'yes' is none of"):
         from_dataset(TASKS["CoLA"], labelled_dataset(["yes", "no"], 0))
-    with pytest.raises(InputError, match=r"has sentence, label: name them"):
+    with pytest.raises(InputError, match=r"there are sentence, label: name them"):
         from_dataset(TASKS["RTE"], table)
 
 
@@ -165,3 +165,118 @@ def test_a_header_that_lacks_a_column_is_said(tmp_path: Path) -> None:
     put(tmp_path, "RTE/dev.tsv", "index\tsentence1\tlabel\n0\tA.\tentailment\n")
     with pytest.raises(InputError, match="no column 'sentence2', only: index, sentence1, label"):
         read_task(TASKS["RTE"], tmp_path, "test")
+
+
+def k_shot(folder: Path, name: str, seeds: tuple[int, ...] = (42,), each: int = 16) -> None:
+    """A task as the authors' script writes it: shots, D_dev and the whole test for each seed; texts tell which."""
+    for seed in seeds:
+        for split, rows in (("train", each), ("dev", each), ("test", 3 * each)):
+            texts = [(f"{split} {i} of {seed}", i % 2) for i in range(2 * rows)]
+            if name == "SST-2":
+                lines = ["sentence\tlabel", *(f'a "{text}\t{label}' for text, label in texts)]
+            else:
+                lines = [f'{label},"{text} , isn\'t it"' for text, label in texts]
+            put(folder / name, f"16-{seed}/{split}.tsv", "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("name", ["SST-2", "mr"])
+@pytest.mark.parametrize("place", [".", "k-shot"])
+def test_splits_of_the_authors_are_read_whole(tmp_path: Path, name: str, place: str) -> None:
+    k_shot(tmp_path / place, name, (42, 13))
+    task = TASKS["MR" if name == "mr" else name]
+    assert has_drawn_splits(task, tmp_path)
+    for seed in (42, 13):
+        for split, n in (("train", 32), ("dev", 32), ("test", 96)):
+            read = read_task(task, tmp_path, split, seed)
+            assert len(read.inputs) == n and read.targets.sum(0).tolist() == [n / 2] * 2
+            assert all(f"{split} {i} of {seed}" in text for i, text in enumerate(read.inputs.items))
+    with pytest.raises(InputError, match=r"no '16-21' in .*only 16-13, 16-42"):
+        read_task(task, tmp_path, "train", 21)
+
+
+def test_both_test_sets_of_mnli_have_one_dev_among_the_splits_of_the_authors(tmp_path: Path) -> None:
+    header = "index\tsentence1\tsentence2\tgold_label\n"
+    for name in ("train", "dev_matched", "test_matched", "test_mismatched"):
+        put(tmp_path, f"MNLI/16-42/{name}.tsv", f"{header}0\t{name}.\tB.\tneutral\n")
+    for task, test in (("MNLI", "test_matched"), ("MNLI-mm", "test_mismatched")):
+        for split, file in (("train", "train"), ("dev", "dev_matched"), ("test", test)):
+            assert read_task(TASKS[task], tmp_path, split, 42).inputs.items == [(f"{file}.", "B.")]
+
+
+def test_a_test_with_labels_goes_before_dev_and_one_without_does_not(tmp_path: Path) -> None:
+    """A seed's folder that was copied over, and GLUE's own, which keeps the labels of its test to itself."""
+    k_shot(tmp_path, "SST-2")
+    (tmp_path / "SST-2" / "16-42").rename(tmp_path / "copied")
+    (tmp_path / "copied").rename(tmp_path / "SST-2" / "x")
+    for file in (tmp_path / "SST-2" / "x").iterdir():
+        file.rename(tmp_path / "SST-2" / file.name)
+    read = read_task(TASKS["SST-2"], tmp_path, "test")
+    assert len(read.inputs) == 96 and all('a "test' in text for text in read.inputs.items)
+    put(tmp_path, "SST-2/test.tsv", "index\tsentence\n0\tno label\n")
+    assert all('a "dev' in text for text in read_task(TASKS["SST-2"], tmp_path, "test").inputs.items)
+    for test, label in (("index\tsentence\n0\tno label\n", 1), ("gj04\t-1\t\thidden\n", 1)):
+        put(tmp_path, "CoLA/dev.tsv", f"gj04\t{label}\t\tdev\n")
+        put(tmp_path, "CoLA/test.tsv", test)
+        assert read_task(TASKS["CoLA"], tmp_path, "test").inputs.items == ["dev"]
+
+
+def test_files_of_which_one_must_be_meant_are_an_error(tmp_path: Path) -> None:
+    put(tmp_path, "rte/train.tsv", ARCHIVES["RTE"][1] * 2)
+    for split in ("dev", "test"):
+        put(tmp_path, f"rte/{split}.tsv", ARCHIVES["RTE"][1])
+        put(tmp_path, f"snli/{split}.tsv", f"sentence1\tsentence2\tgold_label\n{split}\tB.\tneutral\n")
+    with pytest.raises(InputError, match=r"has dev.tsv and test.tsv, both with labels: keep the one to be judged on"):
+        read_task(TASKS["RTE"], tmp_path, "test")
+    assert read_task(TASKS["SNLI"], tmp_path, "test").inputs.items == [("dev", "B.")], "its archive has both"
+    put(tmp_path, "mr/test.csv", "1,fun\n")
+    put(tmp_path, "mr/test.tsv", "1\tfun\n")
+    with pytest.raises(InputError, match=r"has test.csv and test.tsv: keep one of them"):
+        read_task(TASKS["MR"], tmp_path, "test")
+
+
+ROWS = [{"text": "who was he ?", "label": 1}, {"text": "a man walks", "label": 0}]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet", "datasets"])
+def test_names_of_labels_count_beside_their_numbers(tmp_path: Path, ending: str) -> None:
+    """On the hub subjective texts are number 1, in LM-BFF's files number 0."""
+    rows = [row | {"label_text": name} for row, name in zip(ROWS, ("subjective", "objective"), strict=True)]
+    if ending in ("parquet", "datasets"):
+        table = pytest.importorskip("datasets").Dataset.from_list(rows)
+        (tmp_path / "subj").mkdir()
+        if ending == "datasets":
+            assert from_dataset(TASKS["Subj"], table).targets.argmax(1).tolist() == [0, 1]
+            with pytest.raises(InputError, match="column 'label' has numbers, and Subj is numbered in several ways"):
+                from_dataset(TASKS["Subj"], table.remove_columns("label_text"))
+            return
+        table.to_parquet(str(tmp_path / "subj/test.parquet"))
+    else:
+        mark = "," if ending == "csv" else "\t"
+        lines = map(json.dumps, rows) if ending == "jsonl" else [mark.join(map(str, r)) for r in (rows[0], *(
+            row.values() for row in rows))]  # fmt: skip
+        put(tmp_path, f"subj/test.{ending}", "\n".join(lines))
+    assert read_task(TASKS["Subj"], tmp_path, "test").targets.argmax(1).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("column", ["coarse_label", "label-coarse"])
+def test_the_hubs_trec_is_read(tmp_path: Path, column: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"]
+    features = datasets.Features(
+        {"text": datasets.Value("string"), column: datasets.ClassLabel(names=names),
+         "fine_label": datasets.Value("int64")}
+    )  # fmt: skip
+    rows = {"text": ["What is it ?", "What is NATO ?"], column: [2, 0], "fine_label": [24, 0]}
+    table = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict(train=table, test=table).save_to_disk(str(tmp_path / "trec"))
+    assert read_task(TASKS["TREC"], tmp_path, "test").targets.argmax(1).tolist() == [0, 2]
+
+
+def test_columns_of_other_names_can_be_given(tmp_path: Path) -> None:
+    put(tmp_path, "trec/test.csv", "question,kind,label\nWho was he ?,HUM,7\n")
+    with pytest.raises(InputError, match="label 'question' is none of"):
+        read_task(TASKS["TREC"], tmp_path, "test")
+    read = read_task(TASKS["TREC"], tmp_path, "test", columns=Columns(("question",), "kind"))
+    assert (read.inputs.items, read.targets.argmax(1).tolist()) == (["Who was he ?"], [3])
+    with pytest.raises(InputError, match=r"needs columns .* name them with --text-column and --label-column"):
+        read_task(TASKS["TREC"], tmp_path, "test", columns=Columns(("no",), "kind"))

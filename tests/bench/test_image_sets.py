@@ -28,10 +28,15 @@ def test_office_31_has_its_images_one_folder_deeper(tmp_path: Path) -> None:
     assert classes == OFFICE_31 and labelled.labels == [1, 30]
 
 
-def test_office_home_has_a_domain_with_a_space(tmp_path: Path) -> None:
-    put(tmp_path / "OfficeHome/Real World/Alarm_Clock/1.jpg")
+@pytest.mark.parametrize("folder", ["OfficeHome", "office-home", "OfficeHomeDataset_10072016"])
+@pytest.mark.parametrize("domain", ["Real World", "Real_World", "RealWorld"])
+def test_office_home_is_found_by_the_names_that_its_copies_have(tmp_path: Path, folder: str, domain: str) -> None:
+    put(tmp_path / folder / domain / "Alarm_Clock/1.jpg")
     _, labelled = IMAGE_SETS["office-home"].read(tmp_path, "real-world")
     assert labelled.labels == [0]
+    (tmp_path / folder / "real-world").mkdir()
+    with pytest.raises(InputError, match="keep one of them there"):
+        IMAGE_SETS["office-home"].read(tmp_path, "real-world")
 
 
 def test_domainnet_takes_what_its_lists_name(tmp_path: Path) -> None:
@@ -46,7 +51,16 @@ def test_domainnet_takes_what_its_lists_name(tmp_path: Path) -> None:
         classes, labelled = IMAGE_SETS["domainnet"].read(tmp_path, "clipart", split)
         assert classes == ["axe", "bee"], "whatever the list"
         assert (list(labelled.inputs.ids), labelled.labels) == ([name], [label])
-    (tmp_path / "domainnet/clipart_test.txt").unlink()
+    (tmp_path / "domainnet/lists").mkdir()
+    for split in ("train", "test"):
+        name = f"clipart_{split}.txt"
+        (tmp_path / "domainnet" / name).rename(tmp_path / "domainnet/lists" / name)
+    assert IMAGE_SETS["domainnet"].read(tmp_path, "clipart", "test")[1].labels == [1], "in a folder of their own"
+    (tmp_path / "domainnet/clipart_train.txt").write_text("clipart/axe/2.jpg 0\n")
+    with pytest.raises(InputError, match=r"clipart_train.txt in .* are not the same"):
+        IMAGE_SETS["domainnet"].read(tmp_path, "clipart", "train")
+    for name in ("clipart_train.txt", "lists/clipart_test.txt"):
+        (tmp_path / "domainnet" / name).unlink()
     with pytest.raises(InputError, match=r"no list .*clipart_test.txt.*expected domainnet/"):
         IMAGE_SETS["domainnet"].read(tmp_path, "clipart", "test")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pouf import EMBEDDED, Classifier, Recipe
+from pouf import EMBEDDED, Classifier, InputError, Recipe
 from pouf.bench import cells
 from pouf.bench.archives import read_task
 from pouf.bench.cells import Cell, Setting, run_cell
@@ -56,8 +56,8 @@ def test_majority_reaches_the_papers_figure_on_real_data(standins: Path, task: s
 def test_majority_is_that_of_the_whole_training_set(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = cells.read_task
 
-    def skewed(task: Any, folder: Any, split: Any) -> Any:
-        read = original(task, folder, split)
+    def skewed(task: Any, folder: Any, split: Any, **more: Any) -> Any:
+        read = original(task, folder, split, **more)
         keep = [i for i in range(len(read.inputs)) if read.targets[i, 1] or i % 2]
         return cells.Shots(cells.Subset(read.inputs, keep), read.targets[keep])
 
@@ -82,6 +82,28 @@ def test_kshot_texts_are_those_of_the_seed_without_their_labels(
     assert len(seen.data) == len(train.inputs) > 32, "the limit is of the texts that are judged"
 
 
+def test_splits_that_are_drawn_already_are_taken_whole(
+    standins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split, n in (("train", 16), ("dev", 16), ("test", 20)):
+        lines = [f"{i % 2},the film in place {split} {i} was good .\n" for i in range(2 * n)]
+        (tmp_path / "mr/16-42").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"mr/16-42/{split}.csv").write_text("".join(lines))
+    seen, judged = Spy(monkeypatch), []
+    original = Classifier.infer
+    monkeypatch.setattr(
+        Classifier, "infer", lambda self, data, *more: judged.append(data) or original(self, data, *more)
+    )
+    setting = Setting(str(tmp_path), str(standins / LM), QUICK)
+    run_cell(Cell("language", "MR", "pouf", 42), setting)
+    assert [seen.data.read(i).split()[4] for i in range(len(seen.data))] == ["train"] * 32
+    assert {data.read(0).split()[4]: len(data) for data in judged} == {"dev": 32, "test": 40}
+    for method, unlabelled in (("majority", "kshot"), ("pouf", "train")):
+        with pytest.raises(InputError, match="has the shots of MR alone, the whole training set is needed"):
+            run_cell(Cell("language", "MR", method, 42), Setting(str(tmp_path), str(standins / LM), QUICK,
+                                                                 unlabelled=unlabelled))  # fmt: skip
+
+
 def test_the_step_is_chosen_on_dev_and_judged_on_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     # Zero-shot is judged on the test alone, and the last step once.
     test, dev = iter([0.1, 0.2, 0.3]), iter([0.9, 0.5])
@@ -90,11 +112,58 @@ def test_the_step_is_chosen_on_dev_and_judged_on_the_test(monkeypatch: pytest.Mo
     def adapt(classifier: Any, data: Any, recipe: Any, *, shots: Any, callbacks: Any) -> Any:
         for step in (0, 1, 2):
             callbacks[0].on_checkpoint(step)
-        return SimpleNamespace(verdict=SimpleNamespace(chosen=2), at=lambda use: nullcontext())
+        return SimpleNamespace(verdict=SimpleNamespace(advised="last", chosen=2), at=lambda use: nullcontext())
 
     monkeypatch.setattr(cells, "adapt", adapt)
     scores, _ = cells._judged(None, None, recipe, None, lambda: {"MR": next(test)}, lambda: next(dev))
     assert scores["MR"] == (0.3, 0.3, 0.3, 0.2), "last, chosen, oracle, and the first step, best on dev"
+
+
+@pytest.mark.parametrize(("advised", "expected"), [("last", 0.3), ("chosen", 0.2), ("zero-shot", 0.1)])
+def test_chosen_without_labels_is_what_adapt_would_use(
+    monkeypatch: pytest.MonkeyPatch, advised: str, expected: float
+) -> None:
+    def adapt(classifier: Any, data: Any, recipe: Any, *, shots: Any, callbacks: Any) -> Any:
+        for step in (0, 1, 2):
+            callbacks[0].on_checkpoint(step)
+        return SimpleNamespace(recipe=recipe, verdict=SimpleNamespace(advised=advised, chosen=1), at=nullcontext)
+
+    test = iter([0.1, 0.2, 0.3])
+    monkeypatch.setattr(cells, "adapt", adapt)
+    recipe = Recipe(steps=2, snapshots=2, postprocess="none")
+    scores, _ = cells._judged(None, None, recipe, None, lambda: {"MR": next(test)})
+    assert scores["MR"].chosen == expected
+
+
+def test_a_run_that_an_alarm_speaks_against_counts_as_zero_shot(standins: Path) -> None:
+    collapsing = {"steps": 20, "snapshots": 4, "batch_size": 32, "optimisation.lr": 0.03, "objective.transport": 0.0,
+                  "objective.information": 0.0, "objective.entropy": 1.0}  # fmt: skip
+    scores = [
+        run_cell(Cell("images", "office31:dslr", method, 0), Setting(str(standins), EMBEDDED, changes)).scores
+        for method, changes in (("zero-shot", {}), ("pouf-full", collapsing))
+    ]
+    zero_shot, collapsed = (score["office31:dslr"] for score in scores)
+    assert collapsed.last < zero_shot.last - 0.1
+    assert collapsed.chosen == zero_shot.last
+
+
+@pytest.mark.parametrize("task", ["SST-2", "QQP"])
+def test_predictions_are_means_over_the_draws_of_the_task(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    seen = Spy(monkeypatch)
+    language(standins, task, "lm-bff", limit=2)
+    assert seen.classifier.demonstrations.samples == {"SST-2": 16, "QQP": 4}[task]
+
+
+def test_no_image_of_an_unseen_class_is_adapted_to(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Spy(monkeypatch)
+    for method in ("seen", "seen+unseen"):
+        run_cell(Cell("unseen", "office31:dslr", method, 0), Setting(str(standins), EMBEDDED, QUICK))
+        folders = {name.split("/")[0] for name in seen.data.ids}
+        names = set((standins / "office31" / "classes.txt").read_text().split())
+        assert len(folders) == len(names) // 2 and folders < names
+        assert (set(seen.classifier.classes) == folders) == (method == "seen"), "its prototypes are those it may see"
 
 
 def test_without_snapshots_the_last_step_stands_alone(standins: Path) -> None:

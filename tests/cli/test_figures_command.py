@@ -54,8 +54,11 @@ def test_pouf_figures_writes_three_drawings(pouf: Pouf, few_digits: Path) -> Non
     centred = pouf("figures", "run", few_digits, "--labelled", "--centred", "--out", "centred")
     assert places(centred["tsne.svg"]) != places(drawn["tsne.svg"])
     assert any("centred" in word for word in words(centred["tsne.svg"]))
-    unlabelled = pouf("figures", "run", few_digits, "--out", "unlabelled")
-    assert "✗" not in words(unlabelled["neighbours.svg"])
+    unlabelled = pouf(
+        "figures", "run", few_digits, "--out", "unlabelled", "--only", "neighbours", "--classes", "Two,fi"
+    )
+    assert unlabelled.keys() == {"neighbours.svg"} and not Path("unlabelled/tsne.svg").exists()
+    assert words(unlabelled["neighbours.svg"]) == ["zero-shot", "adapted", "two", "five"], "in the order given; no ✗"
 
 
 def test_pouf_bench_draws_the_sweep_over_lambda(pouf: Pouf) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pouf import InputError, Texts
 from pouf.data.base import Unreadable
-from pouf.data.class_names import class_set
+from pouf.data.class_names import class_set, find_class
 from pouf.data.inputs import as_data
 from pouf.data.tables import BadRow, read_table
 from pouf.data.texts import LargeTexts
@@ -211,3 +211,13 @@ def test_a_text_that_names_a_file_is_said(tmp_path: Path, caplog: pytest.LogCapt
     (tmp_path / "reviews.csv").write_text("text\\na\\n")
     given = as_data(str(tmp_path / "reviews.csv"), "text")
     assert given.single and "is read as a text, though a file has that name" in caplog.text
+
+
+def test_a_class_is_found_by_its_name_or_by_the_beginning_of_one_name_alone() -> None:
+    classes = ["phone", "mobile_phone", "punchers", "paper_notebook", "phone_book"]
+    assert [find_class(name, classes) for name in ("Puncher", "Phone", "Mobile phone", "paper")] == [2, 0, 1, 3]
+    with pytest.raises(InputError, match=r"no class 'p' among .*it may be phone, punchers, paper_notebook"):
+        find_class("p", classes)
+    for name in ("pone", " "):
+        with pytest.raises(InputError, match=f"no class '{name}' among phone, mobile_phone"):
+            find_class(name, classes)

@@ -38,6 +38,14 @@ def test_the_exact_cost_is_pots() -> None:
     assert optimal_transport(random_sim()).item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("regularisation", [0.0, 0.05])
+def test_the_cost_is_that_of_the_plan_with_the_prior(regularisation: float) -> None:
+    prior, cost = torch.tensor([0.1, 0.2, 0.3, 0.4]), 1 - random_sim()
+    expected = (transport_plan(cost, prior, regularisation) * cost).sum().item()
+    assert optimal_transport(random_sim(), prior, regularisation).item() == pytest.approx(expected)
+    assert optimal_transport(random_sim(), None, regularisation).item() != pytest.approx(expected)
+
+
 def test_sinkhorn_becomes_exact_as_its_regularisation_goes() -> None:
     sim = random_sim()
     exact = optimal_transport(sim).item()

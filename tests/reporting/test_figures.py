@@ -151,12 +151,13 @@ def test_prototypes_far_from_all_features_are_drawn_far_from_them_unless_centred
 
 
 def test_no_colour_stands_for_two_classes() -> None:
-    names = [f"name {k}" for k in range(24)]
-    root = parse(tsne(some_view(24, 120), names))
+    """The paper draws the 31 classes of Office-31 like this."""
+    names = [f"name {k}" for k in range(32)]
+    root = parse(tsne(some_view(32, 120), names))
     colours = [group[0].get("fill") for group in root.iter(f"{SVG}g") if group.get("transform")]
-    assert len(colours) == len(set(colours)) == 24 and {*names} <= {*texts(root)}
+    assert len(colours) == len(set(colours)) == 32 and {*names} <= {*texts(root)}
     changed = [i % 3 == 0 for i in range(120)]
-    many = parse(tsne(some_view(25, 120), [*names, "one more"], changed=changed))
+    many = parse(tsne(some_view(33, 120), [*names, "one more"], changed=changed))
     points = {int(point.get("data-i")): point.get("fill") for point in many.iter() if point.get("class") == "p"}
     assert [points[i] == "var(--after)" for i in range(120)] == changed, "more classes than colours: what changed"
     assert texts(many) == ["prediction changed", "unchanged"]

@@ -13,7 +13,7 @@ from small_models import masked_lm, sentence_encoder
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, Vectors
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
-from pouf.losses import entropy
+from pouf.losses import conditional_transport, entropy, mutual_information
 from pouf.models.precomputed import Precomputed
 from pouf.predictor import Predictions
 from pouf.recipe import PRESETS, Kind
@@ -194,6 +194,31 @@ def test_the_papers_prior_enters_the_transport_alone() -> None:
     assert papers[1]["transport"] != pytest.approx(uniform[1]["transport"], abs=1e-4)
     assert papers[1]["information"] == pytest.approx(uniform[1]["information"], abs=1e-3)
     assert ours[1]["information"] != pytest.approx(uniform[1]["information"], abs=1e-3)
+
+
+@pytest.mark.parametrize("papers", [True, False])
+@pytest.mark.parametrize("k", [2, 6])
+def test_known_shares_enter_the_transport_as_in_the_paper_or_the_information_as_ours(k: int, papers: bool) -> None:
+    """The first loss of a run on all inputs, beside the formulas."""
+    features, prototypes = groups(present=2, k=k, n=120)
+    classifier = Classifier(Precomputed(prototypes, temperature=0.1), [f"class {i}" for i in range(k)])
+    sim = F.normalize(features, dim=1) @ F.normalize(prototypes, dim=1).T
+    prior = torch.tensor([0.6, *[0.4 / (k - 1)] * (k - 1)])
+    settings = {"steps": 1, "snapshots": 0, "few_classes": 0.0, "objective.prior": "paper" if papers else "uniform"}
+    result = classifier.adapt(Vectors(features), recipe="features", prior=prior.tolist(), settings=settings)
+    transport = conditional_transport(sim, 0.1, prior if papers else None).cost.item()
+    information = mutual_information(sim / 0.1, None if papers else prior, known=True).item()
+    assert result.history[0].terms == pytest.approx({"transport": transport, "information": -information}, abs=1e-5)
+    assert (result.recipe.postprocess == "shares") == (not papers and k == 2), "the paper has no offsets"
+
+
+def test_the_papers_estimate_is_not_replaced_by_the_shares_of_zero_shot() -> None:
+    """Two classes, which otherwise keep them; a recipe that names the paper's estimate means it."""
+    features, prototypes = groups(present=1, k=2, n=120)
+    classifier = Classifier(Precomputed(prototypes, temperature=0.1), ["a", "b"])
+    settings = {"steps": 2, "snapshots": 0, "few_classes": 0.0, "objective.prior": "paper"}
+    result = classifier.adapt(Vectors(features), recipe="features", settings=settings)
+    assert result.recipe.postprocess == "refinement"
 
 
 @pytest.mark.parametrize("prior", [[0.5, 0.5], [0.1] * 9 + [0.0], [0.1] * 9 + [float("nan")]])

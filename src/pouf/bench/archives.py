@@ -3,53 +3,118 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from pouf.bench.language import Task
+from pouf.bench.language import SHOTS, Task
 from pouf.data.class_names import same_name
 from pouf.data.labelled import Shots
-from pouf.data.tables import READERS, BadRow, read_table
+from pouf.data.tables import BadRow, read_table
 from pouf.data.texts import Texts
-from pouf.errors import InputError
+from pouf.errors import InputError, optional
 
-Split = Literal["train", "test"]
+Split = Literal["train", "dev", "test"]
 OwnRow = tuple[tuple[str, ...], Any]  # texts and label
+FILES = (".csv", ".jsonl", ".parquet", ".tsv")
+# Names count where numbers stand beside them: the hub numbers some classes in another order than LM-BFF's files.
+LABELS = ("label_text", "label", "coarse_label", "label-coarse", "label_coarse")
+NUMBERED_OTHERWISE = ("Subj", "TREC")  # by the hub
 
 
-def read_task(task: Task, folder: str | Path, split: Split) -> Shots:
+class Columns(NamedTuple):
+    """The columns to read, where they do not have one of the usual names."""
+
+    texts: tuple[str, ...] = ()
+    label: str = ""
+
+
+USUAL = Columns()
+
+
+def read_task(task: Task, folder: str | Path, split: Split, seed: int | None = None, columns: Columns = USUAL) -> Shots:
     """The examples of a task with their labels, for shots and for evaluation.
 
     Args:
         folder: holds `<layout.folder>/train.tsv` and so on as GLUE does, `<layout.folder>/train.csv` as LM-BFF does,
             `<task>/train.jsonl` (CSV, TSV, Parquet) with columns text, or text_a and text_b, and label, or score for
-            STS-B, or `<task>/` as `datasets` saves it to disk. Case does not matter in folder names, nor do hyphens.
-        split: "test" is GLUE's dev, whose labels are known.
+            STS-B, or `<task>/` as `datasets` saves it to disk; or, as the authors' `data/k-shot` does, splits that are
+            drawn already: `<task>/16-<seed>/{train,dev,test}.tsv`. Case and hyphens in folder names do not matter.
+        split: "test" is GLUE's dev, whose labels are known. "dev" is D_dev, which only splits that are drawn have.
+        seed: of splits that are drawn already.
     """
-    folder = Path(folder)
-    found = _task_folder(task, folder)
+    found = _task_folder(task, Path(folder))
     if any((found / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        return from_dataset(task, _load_from_disk(task, found, split))
-    stems = ("train",) if split == "train" else tuple(dict.fromkeys((task.layout.test, "test")))
-    file = next((f for stem in stems for f in sorted(found.glob(f"{stem}.*")) if f.suffix in READERS), None)
+        return from_dataset(task, _load_from_disk(task, found, split), columns.texts, columns.label)
+    drawn = _drawn_splits(found)
+    if drawn:
+        found = found / f"{SHOTS}-{seed}"
+        if found.name not in drawn:
+            raise InputError(f"no {found.name!r} in {str(found.parent)!r}, only {', '.join(drawn)}: choose their seeds")
+    test = task.layout.test
+    if split == "test":
+        file = _test_file(task, found, columns, drawn=bool(drawn))
+    else:
+        file = _find(found, ("train",) if split == "train" else ("dev_matched", "dev"))
     if file is None:
-        raise InputError(f"no {' or '.join(stems)} file in {str(found)!r}: expected one in {', '.join(READERS)}")
-    rows = _own_table(task, file) if _has_own_header(task, file) else _archive_table(task, file)
-    return _examples(task, list(rows), str(file))
+        expected = " or ".join(dict.fromkeys((test, "test") if split == "test" else (split,)))
+        raise InputError(f"no {expected} file in {str(found)!r}: expected one in {', '.join(FILES)}")
+    return _examples(task, list(_rows(task, file, columns)), str(file))
 
 
-def from_dataset(task: Task, dataset: Any, columns: Sequence[str] | None = None, label: str = "label") -> Shots:
+def has_drawn_splits(task: Task, folder: str | Path) -> bool:
+    """Whether the shots of each seed are there already, as in the authors' `data/k-shot`."""
+    return bool(_drawn_splits(_task_folder(task, Path(folder))))
+
+
+def _drawn_splits(found: Path) -> list[str]:
+    return sorted(path.name for path in found.glob(f"{SHOTS}-*") if path.is_dir())
+
+
+def _find(found: Path, stems: Sequence[str]) -> Path | None:
+    for stem in stems:
+        files = [file for file in sorted(found.glob(f"{stem}.*")) if file.suffix in FILES]
+        if len(files) > 1:
+            raise InputError(f"{str(found)!r} has {' and '.join(file.name for file in files)}: keep one of them there")
+        if files:
+            return files[0]
+    return None
+
+
+def _test_file(task: Task, found: Path, columns: Columns, drawn: bool) -> Path | None:
+    """The file to judge on: test where it has labels, else dev, whose labels GLUE gives away."""
+    own = task.layout.test
+    test = _find(found, (own.replace("dev", "test"), "test"))
+    dev = _find(found, (own,)) if own.startswith("dev") and not drawn else None
+    if test is None or dev is None:
+        return test or dev
+    try:
+        _examples(task, list(islice(_rows(task, test, columns), 20)), str(test))
+    except InputError:  # without labels, or with -1 for each
+        return dev
+    train = _find(found, ("train",))
+    if train is not None and _lines(train) == _lines(dev):  # shots, D_dev and test, copied from `16-<seed>`
+        return test
+    if task.layout.labelled_test:
+        return dev
+    raise InputError(
+        f"{str(found)!r} has {dev.name} and {test.name}, both with labels: keep the one to be judged on there "
+        f"({dev.name} in the paper's protocol)"
+    )
+
+
+def _lines(file: Path) -> int:
+    return sum(1 for line in file.read_bytes().splitlines() if line.strip())
+
+
+def from_dataset(task: Task, dataset: Any, columns: Sequence[str] | None = None, label: str | None = None) -> Shots:
     """A `datasets.Dataset`, with the hub's usual column names unless others are given."""
     there = list(dataset.column_names)
-    names = columns or next((names for names in _usual_columns(task) if set(names) <= set(there)), None)
-    if names is None or label not in there:
-        raise InputError(
-            f"task {task.name} needs columns for its text{'s' if task.pair else ''} and its label, but the dataset has "
-            f"{', '.join(there)}: name them with columns=… and label=…"
-        )
+    texts, label = _columns(task, there, Columns(tuple(columns or ()), label or ""), f"dataset {task.name}")
     # The hub numbers some labels in another order than GLUE's files do: where they have names, these count.
     classes = getattr(dataset.features.get(label), "names", None)
     rows = []
@@ -57,16 +122,49 @@ def from_dataset(task: Task, dataset: Any, columns: Sequence[str] | None = None,
         value = row[label]
         if value is None or (isinstance(value, (int, float)) and value < 0):
             continue  # no gold label
-        rows.append((tuple(row[name] for name in names), classes[value] if classes is not None else value))
-    return _examples(task, rows, f"dataset {task.name}")
+        rows.append((tuple(row[name] for name in texts), classes[value] if classes is not None else value))
+    return _examples(task, _sure(task, rows, label, f"dataset {task.name}"), f"dataset {task.name}")
+
+
+def _sure(task: Task, rows: Sequence[OwnRow], label: str, source: str) -> Sequence[OwnRow]:
+    """Rows of a table with a header, where numbers of classes are in the one order that everybody uses."""
+    if task.name in NUMBERED_OTHERWISE and rows and str(rows[0][1]).isdigit():
+        raise InputError(
+            f"{source}: column {label!r} has numbers, and {task.name} is numbered in several ways: read or write a "
+            f"column of names ({', '.join(task.labels)}), as label_text"
+        )
+    return rows
+
+
+def _columns(task: Task, there: Sequence[str], given: Columns, source: str) -> tuple[tuple[str, ...], str]:
+    """The columns of texts and of the label: those given, or the first usual ones that are there."""
+    texts = [given.texts] if given.texts else _text_columns(task)
+    labels = [given.label] if given.label else ["score", "label"] if task.scale is not None else LABELS
+    found = next((names for names in texts if set(names) <= set(there)), None)
+    label = next((name for name in labels if name in there), None)
+    if found is None or label is None or len(found) != 1 + task.pair:
+        raise InputError(
+            f"{source}: task {task.name} needs columns for its text{'s' if task.pair else ''} and its label, but there "
+            f"are {', '.join(there)}: name them with --text-column and --label-column"
+        )
+    return found, label
+
+
+def _text_columns(task: Task) -> list[tuple[str, ...]]:
+    """What the texts of such a task are called, here and on the hub."""
+    if not task.pair:
+        return [("text",), ("sentence",)]
+    named = tuple(name for name in task.layout.columns if isinstance(name, str))
+    return [("text_a", "text_b"), named, ("sentence1", "sentence2"), ("premise", "hypothesis"), ("text1", "text2")]
 
 
 def _task_folder(task: Task, folder: Path) -> Path:
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    for wanted in (task.name, task.layout.folder):
-        for candidate in inside:
-            if candidate.is_dir() and _plain(candidate.name) == _plain(wanted):
-                return candidate
+    for place in (folder, folder / "k-shot"):
+        inside = [path for path in sorted(place.iterdir()) if path.is_dir()] if place.is_dir() else []
+        for wanted in (task.name, task.layout.folder):
+            for candidate in inside:
+                if _plain(candidate.name) == _plain(wanted):
+                    return candidate
     raise InputError(
         f"no folder of task {task.name} in {str(folder)!r}: expected {task.layout.folder} or {task.name.lower()}"
     )
@@ -76,45 +174,52 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _has_own_header(task: Task, file: Path) -> bool:
-    if file.suffix in (".jsonl", ".parquet"):
+def _rows(task: Task, file: Path, given: Columns) -> Iterator[OwnRow]:
+    names = _header(file)
+    if file.suffix in (".csv", ".tsv") and not _is_table(task, names, given):
+        yield from _archive_table(task, file)
+        return
+    texts, label = _columns(task, names, given, str(file))
+    table = read_table(file, *texts, label)
+    rows = [
+        (tuple("" if isinstance(text, BadRow) else text for text in own), value)
+        for *own, value in zip(*table.values(), strict=True)
+    ]
+    yield from _sure(task, rows, label, str(file))
+
+
+def _is_table(task: Task, names: Sequence[str], given: Columns) -> bool:
+    """Whether these are the columns of a table of one's own, and not those of GLUE's files, which have no quoting."""
+    if any(given):
         return True
+    if {*task.layout.columns, task.layout.label} <= set(names):
+        return "label_text" in names
+    known = any(set(columns) <= set(names) for columns in _text_columns(task))
+    return known and any(name in names for name in (*LABELS, "score"))
+
+
+def _header(file: Path) -> list[str]:
+    """The names of a file's columns; the first row where it has none."""
+    if file.suffix == ".parquet":
+        parquet = optional("pyarrow.parquet", "parquet", "a Parquet file")
+        return list(parquet.read_schema(file).names)
     with file.open(encoding="utf-8-sig") as lines:
-        header = lines.readline().strip().split("\t" if file.suffix == ".tsv" else ",")
-    return {*_own_columns(task), _own_label(task)} <= set(header)
-
-
-def _own_columns(task: Task) -> tuple[str, ...]:
-    return ("text_a", "text_b") if task.pair else ("text",)
-
-
-def _own_label(task: Task) -> str:
-    return "label" if task.scale is None else "score"
-
-
-def _usual_columns(task: Task) -> list[tuple[str, ...]]:
-    """What the hub calls the texts of such a task."""
-    if not task.pair:
-        return [("text",), ("sentence",)]
-    named = tuple(name for name in task.layout.columns if isinstance(name, str))
-    return [("text_a", "text_b"), named, ("sentence1", "sentence2"), ("premise", "hypothesis")]
-
-
-def _own_table(task: Task, file: Path) -> Iterator[OwnRow]:
-    columns = _own_columns(task)
-    table = read_table(file, *columns, _own_label(task))
-    for *texts, label in zip(*table.values(), strict=True):
-        yield tuple("" if isinstance(text, BadRow) else text for text in texts), label
+        first = next((line for line in lines if line.strip()), "").rstrip("\r\n")
+    if file.suffix == ".jsonl":
+        row = json.loads(first) if first.startswith("{") else {}
+        return list(row)
+    return first.split("\t") if file.suffix == ".tsv" else next(csv.reader([first]), [])
 
 
 def _archive_table(task: Task, file: Path) -> Iterator[OwnRow]:
     """GLUE's files have no quoting: a quotation mark is a character like any other. LM-BFF's CSV files have."""
     layout = task.layout
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        if file.suffix == ".tsv":
-            rows: Iterator[list[str]] = iter(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-        else:
-            rows = iter(csv.reader(lines))
+        tabs = file.suffix == ".tsv" and "\t" in lines.readline()  # some end in .tsv and have commas
+        lines.seek(0)
+        rows: Iterator[list[str]] = iter(
+            csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
+        )
         places = [column for column in (*layout.columns, layout.label) if isinstance(column, int)]
         if not places:
             header = next(rows, [])

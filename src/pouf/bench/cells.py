@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from pouf.bench.archives import read_task
+from pouf.bench.archives import Columns, has_drawn_splits, read_task
 from pouf.bench.images import IMAGE_SETS
 from pouf.bench.language import TASKS, Task
-from pouf.bench.splits import few_shot
+from pouf.bench.splits import FewShot, few_shot
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.labelled import Labelled, Shots
@@ -54,10 +54,14 @@ class Setting:
     unlabelled: Literal["kshot", "train"] = (
         "kshot"  # texts to adapt to: the seed's 16 per class, as the paper's, or all
     )
+    text_columns: tuple[str, ...] = ()  # of language tasks, where the files do not have the usual ones
+    label_column: str = ""
 
 
 class Score(NamedTuple):
-    """A metric at the last step, at the step chosen without labels, and at the best step by the labels of the test.
+    """A metric at the last step, of what `adapt` would use, and at the best step by the labels of the test.
+
+    `chosen` is what the verdict advises: the step chosen without labels, or zero-shot where an alarm speaks against it.
 
     Language tasks also have D_dev, as many labelled texts as the shots: `dev` is the metric at the step that is best
     there. None where no snapshots were taken to choose from.
@@ -107,7 +111,7 @@ def _judged(
             last = judge()
     if recipe.steps and not recipe.snapshots:
         return {c: Score(last[c], None, None) for c in last}, result
-    chosen = at_step.get(-1 if result.verdict.chosen is None else result.verdict.chosen, last)
+    chosen = _advised(result, at_step, last, judge)
     best = at_step[max(dev, key=lambda step: dev[step])] if dev else last
     return {
         c: Score(
@@ -116,6 +120,20 @@ def _judged(
         )
         for c in last
     }, result  # fmt: skip
+
+
+def _advised(
+    result: Adaptation, at_step: Mapping[int, dict[str, float]], last: dict[str, float], judge: Judge
+) -> dict[str, float]:
+    """The figures of what `pouf adapt` would use: zero-shot too, where an alarm speaks against the run."""
+    advised = result.verdict.advised
+    if advised == "last":
+        return last
+    step = (result.verdict.chosen or 0) if advised == "chosen" else 0
+    if step in at_step and result.recipe.postprocess == "none":
+        return at_step[step]  # judged when it was reached
+    with result.at("advised"):
+        return judge()
 
 
 def _facts(result: Adaptation) -> dict[str, float]:
@@ -224,10 +242,16 @@ def _weighed(recipe: Recipe, task: Task) -> Recipe:
 def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     task = TASKS[cell.task]
     method = METHODS.get(cell.method, METHODS["pouf"])
-    train, test = (read_task(task, setting.data, split) for split in ("train", "test"))
-    test = _some(test, setting.limit)
+    drawn = has_drawn_splits(task, setting.data)
+    if drawn and (cell.method == "majority" or setting.unlabelled == "train"):
+        raise InputError(f"{setting.data!r} has the shots of {task.name} alone, the whole training set is needed")
+    columns = Columns(setting.text_columns, setting.label_column)
+    read = partial(read_task, task, setting.data, seed=cell.seed, columns=columns)
+    train, test = read("train"), _some(read("test"), setting.limit)
     split = None
-    if recipe.steps or method.demonstrations:
+    if drawn:
+        split = FewShot(train, read("dev"))
+    elif recipe.steps or method.demonstrations:
         held_out = {test.inputs.read(i) for i in range(len(test.inputs))}
         split = few_shot(train, cell.seed, held_out=held_out)
     # The balanced shots can't tell which class is the most frequent one.

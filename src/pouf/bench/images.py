@@ -35,12 +35,13 @@ class ImageSet:
 
     Args:
         folder: of the data set, under the one that holds all; case, hyphens and underscores do not matter.
-        domains: what we call them -> their folder.
+        domains: what we call them -> their folder; nor do they there, nor spaces.
         inside: a folder between the domain and its classes.
         classes: the names, in order; None reads them from the lists of files or the folders that are there.
         recipe: the paper's settings, without "-full" and "-prompt".
         lists: the domain's images stand in `<domain>_train.txt`, to adapt to, and `<domain>_test.txt`, to be judged on,
-            path and number per line.
+            path and number per line; beside the domains or in a folder there.
+        official: how the folder is called in the archive, where that is something else.
     """
 
     folder: str
@@ -49,11 +50,12 @@ class ImageSet:
     recipe: str
     inside: str = ""
     lists: bool = False
+    official: str = ""
 
     def read(self, root: Path, domain: str, split: Split | None = None) -> tuple[list[str], Labelled]:
         """The classes and the labelled images of a domain; where they are listed, of one list or of both."""
         base = self.find(root)
-        folder = base / self.domains[domain] / self.inside
+        folder = self._domain(base, domain) / self.inside
         if not folder.is_dir():
             raise InputError(f"no folder {str(folder)!r}: {self.layout()}")
         everything = self._listed(base, domain, ("train", "test")) if self.lists else set()
@@ -87,10 +89,19 @@ class ImageSet:
 
     def find(self, root: Path) -> Path:
         inside = sorted(root.iterdir()) if root.is_dir() else []
+        names = {_plain(self.folder), _plain(self.official or self.folder)}
         for candidate in inside:
-            if candidate.is_dir() and _plain(candidate.name) == _plain(self.folder):
+            if candidate.is_dir() and _plain(candidate.name) in names:
                 return candidate
         raise InputError(f"no {self.folder} in {str(root)!r}: {self.layout()}")
+
+    def _domain(self, base: Path, domain: str) -> Path:
+        """Its folder; as it should be called, where there is none."""
+        name = self.domains[domain]
+        there = [path for path in sorted(base.iterdir()) if path.is_dir() and _plain(path.name) == _plain(name)]
+        if len(there) > 1:
+            raise InputError(f"{str(base)!r} has {' and '.join(path.name for path in there)}: keep one of them there")
+        return there[0] if there else base / name
 
     def layout(self) -> str:
         domains = "|".join(self.domains.values())
@@ -99,12 +110,20 @@ class ImageSet:
         return f"expected {self.folder}/{{{domains}}}/{middle}<class>/*.jpg{lists}"
 
     def _listed(self, base: Path, domain: str, splits: Sequence[Split]) -> set[str]:
-        files = [base / f"{self.domains[domain]}_{split}.txt" for split in splits]
+        files = [_list(base, f"{self.domains[domain]}_{split}.txt") for split in splits]
         missing = [file for file in files if not file.is_file()]
         if missing:
-            raise InputError(f"no list {str(missing[0])!r}: {self.layout()}")
+            raise InputError(f"no list {str(missing[0])!r}, nor in a folder there: {self.layout()}")
         lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
         return {line.rsplit(" ", 1)[0] for line in lines if line.strip()}
+
+
+def _list(base: Path, name: str) -> Path:
+    """A list of images, beside the domains or in a folder there; as it should be called, where there is none."""
+    found = [file for file in (base / name, *sorted(base.glob(f"*/{name}"))) if file.is_file()]
+    if len({file.read_bytes() for file in found}) > 1:
+        raise InputError(f"{name} in {str(base)!r} and in a folder there are not the same: keep one of them")
+    return found[0] if found else base / name
 
 
 def _plain(name: str) -> str:
@@ -117,7 +136,7 @@ IMAGE_SETS: dict[str, ImageSet] = {
     ),
     "office-home": ImageSet(
         "office-home", {"art": "Art", "clipart": "Clipart", "product": "Product", "real-world": "Real World"},
-        tuple(OFFICE_HOME), "office-home",
+        tuple(OFFICE_HOME), "office-home", official="OfficeHomeDataset_10072016",
     ),
     "domainnet": ImageSet(
         "domainnet", {name: name for name in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")}, None,

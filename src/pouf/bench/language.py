@@ -25,6 +25,7 @@ class Layout:
     columns: tuple[str, ...] | tuple[int, ...]
     label: str | int
     test: str = "dev"  # the file that has labels and is not for training: GLUE keeps those of its test to itself
+    labelled_test: bool = False  # the archive has a test with labels too, and the paper judges on dev all the same
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ TASKS: dict[str, Task] = {
              max_length=256, draws=4),
         Task("MNLI-mm", INFERENCE, THREE_WAYS, Layout("MNLI", PAIR, "gold_label", test="dev_mismatched"),
              max_length=256, draws=4),
-        Task("SNLI", INFERENCE, THREE_WAYS, Layout("SNLI", PAIR, "gold_label"), max_length=256, draws=4),
+        Task("SNLI", INFERENCE, THREE_WAYS, Layout("SNLI", PAIR, "gold_label", labelled_test=True), max_length=256,
+             draws=4),
         Task("QNLI", INFERENCE, TWO_WAYS, Layout("QNLI", ("question", "sentence"), "label")),
         Task("RTE", RTE_TEMPLATE, TWO_WAYS, Layout("RTE", PAIR, "label"), max_length=256),
         Task("MRPC", PARAPHRASE, SAME_OR_NOT, Layout("MRPC", ("#1 String", "#2 String"), "Quality"), BINARY,

@@ -38,6 +38,8 @@ def run_table(
     settings: Mapping[str, Any] | None = None,
     unlabelled: str = "kshot",
     limit: int = 0,
+    text_columns: Sequence[str] = (),
+    label_column: str = "",
     jobs: int = 1,
     resume: bool = False,
     on_cell: Callable[[Outcome], None] | None = None,
@@ -50,6 +52,7 @@ def run_table(
         data: the folder that holds the data sets.
         settings: changes to the recipes, by dotted name.
         unlabelled: texts to adapt to: kshot, the paper's 16 per class of each seed, or train, the training set.
+        text_columns, label_column: of the files of language tasks, where they do not have the usual names.
         limit: most test texts of a language task, drawn once and the same for all cells; 0 takes all.
         resume: go on in a folder that holds results of this table with other settings.
         on_cell, on_start: are told of each cell that is there, and how many there will be.
@@ -64,7 +67,8 @@ def run_table(
     ways = [one_of("method", method, dict.fromkeys(chosen.all_methods, method)) for method in methods or chosen.methods]
     Recipe().with_settings(settings)  # a wrong name or value is said once, and not by each cell
     texts = one_of("unlabelled setting", unlabelled, {name: name for name in UNLABELLED})
-    setting = Setting(str(data), model, dict(settings or {}), limit=limit, unlabelled=texts)
+    setting = Setting(str(data), model, dict(settings or {}), limit=limit, unlabelled=texts,
+                      text_columns=tuple(text_columns), label_column=label_column)  # fmt: skip
     folder = Path(output_dir)
     room_for(folder / f"{table}.md")
     cells = chosen.cells(table, names, ways, tuple(seeds))

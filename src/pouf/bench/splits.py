@@ -39,7 +39,8 @@ def few_shot(data: Shots, seed: int, shots: int = SHOTS, held_out: Collection[Sa
     if len(by_class[poorest]) < 2 * shots:
         raise InputError(
             f"class number {poorest} has {len(by_class[poorest])} different examples in {data.inputs.source}, "
-            f"{2 * shots} are needed for {shots} shots to train on and {shots} to develop with"
+            f"{2 * shots} are needed for {shots} shots to train on and {shots} to develop with. Splits that are drawn "
+            f"already belong in <task>/{shots}-<seed>/"
         )
     train = [index for indices in by_class.values() for index in indices[:shots]]
     dev = [index for indices in by_class.values() for index in indices[shots : 2 * shots]]

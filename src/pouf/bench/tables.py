@@ -317,7 +317,8 @@ def _where_to_stop(rows: Sequence[Entry]) -> str:
         "for language were chosen, without shots as well. "
     )
     return (
-        "Where to stop: the last step and the choice without labels need none. "
+        "Where to stop: the last step and the choice without labels need none; that choice is what `pouf adapt` would "
+        "use, zero-shot where an alarm speaks against the run. "
         + (dev if _has_dev(rows) else "")
         + f"The *{PEEKS}* takes the best snapshot by the labels of the test, which nobody has: so the paper's figures "
         "for images were chosen. It is there to show what is lost without them."

@@ -65,6 +65,16 @@ def run(
         int,
         typer.Option(help="Maximum test texts per language task, drawn once and the same for all rows; 0 takes all."),
     ] = 0,
+    text_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of texts in the files of language tasks; two, as a,b, for pairs.",
+            show_default="the usual names",
+        ),
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="Column of labels there.", show_default="the usual names")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Cells to run in parallel.", min=1)] = 1,
     resume: Annotated[
         bool,
@@ -85,7 +95,8 @@ def run(
     with grid_progress(output.hidden) as (start, advance):
         result = run_table(
             table, data, model, out_dir, tasks=_names(tasks), methods=_names(methods), seeds=_numbers(seeds),
-            settings=_changes(settings or []), unlabelled=unlabelled, limit=limit, jobs=jobs, resume=resume,
+            settings=_changes(settings or []), unlabelled=unlabelled, limit=limit,
+            text_columns=_names(text_column) or (), label_column=label_column or "", jobs=jobs, resume=resume,
             on_cell=advance, on_start=start,
         )  # fmt: skip
     facts = {"cells": len(result.outcomes), "failed": len(result.failed), "files": [str(f) for f in result.files]}

@@ -31,24 +31,41 @@ def figures(
     centred: Annotated[
         bool, typer.Option("--centred", help="t-SNE of inputs and prototypes each centred by their own mean.")
     ] = False,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            help="Classes in the figure of nearest neighbours, e.g. Speaker,Puncher.",
+            show_default="those that changed most",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Some of the figures: tsne,neighbours,similarity.", show_default="all")
+    ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder of the pictures.")] = Path("figures"),
     text_column: TextColumn = None,
     label_column: LabelColumn = "label",
 ) -> None:
     """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; SVG."""
+    from pouf.data.class_names import find_class
+    from pouf.errors import one_of
     from pouf.files import room_for
-    from pouf.reporting.figures import look, paper_figures
+    from pouf.reporting.figures import FIGURES, look, paper_figures
     from pouf.reporting.svg import write
     from pouf.runs.folder import Run
 
     console.calm_libraries()
     room_for(out_dir / "figure.svg")
     there = Run(run)
+    wanted = [
+        one_of("figure", name.strip(), {n: n for n in FIGURES}) for name in (only or ",".join(FIGURES)).split(",")
+    ]
     zero_shot, adapted = load_run(run, place, "zero-shot", there.adapted)
+    chosen = [find_class(name, adapted.classes) for name in classes.split(",")] if classes else []
     data, labels = labelled_or_not(adapted, inputs, labelled, text_column, label_column, there)
     with encoding(place, output) as inference:
         comparison = look(nullcontext(zero_shot), nullcontext(adapted), data, labels, inference)
-    files = [write(figure, out_dir / f"{name}.svg") for name, figure in paper_figures(comparison, centred).items()]
+    drawn = paper_figures(comparison, centred, chosen, wanted)
+    files = [write(figure, out_dir / f"{name}.svg") for name, figure in drawn.items()]
     if output.as_json:
         console.tell_json({"files": [str(file) for file in files]})
     elif not output.quiet:

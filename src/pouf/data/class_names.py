@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pouf.data.tables import BadRow, distinct, header, read_table
-from pouf.errors import InputError
+from pouf.errors import InputError, nearest
 from pouf.reading import read_text
 
 # Unicode's categories of controls, invisible marks, halves of characters and line breaks; beside them letters and
@@ -51,6 +51,19 @@ def spoken(name: str) -> str:
 def same_name(name: str) -> str:
     """What two spellings of one class have in common: case, underscores, spaces and Unicode forms do not count."""
     return unicodedata.normalize("NFKC", spoken(name)).casefold()
+
+
+def find_class(name: str, classes: Sequence[str]) -> int:
+    """The position of a class by its name, or by the beginning of one name alone: `Puncher` finds `punchers`."""
+    known = [same_name(each) for each in classes]
+    wanted = same_name(name)
+    begun = [k for k, each in enumerate(known) if wanted and each.startswith(wanted)]
+    if wanted in known:
+        return known.index(wanted)
+    if len(begun) != 1:
+        several = f": it may be {', '.join(classes[k] for k in begun)}" if begun else nearest(wanted, known)
+        raise InputError(f"no class {name!r} among {', '.join(classes[:5])}{', …' * (len(classes) > 5)}{several}")
+    return begun[0]
 
 
 def class_set(classes: Classes) -> ClassSet:

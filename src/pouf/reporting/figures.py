@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -122,15 +122,34 @@ def similarities(view: View) -> Tensor:
     return (view.features * view.prototypes[view.labels]).sum(1)
 
 
-def paper_figures(comparison: Comparison, centred: bool = False) -> dict[str, Markup]:
-    """The files of `pouf figures`, by name."""
+FIGURES = ("tsne", "neighbours", "similarity")
+
+
+def paper_figures(
+    comparison: Comparison, centred: bool = False, classes: Sequence[int] = (), only: Sequence[str] = FIGURES
+) -> dict[str, Markup]:
+    """The files of `pouf figures`, by name.
+
+    Args:
+        classes: whose nearest neighbours are drawn, in this order; by default those that changed most.
+        only: some of the figures.
+    """
+    draw: dict[str, Callable[[], Markup]] = {
+        "tsne": lambda: _side_by_side(comparison, centred),
+        "neighbours": lambda: neighbours(comparison, classes),
+        "similarity": lambda: histogram(comparison),
+    }
+    return {name: draw[name]() for name in FIGURES if name in only}
+
+
+def _side_by_side(comparison: Comparison, centred: bool) -> Markup:
+    """The t-SNE before and after."""
     left, right = both_maps(comparison, centred)
     height = int(left.split('"')[3])  # of <svg width="" height="">
     about = ", each centred by their own mean" if centred else ""
     titles = [text(x, 14, name + about) for x, name in ((8, "zero-shot"), (SIDE + 24, "adapted"))]
     maps = [tag("g", part, transform=f"translate({x} 18)") for x, part in ((0, left), (SIDE + 16, right))]
-    both = drawing(2 * SIDE + 16, height + 18, *titles, *maps)
-    return {"tsne": both, "neighbours": neighbours(comparison), "similarity": histogram(comparison)}
+    return drawing(2 * SIDE + 16, height + 18, *titles, *maps)
 
 
 def both_maps(comparison: Comparison, centred: bool = False) -> list[Markup]:
@@ -238,17 +257,20 @@ def _around(x: float, y: float, half: float) -> Iterator[tuple[float, float]]:
             yield from ((x + sideways, y - away - 4), (x + sideways, y + away + 4))
 
 
-def nearest_inputs(comparison: Comparison) -> list[tuple[int, list[int], list[int]]]:
-    """Classes, and the inputs nearest to their prototypes before and after; the most changed first."""
+def nearest_inputs(comparison: Comparison, classes: Sequence[int] = ()) -> list[tuple[int, list[int], list[int]]]:
+    """Classes, and the inputs nearest to their prototypes before and after: those given, or the most changed first."""
     before, after = comparison[:2]
-    near = [(k, nearest(before, k), nearest(after, k)) for k in range(len(comparison.classes))]
+    near = [(k, nearest(before, k), nearest(after, k)) for k in classes or range(len(comparison.classes))]
+    if classes:
+        return near
     return sorted(near, key=lambda row: -len({*row[1]} ^ {*row[2]}))[:CLASSES]
 
 
-def neighbours(comparison: Comparison) -> Markup:
-    """The five inputs nearest to each prototype, before (left) and after (right); classes that changed most first."""
+def neighbours(comparison: Comparison, classes: Sequence[int] = ()) -> Markup:
+    """The five inputs nearest to each prototype, before (left) and after (right); classes that changed most first, or
+    those given."""
     parts, bottom = [text(8, 16, "zero-shot"), text(220, 16, "adapted")], 22
-    for k, *both in nearest_inputs(comparison):
+    for k, *both in nearest_inputs(comparison, classes):
         name = shorten(comparison.classes[k], 60)
         parts.append(text(8, bottom + 12, name, fill="var(--ink)", font_weight="bold"))
         top = bottom + 18

@@ -20,10 +20,12 @@ LIGHT = {"ground": "#ffffff", "card": "#f5f6f8", "ink": "#1b1f24", "soft": "#5b6
 # Each further eight have another shape as well.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "var(--ink)",
            "#C1121F", "#7B2CBF", "#6A994E", "#8B4513", "#FF5DA2", "#00B4B4", "#A0A000", "#9D7BD8",
-           "#3A5FCD", "#FF9F80", "#5FD068", "#B08968", "#C77DFF", "#4D908E", "#F4A6C0", "#808080")  # fmt: skip
+           "#3A5FCD", "#FF9F80", "#5FD068", "#B08968", "#C77DFF", "#4D908E", "#F4A6C0", "#808080",
+           "#1B3A8C", "#FFC857", "#2F7D32", "#A4457A", "#8FD3FF", "#7A2E0E", "#C5E17A", "#5C5C8A")  # fmt: skip
 EIGHT = 8
-# Corners, turn and inner radius of the marks of classes 0 to 7 (circles), 8 to 15 (squares) and 16 to 23 (triangles).
-SHAPES = ((0, 0.0, 1.0), (4, 0.5, 1.0), (3, 0.0, 1.0))
+# Corners, turn and inner radius of the marks of classes 0 to 7 (circles), 8 to 15 (squares), 16 to 23 (triangles) and
+# 24 to 31 (crosses with four points).
+SHAPES = ((0, 0.0, 1.0), (4, 0.5, 1.0), (3, 0.0, 1.0), (8, 0.0, 0.5))
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:

@@ -135,7 +135,8 @@ def settle(
         known = _known_shares(prior, len(classifier.classes))
         trains = settled.steps and settled.objective.needs_unlabelled
         few = len(classifier.classes) <= settled.keep_shares  # then shares are all that refinement would move
-        if trains and (settled.postprocess == "none" or few) and refine is None:
+        ours = settled.objective.prior != "paper"
+        if trains and ours and (settled.postprocess == "none" or few) and refine is None:
             # Training pulls towards known shares; these offsets see to it that it ends there.
             settled = settled.with_settings(postprocess="shares")
     learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled

@@ -60,7 +60,7 @@ def recipe_for_data(
         return recipe, held
     if recipe.steps and recipe.few_classes and inputs is not None and (inputs.streamed or len(inputs) > 1):
         recipe = _for_few_classes(classifier, inputs, recipe, inference)
-    if recipe.steps and recipe.keep_shares >= len(classifier.classes):
+    if recipe.steps and recipe.keep_shares >= len(classifier.classes) and recipe.objective.prior != "paper":
         return _keep_shares(classifier, inputs, recipe, inference)
     return recipe, held
 

@@ -250,6 +250,9 @@ def _shares(k: int, recipe: Recipe, prior: Tensor | None) -> tuple[Estimate | No
     Those to hold to, or what the recipe says.
     """
     of = recipe.objective.prior
+    if prior is not None and of == "paper":
+        papers_own = Shares(plan=prior)  # appendix: p(w) is set to the known proportions, the information has none
+        return None, lambda scores: papers_own
     if prior is not None:
         # One pull is enough: with the prior in the plan as well, the predictions overshoot it.
         fixed = Shares(marginal=prior, known=True)
