@@ -118,7 +118,8 @@ def test_dev_is_judged_in_a_real_cell(standins: Path) -> None:
         ("TREC", "lm-bff", 256, (110, None)),
         ("SST-2", "lm-bff", 128, (None, None)),
         ("RTE", "lm-bff", 256, (None, None)),
-        ("SST-5", "in-context", 512, (None, None)),
+        ("SST-5", "in-context", 512, (110, 20)),
+        ("SST-2", "in-context", 512, (None, None)),
         ("SST-5", "pouf", 128, None),
     ],
 )
@@ -132,12 +133,18 @@ def test_lengths_and_limits_are_lm_bffs(
     assert (None if shown is None else (shown.own_limit, shown.shot_limit)) == limits
 
 
-def test_dropout_is_on_where_the_published_protocol_has_it(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, found = Spy(monkeypatch), {}
-    for method in ("pouf", "fine-tuning", "lm-bff", "lm-bff-pouf"):
-        language(standins, "SST-2", method, limit=2)
-        found[method] = seen.recipe.optimisation.dropout
-    assert found == {"pouf": False, "fine-tuning": True, "lm-bff": True, "lm-bff-pouf": True}
+@pytest.mark.parametrize(
+    ("table", "method"),
+    [("language", m) for m in ("pouf", "fine-tuning", "lm-bff", "lm-bff-pouf")]
+    + [("ablation", "no-information"), ("lambda", "0.9")],
+)
+def test_dropout_is_on_wherever_a_language_row_is_trained(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, table: str, method: str
+) -> None:
+    seen = Spy(monkeypatch)
+    language(standins, "SST-2", method, table, limit=2)
+    assert seen.recipe.optimisation.dropout
+    assert not Recipe.default("cloze").optimisation.dropout, "the package's own default"
 
 
 def test_fine_tuning_on_scores_has_one_output_and_squared_error(

@@ -6,8 +6,7 @@ import random
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,8 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from pouf.bench.archives import read_task
+from pouf.bench.demonstrations import PublishedDemonstrations, SimilarityFilter
 from pouf.bench.images import IMAGE_SETS
-from pouf.bench.language import TASKS, Task
+from pouf.bench.language import GRID, GRID_METHODS, TASKS, Task
 from pouf.bench.splits import few_shot
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
@@ -54,6 +54,8 @@ class Setting:
     unlabelled: Literal["kshot", "train"] = (
         "kshot"  # texts to adapt to: the seed's 16 per class, as the paper's, or all
     )
+    grid: Literal["", "paper"] = ""  # of batch sizes and rates, one chosen on D_dev where the paper's figure is so
+    demo_filter: str = ""  # a sentence encoder: LM-BFF's demonstrations come from the shots most like the text
 
 
 class Score(NamedTuple):
@@ -213,7 +215,19 @@ def language_cell(cell: Cell, setting: Setting) -> Result:
         recipe = _weighed(recipe, task)
     if cell.method == "fine-tuning" and task.scale is not None:
         recipe = recipe.with_settings({"objective.label_loss": "mse"})
-    return _language_run(cell, setting, _settled(recipe, setting, cell.seed))
+    recipe = _settled(recipe, setting, cell.seed)
+    if setting.grid and cell.method in GRID_METHODS:
+        return _best_of_grid(cell, setting, recipe)
+    return _language_run(cell, setting, recipe)
+
+
+def _best_of_grid(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
+    """Of all batch sizes and rates the run that is best on D_dev, as Gao et al. report theirs."""
+    results = []
+    for values in product(*GRID.values()):
+        result = _language_run(cell, setting, recipe.with_settings(dict(zip(GRID, values, strict=True))))
+        results.append(result._replace(facts=result.facts | dict(zip(GRID, values, strict=True))))
+    return max(results, key=lambda result: result.facts["dev"])
 
 
 def _weighed(recipe: Recipe, task: Task) -> Recipe:
@@ -238,20 +252,34 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     )
     if method.fresh_head:
         classifier.start_afresh(cell.seed, length, regression=task.scale is not None)
-    limits = {"own_limit": task.own_limit, "shot_limit": task.shot_limit} if method.demonstrations == "after" else {}
-    method.equip(classifier, shots, cell.seed, task.draws, **limits)
+    method.equip(classifier, shots, cell.seed, task.draws, own_limit=task.own_limit, shot_limit=task.shot_limit)
+    if classifier.demonstrations is not None:
+        after = method.demonstrations == "after"
+        similar = SimilarityFilter(setting.demo_filter) if after and setting.demo_filter else None
+        classifier.demonstrations = PublishedDemonstrations(**vars(classifier.demonstrations), similar=similar)
 
     def measure(given: Shots) -> float:
         probabilities = classifier.infer(given.inputs, InferenceConfig(setting.batch_size)).log_probabilities.exp()
         return METRICS[task.metrics[0]](probabilities, given.targets)
 
+    on_dev: list[float] = []
+
+    def measure_dev() -> float:
+        assert split is not None
+        on_dev.append(measure(split.dev))
+        return on_dev[-1]
+
     learns = shots if recipe.steps and recipe.objective.labels > 0 else None
     data = split.train.inputs if split is not None and setting.unlabelled == "kshot" else train.inputs
-    on_dev = partial(measure, split.dev) if split is not None and recipe.steps else None
+    has_dev = split is not None and recipe.steps > 0
     scores, result = _judged(
-        classifier, None if learns is not None else data, recipe, learns, lambda: {cell.task: measure(test)}, on_dev
-    )
-    return Result(scores, _facts(result))
+        classifier, None if learns is not None else data, recipe, learns, lambda: {cell.task: measure(test)},
+        measure_dev if has_dev else None,
+    )  # fmt: skip
+    if has_dev and setting.grid and not on_dev:  # there were no snapshots to look at
+        with result.at("last"):
+            measure_dev()
+    return Result(scores, _facts(result) | ({"dev": max(on_dev)} if on_dev else {}))
 
 
 def _some(data: Shots, limit: int) -> Shots:

@@ -65,6 +65,18 @@ def run(
         int,
         typer.Option(help="Maximum test texts per language task, drawn once and the same for all rows; 0 takes all."),
     ] = 0,
+    grid: Annotated[
+        str,
+        typer.Option(
+            help="paper: fine-tuning and LM-BFF as the best on D_dev of batch sizes 2, 4, 8 and rates 1e-5, 2e-5, 5e-5."
+        ),
+    ] = "",
+    demo_filter: Annotated[
+        str,
+        typer.Option(
+            help="A sentence encoder: LM-BFF's demonstrations come from the half of each class most like the text."
+        ),
+    ] = "",
     jobs: Annotated[int, typer.Option(help="Cells to run in parallel.", min=1)] = 1,
     resume: Annotated[
         bool,
@@ -85,8 +97,8 @@ def run(
     with grid_progress(output.hidden) as (start, advance):
         result = run_table(
             table, data, model, out_dir, tasks=_names(tasks), methods=_names(methods), seeds=_numbers(seeds),
-            settings=_changes(settings or []), unlabelled=unlabelled, limit=limit, jobs=jobs, resume=resume,
-            on_cell=advance, on_start=start,
+            settings=_changes(settings or []), unlabelled=unlabelled, limit=limit, grid=grid,
+            demo_filter=demo_filter, jobs=jobs, resume=resume, on_cell=advance, on_start=start,
         )  # fmt: skip
     facts = {"cells": len(result.outcomes), "failed": len(result.failed), "files": [str(f) for f in result.files]}
     if output.as_json:
