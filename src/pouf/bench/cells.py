@@ -166,8 +166,8 @@ def _accuracy(classifier: Classifier, inputs: Unlabelled, labels: list[int], bat
 def image_cell(cell: Cell, setting: Setting) -> Result:
     """Table 1, and image rows of others: the target's images without labels, judged on all of them.
 
-    DomainNet has images of its own to be judged on. CoOp learns from 16 labelled images of each class (half of them
-    where there are fewer), and is judged on the others.
+    DomainNet has images of its own to be judged on. Elsewhere CoOp learns from 16 labelled images of each class (half
+    of them where there are fewer), and is judged on the others.
     """
     tune = "full" if cell.method in ("pouf", "pouf-full", "zero-shot") else "prompt"
     method = "pouf" if cell.method.startswith("pouf-") else cell.method
@@ -181,7 +181,7 @@ def _image_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     shots = None
     method = METHODS.get(cell.method, METHODS["pouf"])
     if method.needs_shots:
-        shots, rest = _labelled_shots(adapted_to, len(classes), cell.seed)
+        shots, rest = _labelled_shots(adapted_to, classes, cell.seed, halves=judged_on is adapted_to)
         if judged_on is adapted_to:
             judged_on = Labelled(Subset(judged_on.inputs, rest), [judged_on.labels[i] for i in rest])
 
@@ -194,13 +194,21 @@ def _image_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     return Result(scores, _facts(result))
 
 
-def _labelled_shots(labelled: Labelled, classes: int, seed: int) -> tuple[Shots, list[int]]:
+def _labelled_shots(labelled: Labelled, classes: list[str], seed: int, halves: bool) -> tuple[Shots, list[int]]:
+    """Shots of each class, at most half of its images where the others are needed, and the indices of all others."""
     draw = random.Random(seed)
     chosen: list[int] = []
-    for k in range(classes):
+    for k, name in enumerate(classes):
         own = [i for i, label in enumerate(labelled.labels) if label == k]
-        chosen += draw.sample(own, min(SHOTS, len(own) // 2))
-    targets = F.one_hot(torch.tensor([labelled.labels[i] for i in chosen]), classes).float()
+        needed = 2 if halves else 1
+        if len(own) < needed:
+            judged = ", and at least one to be judged on" if halves else ""
+            raise InputError(
+                f"class {name!r} has {len(own)} image{'s' * (len(own) != 1)} in {labelled.inputs.source}, but CoOp "
+                f"needs at least one of each class to learn from{judged}: add images, or leave out the method"
+            )
+        chosen += draw.sample(own, min(SHOTS, len(own) // needed))
+    targets = F.one_hot(torch.tensor([labelled.labels[i] for i in chosen]), len(classes)).float()
     rest = sorted(set(range(len(labelled.labels))) - set(chosen))
     return Shots(Subset(labelled.inputs, chosen), targets), rest
 

@@ -357,8 +357,19 @@ def as_csv(table: Table, rows: Sequence[Entry], setting: Setting) -> str:
     ways = ("last", "chosen", "dev_needs_labels", "oracle_peeks_at_labels")
     numbers = [f"{way}_{part}" for way in ways for part in ("mean", "std")]
     writer.writerow(
-        ["task", "method", "uses_labels", "seeds", *numbers, "paper", "paper_std", "model", "steps", "unlabelled",
-         "paper_differs"]
+        [
+            "task",
+            "method",
+            "uses_labels",
+            "seeds",
+            *numbers,
+            "paper",
+            "paper_std",
+            "model",
+            "steps",
+            "unlabelled",
+            "paper_differs",
+        ]
     )
     for row in rows:
         values = [value for spread in (row.last, row.chosen, row.dev, row.oracle) for value in spread]
