@@ -116,6 +116,9 @@ def test_another_tuner_brings_its_own_rate_unless_one_is_given(tmp_path: Path) -
     assert rate(**{"optimisation.lr": 5e-7}) == 5e-7
     assert rate(tmp_path / "own.toml") == 0.5
     assert rate("domainnet-prompt") == 5e-7, "the paper's, and asked for by name"
+    for recipe in (None, "paper", "office31-full"):
+        prompt = METHODS["pouf"].recipe("image", recipe, {"tuner.name": "prompt"}).optimisation
+        assert prompt.temperature_lr == 5e-7, "of the temperature beside a prompt, with the prompt's rate"
 
 
 def test_a_changed_tuner_reaches_adapt_with_its_rate(pictures: list[Image.Image]) -> None:
