@@ -29,6 +29,8 @@ ONE_SEED = (0,)
 # judged, since 16 draws of demonstrations make each evaluation as long as the training; "language-stops" has five
 # evaluations of the rows without demonstrations.
 SHORT = {"steps": 50, "optimisation.lr": 5e-5, "snapshots": 0}
+UNSUPERVISED = ("majority", "zero-shot", "pouf")
+FEW_SHOT = ("majority", "zero-shot", "fine-tuning", "in-context", "lm-bff", "lm-bff-pouf")
 
 
 class Run(NamedTuple):
@@ -59,20 +61,18 @@ def on_standins(data: Path) -> Iterator[Run]:
 
 def on_real_texts(data: Path, model: str) -> Iterator[Run]:
     shared = {"tasks": NINE, "seeds": (42, 21), "settings": SHORT}
+    many = shared | {"methods": UNSUPERVISED, "limit": 200}
+    yield Run("language", "language", data, model, many)
+    off = {"settings": SHORT | {"optimisation.dropout": False}, "tasks": ("SST-2", "MR"), "methods": ("pouf",)}
+    yield Run("language-no-dropout", "language", data, model, many | off)
+    # The paper's own steps and rate, where 50 steps at five times the rate do harm.
+    papers = {"tasks": ("SST-2", "MR"), "seeds": (42,), "settings": {"snapshots": 5}}
+    yield Run("language-paper", "language", data, model, many | papers)
     several = {"settings": SHORT | {"snapshots": 5}, "methods": ("pouf", "fine-tuning"), "limit": 60}
     yield Run("language-stops", "language", data, model, shared | several)
-    # The paper's own steps and rate, where 50 steps at five times the rate do harm.
-    papers = {
-        "tasks": ("SST-2",),
-        "seeds": (42,),
-        "settings": {"snapshots": 5},
-        "methods": ("majority", "zero-shot", "pouf"),
-        "limit": 200,
-    }
-    yield Run("language-paper", "language", data, model, shared | papers)
     few = shared | {"limit": 40}  # an evaluation with demonstrations reads 16 inputs per text
     yield Run("language-train", "language", data, model, few | {"methods": ("pouf",), "unlabelled": "train"})
-    yield Run("language", "language", data, model, few)
+    yield Run("language-few-shot", "language", data, model, few | {"methods": FEW_SHOT})
 
 
 def main() -> None:

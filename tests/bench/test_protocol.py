@@ -1,6 +1,7 @@
 """The paper's protocol, where it is easy to miss: which texts, step, lengths, images and weights."""
 
 import os
+import random
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import sentence_encoder
 
-from pouf import EMBEDDED, Classifier, InputError, Recipe
+from pouf import EMBEDDED, Classifier, InputError, Recipe, Texts
 from pouf.bench import cells
 from pouf.bench.archives import read_task
 from pouf.bench.cells import Cell, Setting, run_cell
-from pouf.bench.language import TASKS
+from pouf.bench.demonstrations import SimilarityFilter
+from pouf.bench.language import GRID, TASKS
 from pouf.bench.splits import few_shot
 from pouf.bench.standins import LM, make_data
+from pouf.data.labelled import Labelled
 
 QUICK = {"steps": 2, "snapshots": 2, "batch_size": 8}
 REAL = Path(os.environ.get("POUF_DATA", Path(__file__).parents[3] / "shared" / "data")) / "text"
@@ -187,7 +191,8 @@ def test_dev_is_judged_in_a_real_cell(standins: Path) -> None:
         ("TREC", "lm-bff", 256, (110, None)),
         ("SST-2", "lm-bff", 128, (None, None)),
         ("RTE", "lm-bff", 256, (None, None)),
-        ("SST-5", "in-context", 512, (None, None)),
+        ("SST-5", "in-context", 512, (110, 20)),
+        ("SST-2", "in-context", 512, (None, None)),
         ("SST-5", "pouf", 128, None),
     ],
 )
@@ -201,12 +206,89 @@ def test_lengths_and_limits_are_lm_bffs(
     assert (None if shown is None else (shown.own_limit, shown.shot_limit)) == limits
 
 
-def test_dropout_is_on_where_the_published_protocol_has_it(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, found = Spy(monkeypatch), {}
-    for method in ("pouf", "fine-tuning", "lm-bff", "lm-bff-pouf"):
-        language(standins, "SST-2", method, limit=2)
-        found[method] = seen.recipe.optimisation.dropout
-    assert found == {"pouf": False, "fine-tuning": True, "lm-bff": True, "lm-bff-pouf": True}
+@pytest.mark.parametrize(
+    ("table", "method"),
+    [("language", m) for m in ("pouf", "fine-tuning", "lm-bff", "lm-bff-pouf")]
+    + [("ablation", "no-information"), ("lambda", "0.9")],
+)
+def test_dropout_is_on_wherever_a_language_row_is_trained(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, table: str, method: str
+) -> None:
+    seen = Spy(monkeypatch)
+    language(standins, "SST-2", method, table, limit=2)
+    assert seen.recipe.optimisation.dropout
+    assert not Recipe.default("cloze").optimisation.dropout, "the package's own default"
+
+
+@pytest.mark.parametrize("method", ["fine-tuning", "lm-bff", "lm-bff-pouf", "pouf"])
+def test_the_grid_takes_the_batch_size_and_rate_that_are_best_on_dev(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    tried: list[tuple[int, float]] = []
+
+    def run(cell: Cell, setting: Setting, recipe: Recipe) -> cells.Result:
+        tried.append((recipe.batch_size, recipe.optimisation.lr))
+        dev = {5: 0.7, 3: 0.6}.get(len(tried), 0.5)
+        return cells.Result({"MR": cells.Score(1 - dev, None, None)}, {"dev": dev})
+
+    monkeypatch.setattr(cells, "_language_run", run)
+    setting = Setting(str(standins), str(standins / LM), grid="paper")
+    result = run_cell(Cell("language", "MR", method, 42), setting)
+    if "pouf" in method:  # the paper's own, with one setting
+        assert tried == [(8, 1e-5)]
+    else:
+        assert tried == [(size, rate) for size in (2, 4, 8) for rate in (1e-5, 2e-5, 5e-5)]
+        assert result.facts == {"dev": 0.7, "batch_size": 4, "optimisation.lr": 2e-5}
+        assert result.scores["MR"].last == pytest.approx(0.3), "whatever the test says"
+
+
+@pytest.mark.parametrize("snapshots", [0, 2])
+def test_every_run_of_the_grid_is_judged_on_dev(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, snapshots: int
+) -> None:
+    monkeypatch.setitem(GRID, "batch_size", (4,))
+    setting = Setting(str(standins), str(standins / LM), {"steps": 2, "snapshots": snapshots}, limit=4, grid="paper")
+    facts = run_cell(Cell("language", "MR", "fine-tuning", 42), setting).facts
+    assert 0 <= facts["dev"] <= 1 and facts["batch_size"] == 4
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sentence_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.mark.parametrize("method", ["lm-bff", "lm-bff-pouf", "in-context"])
+def test_filtered_demonstrations_are_drawn_from_the_half_of_each_class_that_is_most_similar(
+    standins: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    seen = Spy(monkeypatch)
+    language(standins, "MR", method, limit=2, demo_filter=str(encoder))
+    shown = seen.classifier.demonstrations
+    text = shown.shots[0][0]
+    drawn = [shown.show(text, random.Random(seed)) for seed in range(80)]
+    found = {shot for example in drawn for shot in (*example.before, *example.after)}
+    similar = set(SimilarityFilter(str(encoder))(text, shown.shots))
+    assert len(shown.shots) == 32 and len(similar) == 14
+    assert found == (set(shown.shots[1:]) if method == "in-context" else similar)
+    assert all(example.cut_solved for example in drawn)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_filter_takes_the_half_of_a_class_that_is_most_similar(encoder: Path, pairs: bool) -> None:
+    texts = ["cat", "great film", "good sea", "the it", "dog . how", "bad cat", "air about", "a book", "who", "many"]
+    samples = [(text, "of the air") for text in texts] if pairs else texts
+    shots = tuple((sample, i % 2) for i, sample in enumerate(samples))
+    classifier = Classifier.from_pretrained(encoder, ["a", "b"])
+    features = classifier.encode(Texts([" ".join(s) for s in samples] if pairs else texts)).features
+    similarity = torch.nn.functional.cosine_similarity(features[:1], features)
+    order = similarity.argsort(descending=True).tolist()
+    expected = [[i for i in order if i % 2 == k and i][:2] for k in (0, 1)]
+    assert SimilarityFilter(str(encoder))(samples[0], shots) == tuple(shots[i] for group in expected for i in group)
+
+
+def test_a_filter_is_a_sentence_encoder() -> None:
+    with pytest.raises(InputError, match="is no sentence encoder"):
+        SimilarityFilter(EMBEDDED)
 
 
 def test_fine_tuning_on_scores_has_one_output_and_squared_error(
@@ -274,6 +356,42 @@ def test_tent_upl_and_prompt_tuning_share_their_settings_in_the_table(
         assert recipe.optimisation == Recipe.load("office-home-prompt").optimisation
         assert (recipe.steps, recipe.batch_size, recipe.augment) == (5000, 96, "crop-flip")
         assert recipe.tuner == recipes[0].tuner
+
+
+@pytest.mark.parametrize("method", ["pouf-prompt", "tent", "upl", "coop"])
+def test_beside_the_papers_prompts_on_office31_the_temperature_has_its_own_rate(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(cells, "EMBEDDED", "another model, so that the recipe is the paper's")
+    seen = Spy(monkeypatch)
+    run_cell(Cell("images", "office31:dslr", method, 0), Setting(str(standins), EMBEDDED, QUICK | {"steps": 1}))
+    assert (seen.recipe.optimisation.lr, seen.recipe.optimisation.temperature_lr) == (1e-3, 5e-7)
+
+
+@pytest.mark.parametrize(
+    ("set_domain", "images", "fine"),
+    [("office31:dslr", 1, False), ("office31:dslr", 2, True), ("domainnet:sketch", 1, True)],
+)
+def test_coop_says_which_class_has_too_few_images(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, set_domain: str, images: int, fine: bool
+) -> None:
+    original = cells._images
+
+    def few(setting: Setting, task: str) -> Any:
+        read = original(setting, task)
+        first = [i for i, label in enumerate(read.adapted_to.labels) if label == 0]
+        keep = sorted(set(range(len(read.adapted_to.labels))) - set(first[images:]))
+        part = Labelled(cells.Subset(read.adapted_to.inputs, keep), [read.adapted_to.labels[i] for i in keep])
+        return read._replace(adapted_to=part, judged_on=part if read.judged_on is read.adapted_to else read.judged_on)
+
+    monkeypatch.setattr(cells, "_images", few)
+    cell = Cell("images", set_domain, "coop", 0)
+    setting = Setting(str(standins), EMBEDDED, QUICK | {"steps": 1})
+    if fine:
+        run_cell(cell, setting)
+    else:
+        with pytest.raises(InputError, match=r"class '\w+' has 1 image in .* one of each class to learn from, and"):
+            run_cell(cell, setting)
 
 
 def test_labels_of_dev_change_nothing_that_is_learned(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pouf import EMBEDDED
+from pouf import EMBEDDED, InputError
 from pouf.bench import cells
 from pouf.bench.cells import Cell, Result, Score, Setting, run_cell
 from pouf.bench.grid import Grid, Outcome
 from pouf.bench.images import image_tasks
 from pouf.bench.language import SEEDS
 from pouf.bench.paper import ABLATION, IMAGES, LANGUAGE, UNSEEN, Figure
+from pouf.bench.run import run_table
 from pouf.bench.standins import LM, make_data
 from pouf.bench.tables import DEV, PEEKS, TABLES, as_csv, entries, few_shot, latex, markdown, uses_labels
 
@@ -222,6 +223,45 @@ def test_a_language_table_names_its_texts_and_shows_the_choice_on_dev() -> None:
     assert "the whole training set" in other and "[89.4" not in other
     assert "[89.4" not in told("language", language("pouf"), Setting("data", "roberta-large", limit=5))
     assert "[89.4" not in told("language", language("pouf"), Setting("data", "FacebookAI/xlm-roberta-large"))
+
+
+def test_a_few_shot_figure_of_the_paper_says_how_it_was_made_unless_ours_is_too() -> None:
+    def shown(method: str, **more: str) -> tuple[str, str]:
+        setting = Setting("data", "roberta-large", **more)
+        rows = entries(TABLES["language"], language(method), setting)
+        return markdown(TABLES["language"], rows, setting), latex(TABLES["language"], rows, setting)
+
+    for method, figure, grid, both in (
+        ("fine-tuning", "81.4 (3.8)", True, False),
+        ("lm-bff", "92.6 (0.5)", False, True),
+    ):
+        text, tex = shown(method)
+        assert f"[{figure}‡]" in text and f"\n‡ {method}: the paper's figure is Gao et al.'s: the best on D_dev" in text
+        assert r"$^\ddagger$" in tex and "best on D\\_dev of nine" in tex
+        assert (f"[{figure}]" in shown(method, grid="paper")[0]) == grid
+        text, tex = shown(method, grid="paper", demo_filter="sbert")
+        assert f"[{figure}]" in text and "‡" not in text + tex
+        assert ("batch sizes 2, 4, 8" in text, "most like the text, by sbert" in text) == (True, True)
+        assert ("filtered by similarity" in shown(method)[0]) == both
+    for method in ("pouf", "in-context", "lm-bff-pouf"):
+        assert "‡" not in shown(method)[0], "the paper's own, or made as here"
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "message"),
+    [
+        ("language", {"grid": "papers"}, "unknown grid 'papers'"),
+        ("images", {"grid": "paper"}, "few-shot rows of language, not for images"),
+        ("ablation", {"demo_filter": "sbert"}, "few-shot rows of language, not for ablation"),
+        ("language", {"grid": "paper", "settings": {"batch_size": 4}}, "tries values of batch_size itself"),
+    ],
+)
+def test_a_grid_or_a_filter_that_nothing_would_come_of_is_refused(
+    standins: Path, tmp_path: Path, table: str, options: dict, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        run_table(table, standins, EMBEDDED, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_averages_are_of_whole_data_sets_or_say_so_and_carry_the_papers() -> None:

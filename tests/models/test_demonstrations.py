@@ -77,6 +77,23 @@ def test_the_sample_and_the_shots_have_limits_of_their_own(base: Path) -> None:
     assert tokens(own_limit=10) > cut + 20 and tokens(shot_limit=5) > cut + 20
 
 
+@pytest.mark.parametrize("place", ["after", "before"])
+def test_solved_examples_can_lose_their_far_end_as_lm_bff_cuts_them(base: Path, place: str) -> None:
+    """The tail where they stand after the sample, the head where they stand before it; the sample stays whole."""
+    classifier = classifier_of(base)
+    read, mask = classifier.backbone.texts, classifier.backbone.tokenizer.mask_token_id
+    example = Demonstrations.from_shots(shots(), place=place).show("food", random.Random(0))
+    (whole,) = read([example])["input_ids"].tolist()
+    read.max_length = len(whole) - 7
+    (cut,) = read([example._replace(cut_solved=True)])["input_ids"].tolist()
+    assert cut == (whole[:-7] if place == "after" else whole[7:])
+    (ours,) = read([example])["input_ids"].tolist()
+    assert ours != cut and len(ours) <= read.max_length, "otherwise every text gives a part, or the farthest shot goes"
+    long = example._replace(sample="the film " * 100, cut_solved=True)
+    (full,) = read([long])["input_ids"].tolist()
+    assert full.count(mask) == 1 and len(full) == read.max_length, "where the sample alone is too long, the mask stays"
+
+
 def test_a_class_without_a_shot_is_refused() -> None:
     only_bad = Shots(Texts(BAD), torch.tensor([[1.0, 0.0]] * 4))
     with pytest.raises(InputError, match="no shot of class number 1"):

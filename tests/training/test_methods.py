@@ -121,6 +121,9 @@ def test_another_tuner_brings_its_own_rate_unless_one_is_given(tmp_path: Path) -
         (tmp_path / "rate.toml").write_text(f'optimisation.lr = {lr}\ntuner.name = "full"\n')
         assert rate(Recipe().with_settings({"optimisation.lr": lr}, steps=9)) == rate(tmp_path / "rate.toml") == lr
     assert rate(Recipe()) == rate(Recipe().with_settings({"optimisation.clip": 1.0})) == 1e-3, "which sets none"
+    for recipe in (None, "paper", "office31-full"):
+        prompt = METHODS["pouf"].recipe("image", recipe, {"tuner.name": "prompt"}).optimisation
+        assert prompt.temperature_lr == 5e-7, "of the temperature beside a prompt, with the prompt's rate"
 
 
 def test_a_changed_tuner_reaches_adapt_with_its_rate(pictures: list[Image.Image]) -> None:

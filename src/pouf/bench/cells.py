@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from pouf.bench.archives import Columns, has_drawn_splits, read_task
+from pouf.bench.demonstrations import PublishedDemonstrations, SimilarityFilter
 from pouf.bench.images import IMAGE_SETS
-from pouf.bench.language import TASKS, Task
+from pouf.bench.language import GRID, GRID_METHODS, TASKS, Task
 from pouf.bench.splits import FewShot, few_shot
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
@@ -56,6 +57,8 @@ class Setting:
     )
     text_columns: tuple[str, ...] = ()  # of language tasks, where the files do not have the usual ones
     label_column: str = ""
+    grid: Literal["", "paper"] = ""  # of batch sizes and rates, one chosen on D_dev where the paper's figure is so
+    demo_filter: str = ""  # a sentence encoder: LM-BFF's demonstrations come from the shots most like the text
 
 
 class Score(NamedTuple):
@@ -182,8 +185,8 @@ def _accuracy(classifier: Classifier, inputs: Unlabelled, labels: list[int], bat
 def image_cell(cell: Cell, setting: Setting) -> Result:
     """Table 1, and image rows of others: the target's images without labels, judged on all of them.
 
-    DomainNet has images of its own to be judged on. CoOp learns from 16 labelled images of each class (half of them
-    where there are fewer), and is judged on the others.
+    DomainNet has images of its own to be judged on. Elsewhere CoOp learns from 16 labelled images of each class (half
+    of them where there are fewer), and is judged on the others.
     """
     tune = "full" if cell.method in ("pouf", "pouf-full", "zero-shot") else "prompt"
     method = "pouf" if cell.method.startswith("pouf-") else cell.method
@@ -197,7 +200,7 @@ def _image_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     shots = None
     method = METHODS.get(cell.method, METHODS["pouf"])
     if method.needs_shots:
-        shots, rest = _labelled_shots(adapted_to, len(classes), cell.seed)
+        shots, rest = _labelled_shots(adapted_to, classes, cell.seed, halves=judged_on is adapted_to)
         if judged_on is adapted_to:
             judged_on = Labelled(Subset(judged_on.inputs, rest), [judged_on.labels[i] for i in rest])
 
@@ -210,13 +213,21 @@ def _image_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     return Result(scores, _facts(result))
 
 
-def _labelled_shots(labelled: Labelled, classes: int, seed: int) -> tuple[Shots, list[int]]:
+def _labelled_shots(labelled: Labelled, classes: list[str], seed: int, halves: bool) -> tuple[Shots, list[int]]:
+    """Shots of each class, at most half of its images where the others are needed, and the indices of all others."""
     draw = random.Random(seed)
     chosen: list[int] = []
-    for k in range(classes):
+    for k, name in enumerate(classes):
         own = [i for i, label in enumerate(labelled.labels) if label == k]
-        chosen += draw.sample(own, min(SHOTS, len(own) // 2))
-    targets = F.one_hot(torch.tensor([labelled.labels[i] for i in chosen]), classes).float()
+        needed = 2 if halves else 1
+        if len(own) < needed:
+            judged = ", and at least one to be judged on" if halves else ""
+            raise InputError(
+                f"class {name!r} has {len(own)} image{'s' * (len(own) != 1)} in {labelled.inputs.source}, but CoOp "
+                f"needs at least one of each class to learn from{judged}: add images, or leave out the method"
+            )
+        chosen += draw.sample(own, min(SHOTS, len(own) // needed))
+    targets = F.one_hot(torch.tensor([labelled.labels[i] for i in chosen]), len(classes)).float()
     rest = sorted(set(range(len(labelled.labels))) - set(chosen))
     return Shots(Subset(labelled.inputs, chosen), targets), rest
 
@@ -231,7 +242,19 @@ def language_cell(cell: Cell, setting: Setting) -> Result:
         recipe = _weighed(recipe, task)
     if cell.method == "fine-tuning" and task.scale is not None:
         recipe = recipe.with_settings({"objective.label_loss": "mse"})
-    return _language_run(cell, setting, _settled(recipe, setting, cell.seed))
+    recipe = _settled(recipe, setting, cell.seed)
+    if setting.grid and cell.method in GRID_METHODS:
+        return _best_of_grid(cell, setting, recipe)
+    return _language_run(cell, setting, recipe)
+
+
+def _best_of_grid(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
+    """Of all batch sizes and rates the run that is best on D_dev, as Gao et al. report theirs."""
+    results = []
+    for values in product(*GRID.values()):
+        result = _language_run(cell, setting, recipe.with_settings(dict(zip(GRID, values, strict=True))))
+        results.append(result._replace(facts=result.facts | dict(zip(GRID, values, strict=True))))
+    return max(results, key=lambda result: result.facts["dev"])
 
 
 def _weighed(recipe: Recipe, task: Task) -> Recipe:
@@ -262,20 +285,34 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     )
     if method.fresh_head:
         classifier.start_afresh(cell.seed, length, regression=task.scale is not None)
-    limits = {"own_limit": task.own_limit, "shot_limit": task.shot_limit} if method.demonstrations == "after" else {}
-    method.equip(classifier, shots, cell.seed, task.draws, **limits)
+    method.equip(classifier, shots, cell.seed, task.draws, own_limit=task.own_limit, shot_limit=task.shot_limit)
+    if classifier.demonstrations is not None:
+        after = method.demonstrations == "after"
+        similar = SimilarityFilter(setting.demo_filter) if after and setting.demo_filter else None
+        classifier.demonstrations = PublishedDemonstrations(**vars(classifier.demonstrations), similar=similar)
 
     def measure(given: Shots) -> float:
         probabilities = classifier.infer(given.inputs, InferenceConfig(setting.batch_size)).log_probabilities.exp()
         return METRICS[task.metrics[0]](probabilities, given.targets)
 
+    on_dev: list[float] = []
+
+    def measure_dev() -> float:
+        assert split is not None
+        on_dev.append(measure(split.dev))
+        return on_dev[-1]
+
     learns = shots if recipe.steps and recipe.objective.labels > 0 else None
     data = split.train.inputs if split is not None and setting.unlabelled == "kshot" else train.inputs
-    on_dev = partial(measure, split.dev) if split is not None and recipe.steps else None
+    has_dev = split is not None and recipe.steps > 0
     scores, result = _judged(
-        classifier, None if learns is not None else data, recipe, learns, lambda: {cell.task: measure(test)}, on_dev
-    )
-    return Result(scores, _facts(result))
+        classifier, None if learns is not None else data, recipe, learns, lambda: {cell.task: measure(test)},
+        measure_dev if has_dev else None,
+    )  # fmt: skip
+    if has_dev and setting.grid and not on_dev:  # there were no snapshots to look at
+        with result.at("last"):
+            measure_dev()
+    return Result(scores, _facts(result) | ({"dev": max(on_dev)} if on_dev else {}))
 
 
 def _some(data: Shots, limit: int) -> Shots:

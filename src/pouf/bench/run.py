@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pouf.bench.cells import Setting
 from pouf.bench.grid import Grid, Outcome, seeded
+from pouf.bench.language import GRID
 from pouf.bench.tables import TABLES, UNLABELLED, Entry, Table, entries, write_tables
 from pouf.errors import InputError, one_of
 from pouf.files import room_for
@@ -40,6 +41,8 @@ def run_table(
     limit: int = 0,
     text_columns: Sequence[str] = (),
     label_column: str = "",
+    grid: str = "",
+    demo_filter: str = "",
     jobs: int = 1,
     resume: bool = False,
     on_cell: Callable[[Outcome], None] | None = None,
@@ -54,6 +57,10 @@ def run_table(
         unlabelled: texts to adapt to: kshot, the paper's 16 per class of each seed, or train, the training set.
         text_columns, label_column: of the files of language tasks, where they do not have the usual names.
         limit: most test texts of a language task, drawn once and the same for all cells; 0 takes all.
+        grid: "paper" trains fine-tuning and LM-BFF with each of Gao et al.'s batch sizes and rates, and takes the best
+            on D_dev.
+        demo_filter: a sentence encoder, by name or folder: LM-BFF's demonstrations come from the half of each class
+            that is most like the text.
         resume: go on in a folder that holds results of this table with other settings.
         on_cell, on_start: are told of each cell that is there, and how many there will be.
     """
@@ -67,22 +74,34 @@ def run_table(
     ways = [one_of("method", method, dict.fromkeys(chosen.all_methods, method)) for method in methods or chosen.methods]
     Recipe().with_settings(settings)  # a wrong name or value is said once, and not by each cell
     texts = one_of("unlabelled setting", unlabelled, {name: name for name in UNLABELLED})
-    setting = Setting(str(data), model, dict(settings or {}), limit=limit, unlabelled=texts,
-                      text_columns=tuple(text_columns), label_column=label_column)  # fmt: skip
+    _check_few_shot(table, grid, demo_filter, settings or {})
+    setting = Setting(
+        str(data), model, dict(settings or {}), limit=limit, unlabelled=texts, text_columns=tuple(text_columns),
+        label_column=label_column, grid="paper" if grid else "", demo_filter=demo_filter,
+    )  # fmt: skip
     folder = Path(output_dir)
     room_for(folder / f"{table}.md")
     cells = chosen.cells(table, names, ways, tuple(seeds))
-    grid = Grid(folder, cells, setting)
-    if not resume and (others := grid.others()):
+    cell_files = Grid(folder, cells, setting)
+    if not resume and (others := cell_files.others()):
         raise InputError(
             f"{str(folder)!r} holds results of {table} with other settings, as {others[0].name}: resume to keep them "
             "and add to them, or choose another folder"
         )
     on_start(len(cells))
-    outcomes = grid.run(jobs, on_cell)
-    rows = entries(chosen, _with_earlier(grid, chosen, table, outcomes), setting)
+    outcomes = cell_files.run(jobs, on_cell)
+    rows = entries(chosen, _with_earlier(cell_files, chosen, table, outcomes), setting)
     files = write_tables(folder, table, rows, setting)
     return TableRun(outcomes, rows, [*files, *([_sweep(rows, folder)] if table == "lambda" else [])])
+
+
+def _check_few_shot(table: str, grid: str, demo_filter: str, settings: Mapping[str, Any]) -> None:
+    if grid:
+        one_of("grid", grid, {"paper": "paper"})
+    if (grid or demo_filter) and table != "language":
+        raise InputError(f"a grid and a filter of demonstrations are for few-shot rows of language, not for {table}")
+    if grid and (both := [name for name in GRID if name in settings]):
+        raise InputError(f"the grid tries values of {both[0]} itself: leave it out of the settings, or leave the grid")
 
 
 def _with_earlier(grid: Grid, chosen: Table, table: str, outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -14,7 +14,7 @@ from pouf.bench import paper
 from pouf.bench.cells import ABLATIONS, Cell, Score, Setting
 from pouf.bench.grid import Outcome
 from pouf.bench.images import IMAGE_SETS, image_tasks
-from pouf.bench.language import SEEDS, TASKS
+from pouf.bench.language import GRID_METHODS, SEEDS, TASKS
 from pouf.bench.paper import Figure
 from pouf.files import write_text
 from pouf.recipe import Kind
@@ -24,6 +24,7 @@ IMAGE_SEEDS = (0, 1, 2)
 PEEKS = "oracle (peeks at labels)"
 DEV = "best on D_dev (needs labels)"
 MARK = "†"
+DIFFERS = "‡"
 UNLABELLED = {
     "kshot": "the seed's 16 per class, as the paper's (kshot)",
     "train": "the whole training set (train), which is not the paper's setting",
@@ -114,6 +115,7 @@ class Entry(NamedTuple):
     dev: Spread
     paper: Figure | None
     failed: tuple[str, ...]
+    differs: str = ""  # how the paper's figure was made, where that is not so here
 
 
 def entries(table: Table, outcomes: Sequence[Outcome], setting: Setting) -> list[Entry]:
@@ -143,8 +145,19 @@ def entries(table: Table, outcomes: Sequence[Outcome], setting: Setting) -> list
         figure = table.figures.get((column, method)) if same else None
         told = tuple(failed.get((column, method), ()))
         length = steps.get((column, method), 0)
-        rows.append(Entry(column, method, len(of_seeds), length, last, chosen, oracle, dev, figure, told))
+        differs = _differs(method, setting) if figure is not None and task in TASKS else ""
+        rows.append(Entry(column, method, len(of_seeds), length, last, chosen, oracle, dev, figure, told, differs))
     return rows
+
+
+def _differs(method: str, setting: Setting) -> str:
+    """What Gao et al. did for a few-shot figure that the paper quotes, and this table did not."""
+    missing = []
+    if method in GRID_METHODS and not setting.grid:
+        missing.append("the best on D_dev of nine batch sizes and rates for each seed (here one: --grid paper)")
+    if method == "lm-bff" and not setting.demo_filter:
+        missing.append("demonstrations filtered by similarity (here drawn from all: --demo-filter)")
+    return f"the paper's figure is Gao et al.'s: {', and '.join(missing)}" if missing else ""
 
 
 def _comparable(setting: Setting, task: str) -> bool:
@@ -204,9 +217,16 @@ def _whole(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3f}".rstrip("0")
 
 
-def _papers(figure: Figure | None, percent: bool) -> str:
-    nan = float("nan")
-    return "" if figure is None else _shown(Spread(figure.mean, nan if figure.std is None else figure.std), percent)
+def _papers(row: Entry, percent: bool) -> str:
+    """The paper's figure, marked where it was made in another way."""
+    if row.paper is None:
+        return ""
+    mean, std = row.paper
+    return _shown(Spread(mean, float("nan") if std is None else std), percent) + DIFFERS * bool(row.differs)
+
+
+def _footnotes(rows: Sequence[Entry]) -> list[str]:
+    return list(dict.fromkeys(f"{DIFFERS} {row.method}: {row.differs}." for row in rows if row.differs))
 
 
 def uses_labels(method: str) -> bool:
@@ -245,7 +265,7 @@ def _wide(table: Table, rows: Sequence[Entry], bold: str) -> tuple[list[str], li
             text = _shown(row.last, table.percent) if row is not None else "–"
             if table.percent and method in _best(rows, column, few_shot(method)):
                 text = bold.format(text)
-            papers = _papers(row.paper, table.percent) if row is not None else ""
+            papers = _papers(row, table.percent) if row is not None else ""
             cells.append(text + (f" [{papers}]" if papers else ""))
         body.append([_name(method), *cells])
     return ["", *columns], body
@@ -261,7 +281,7 @@ def _long(table: Table, rows: Sequence[Entry]) -> tuple[list[str], list[list[str
             row.column, _name(row.method), str(row.n), f"{row.steps:,}", _shown(row.last, table.percent),
             _shown(row.chosen, table.percent, none := "–" if row.n else "failed"),
             *[_shown(row.dev, table.percent, "–")] * dev, _shown(row.oracle, table.percent, none),
-            _papers(row.paper, table.percent), "; ".join(row.failed),
+            _papers(row, table.percent), "; ".join(row.failed),
         ]
         for row in rows
     ]  # fmt: skip
@@ -272,19 +292,25 @@ def _has_dev(rows: Sequence[Entry]) -> bool:
     return any(row.dev.mean == row.dev.mean for row in rows)
 
 
-def _model(setting: Setting) -> str:
+def _model(name: str) -> str:
     """Its name on the hub, or that of its folder: where it lies on this machine is nobody's business."""
-    return Path(setting.model).resolve().name if Path(setting.model).is_dir() else setting.model
+    return Path(name).resolve().name if Path(name).is_dir() else name
 
 
 def described(rows: Sequence[Entry], setting: Setting) -> str:
     """The model, the number of steps, and what else the figures depend on."""
     lengths = sorted({row.steps for row in rows if row.steps})
-    told = [f"Model {_model(setting)}", f"{' and '.join(f'{n:,}' for n in lengths) or 'no'} steps"]
+    told = [f"Model {_model(setting.model)}", f"{' and '.join(f'{n:,}' for n in lengths) or 'no'} steps"]
     if any(row.column in TASKS for row in rows):
         told.append(f"unlabelled texts: {UNLABELLED[setting.unlabelled]}")
     if setting.limit:
         told.append(f"judged on {setting.limit:,} test texts at most, drawn once and the same for all rows")
+    if setting.grid:
+        told.append(
+            f"{' and '.join(GRID_METHODS)}: the best on D_dev of batch sizes 2, 4, 8 and rates 1e-5, 2e-5, 5e-5"
+        )
+    if setting.demo_filter:
+        told.append(f"demonstrations from the half of each class most like the text, by {_model(setting.demo_filter)}")
     if setting.changes:
         told.append("changed: " + ", ".join(f"{name}={value}" for name, value in setting.changes.items()))
     return "; ".join(told) + "."
@@ -303,6 +329,7 @@ def markdown(table: Table, rows: Sequence[Entry], setting: Setting) -> str:
     if any(uses_labels(row.method) for row in rows):
         about.append(f"{MARK} uses labels.")
     parts = [f"# {table.about}", described(rows, setting), " ".join(about), lines(*_wide(table, rows, "**{}**"))]
+    parts += _footnotes(rows)
     if table.percent:
         parts += [_where_to_stop(rows), lines(*_long(table, rows))]
     failed = [f"- {row.column}, {row.method}: {error}" for row in rows for error in row.failed]
@@ -331,7 +358,19 @@ def as_csv(table: Table, rows: Sequence[Entry], setting: Setting) -> str:
     ways = ("last", "chosen", "dev_needs_labels", "oracle_peeks_at_labels")
     numbers = [f"{way}_{part}" for way in ways for part in ("mean", "std")]
     writer.writerow(
-        ["task", "method", "uses_labels", "seeds", *numbers, "paper", "paper_std", "model", "steps", "unlabelled"]
+        [
+            "task",
+            "method",
+            "uses_labels",
+            "seeds",
+            *numbers,
+            "paper",
+            "paper_std",
+            "model",
+            "steps",
+            "unlabelled",
+            "paper_differs",
+        ]
     )
     for row in rows:
         values = [value for spread in (row.last, row.chosen, row.dev, row.oracle) for value in spread]
@@ -340,13 +379,13 @@ def as_csv(table: Table, rows: Sequence[Entry], setting: Setting) -> str:
         papers = ["" if value is None else value for value in figure]
         unlabelled = setting.unlabelled if row.column in TASKS else ""
         writer.writerow([row.column, row.method, "yes" if uses_labels(row.method) else "no", row.n, *told, *papers,
-                         _model(setting), row.steps, unlabelled])  # fmt: skip
+                         _model(setting.model), row.steps, unlabelled, row.differs])  # fmt: skip
     return stream.getvalue()
 
 
 def latex(table: Table, rows: Sequence[Entry], setting: Setting) -> str:
     header, body = _wide(table, rows, r"\textbf{{{}}}")
-    caption = f"{table.about}. {described(rows, setting)}"
+    caption = " ".join([f"{table.about}. {described(rows, setting)}", *_footnotes(rows)])
     lines = [
         "% needs \\usepackage{booktabs}", r"\begin{table}[t]", r"\centering", rf"\caption{{{_tex(caption)}}}",
         rf"\begin{{tabular}}{{l{'c' * (len(header) - 1)}}}", r"\toprule",
@@ -360,7 +399,8 @@ def latex(table: Table, rows: Sequence[Entry], setting: Setting) -> str:
 def _tex(text: str) -> str:
     for character in "&%_#":
         text = text.replace(character, f"\\{character}")
-    return text.replace(">", "$>$").replace("–", "--").replace(f" {MARK}", r"$^\dagger$")
+    text = text.replace(">", "$>$").replace("–", "--").replace(f" {MARK}", r"$^\dagger$")
+    return text.replace(DIFFERS, r"$^\ddagger$")
 
 
 def write_tables(folder: Path, name: str, rows: Sequence[Entry], setting: Setting) -> list[Path]:

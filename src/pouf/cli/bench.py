@@ -75,6 +75,18 @@ def run(
     label_column: Annotated[
         str | None, typer.Option(help="Column of labels there.", show_default="the usual names")
     ] = None,
+    grid: Annotated[
+        str,
+        typer.Option(
+            help="paper: fine-tuning and LM-BFF as the best on D_dev of batch sizes 2, 4, 8 and rates 1e-5, 2e-5, 5e-5."
+        ),
+    ] = "",
+    demo_filter: Annotated[
+        str,
+        typer.Option(
+            help="A sentence encoder: LM-BFF's demonstrations come from the half of each class most like the text."
+        ),
+    ] = "",
     jobs: Annotated[int, typer.Option(help="Cells to run in parallel.", min=1)] = 1,
     resume: Annotated[
         bool,
@@ -96,8 +108,8 @@ def run(
         result = run_table(
             table, data, model, out_dir, tasks=_names(tasks), methods=_names(methods), seeds=_numbers(seeds),
             settings=_changes(settings or []), unlabelled=unlabelled, limit=limit,
-            text_columns=_names(text_column) or (), label_column=label_column or "", jobs=jobs, resume=resume,
-            on_cell=advance, on_start=start,
+            text_columns=_names(text_column) or (), label_column=label_column or "", grid=grid,
+            demo_filter=demo_filter, jobs=jobs, resume=resume, on_cell=advance, on_start=start,
         )  # fmt: skip
     facts = {"cells": len(result.outcomes), "failed": len(result.failed), "files": [str(f) for f in result.files]}
     if output.as_json:

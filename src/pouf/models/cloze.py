@@ -52,6 +52,7 @@ class Example(NamedTuple):
     after: tuple[tuple[Sample, int], ...] = ()
     own_limit: int | None = None  # most tokens of the sample's first text
     shot_limit: int | None = None  # most tokens of each text of a solved one
+    cut_solved: bool = False  # where all is too long, cut the solved ones at their far end, rather than every text
 
 
 @dataclass(frozen=True)

@@ -73,11 +73,13 @@ class MaskedText:
 
     def __call__(self, samples: Sequence[Sample | Example], room: int = 0) -> dict[str, Tensor]:
         """Token ids (n, length) padded to the longest, with `mask_position` (n,); `room` tokens are left free."""
-        longest = self.max_length - room - len(self._start) - len(self._end)
+        total = self.max_length - room
+        longest = total - len(self._start) - len(self._end)
         rows = [self._segments(sample) for sample in samples]
         self._tokenize([segment for row in rows for segment in row])
         rows = [self._fitting(row, sample, longest) for row, sample in zip(rows, samples, strict=True)]
         ids = [[*self._start, *self._joined(row), *self._end] for row in rows]
+        ids = [_without_far_end(row, sample, total) for row, sample in zip(ids, samples, strict=True)]
         # On the right, whatever the tokenizer's habit: the mask is counted from the left.
         batch = dict(
             self.tokenizer.pad({"input_ids": ids}, padding="longest", padding_side="right", return_tensors="pt")
@@ -165,7 +167,12 @@ class MaskedText:
     def _fitting(self, row: list[Segment], sample: Sample | Example, longest: int) -> list[Segment]:
         """Not longer than that: of solved samples before it as many as leave it whole, the farthest go first; then
         tokens from the end of the longest texts. The template and the mask stay.
+
+        Where the far end of the solved samples will be cut, the sample's own text alone must fit.
         """
+        if isinstance(sample, Example) and sample.cut_solved:
+            own = len(sample.before)
+            return [*row[:own], *self._fitting(row[own : own + 1], sample.sample, longest), *row[own + 1 :]]
         removable = len(sample.before) if isinstance(sample, Example) else 0
         while removable and len(self._joined(row)) > longest:
             row = [row[1]._replace(left=""), *row[2:]]
@@ -225,6 +232,13 @@ class MaskedText:
         if len(close) < 3:
             close += difflib.get_close_matches(word, sorted(w for w in spoken if len(w) > 2), n=6, cutoff=0.6)
         return [w for w in dict.fromkeys(close) if len(self._in_context(w)) == 1][:3]
+
+
+def _without_far_end(ids: list[int], sample: Sample | Example, longest: int) -> list[int]:
+    """As LM-BFF cuts: the head where solved samples stand before the sample, else the tail."""
+    if len(ids) <= longest:
+        return ids
+    return ids[-longest:] if isinstance(sample, Example) and sample.before else ids[:longest]
 
 
 def _at_most(limit: int | None, piece: Piece) -> Piece:

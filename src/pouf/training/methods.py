@@ -41,7 +41,7 @@ TUNERS_OF: dict[Kind, tuple[str, ...]] = {
 }  # fmt: skip
 _READERS: tuple[Kind, ...] = ("image", "text", "cloze", "causal")
 PROMPT: dict[Kind, str] = DEFAULTS | {kind: TUNER_RECIPES[kind, "prompt"] for kind in _READERS}
-RATE = ("name", "lr", "schedule", "nesterov", "weight_decay")
+RATE = ("name", "lr", "temperature_lr", "schedule", "nesterov", "weight_decay")
 FEW_SHOT: dict[Kind, str] = {**DEFAULTS, "cloze": "lm-bff", "text": "lm-bff"}
 
 
