@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from pouf.errors import InputError
+from pouf.interruption import held
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -195,10 +196,11 @@ def temporary_folder() -> Path:
 
 
 def drop(folder: Path) -> None:
-    """A folder that is not needed any more."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if (lock := _temporary.pop(folder, None)) is not None:
-        lock.release()
+    """A folder that is not needed any more. Signals wait, as in `OwnFiles.drop`."""
+    with held():
+        shutil.rmtree(folder, ignore_errors=True)
+        if (lock := _temporary.pop(folder, None)) is not None:
+            lock.release()
 
 
 class OwnFiles:
@@ -211,15 +213,19 @@ class OwnFiles:
         self.known[file] = _identity(file)
 
     def drop(self) -> None:
-        """With the folders that are empty then: theirs, and the one that this lies in."""
-        for file, known in self.known.items():
-            with suppress(OSError):
-                if _identity(file) == known:
-                    file.unlink()
-        for folder in {file.parent for file in self.known}:
-            with suppress(OSError):
-                folder.rmdir()
-                folder.parent.rmdir()
+        """With the folders that are empty then: theirs, and the one that this lies in.
+
+        Signals wait: an error in what Python calls when an object goes is lost, and the rest would stay.
+        """
+        with held():
+            for file, known in self.known.items():
+                with suppress(OSError):
+                    if _identity(file) == known:
+                        file.unlink()
+            for folder in {file.parent for file in self.known}:
+                with suppress(OSError):
+                    folder.rmdir()
+                    folder.parent.rmdir()
 
 
 def _identity(file: Path) -> tuple[int, int]:
