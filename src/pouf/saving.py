@@ -75,6 +75,8 @@ def save(classifier: BaseClassifier, folder: Path, merge: bool = False) -> None:
     Args:
         merge: write the whole model with what was tuned, as full tuning does.
     """
+    if merge:
+        _check_mergeable(classifier)
     with replacing(folder) as partial:
         write(classifier, partial, merge=merge)
 
@@ -120,7 +122,6 @@ def write(
     """
     backbone, settings = classifier.backbone, classifier.tuner_settings
     if merge:
-        _check_mergeable(classifier)
         settings = TunerSettings()
     base, weights = classifier.base_fingerprint(), None
     if backbone.sharded and (merge or (settings is not None and not _keeps_base(classifier))):

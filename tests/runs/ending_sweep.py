@@ -52,15 +52,16 @@ TIMES = ("seconds", "created", "resumed", "command")
 
 
 class Moments:
-    """Counts changes of the disk, and signals this process at one of them; phases count as well."""
+    """Counts changes of the disk, and signals this process at one of them; phases count as well, and some reads."""
 
-    def __init__(self, number: int, at: int | None) -> None:
-        self.number, self.at = number, at
+    def __init__(self, number: int, at: int | None, reads: bool) -> None:
+        self.number, self.at, self.reads = number, at, reads
         self.names: list[str] = []
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in CHANGES:
-            self.passed(f"{event} {Path(str(arguments[0])).name}")
+        file = Path(str(arguments[0])) if arguments else Path("/")
+        if event in CHANGES or (self.reads and event == "open" and not file.is_absolute()):
+            self.passed(f"{event} {file.name}")
 
     def passed(self, what: str) -> None:
         self.names.append(what)
@@ -79,7 +80,7 @@ def child(command: tuple[str, ...], number: int = 0, at: int | None = None) -> i
         signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
     torch.set_num_threads(1)
     state.SHARE = 0  # saved after each step, however long that takes: moments are the same on every machine
-    moments = Moments(number, at)
+    moments = Moments(number, at, reads=command[0] in ("predict", "evaluate"))
     sys.addaudithook(moments)
     from pouf.cli._progress import Shown
 
@@ -101,7 +102,7 @@ def outcome(run: Path) -> dict[str, Any]:
     there: dict[str, Any] = {}
     for file in sorted(run.rglob("*")):
         name = str(file.relative_to(run))
-        if not file.is_file() or file.suffix in (".html", ".md"):  # they show times
+        if not file.is_file() or file.suffix in (".html", ".md", ".partial"):  # they show times, or are never read
             continue
         if file.suffix == ".safetensors":
             there |= {f"{name} {key}": tensor.numpy().tobytes() for key, tensor in load_file(file).items()}
@@ -161,7 +162,7 @@ def swept(folder: Path, case: str, every: str, signals: list[str]) -> None:
             importlib.import_module(module)
     if name in ("adapt", "search"):
         assert expected == outcome(Path(f"whole-{name}")), "this is what the command comes to in an empty folder"
-    phases = [i for i, what in enumerate(names) if not what.startswith("os.")]
+    phases = [i for i, what in enumerate(names) if not what.startswith(("os.", "open "))]
     for turn, i in enumerate(phases if every == "phases" else range(0, len(names), int(every))):
         prepared()
         sent = signals[turn % len(signals)]

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from ending_sweep import CASES
+from ending_sweep import CASES, outcome
 from helpers import groups
 
 from pouf import Classifier
 from pouf.saving import CARD, SAVED
 
-SWEEP = Path(__file__).with_name("ending_sweep.py")
+SWEEP, CASES_SCRIPT = (Path(__file__).with_name(f"{name}.py") for name in ("ending_sweep", "interruption_cases"))
 SIGNALS = ("SIGTERM", "SIGKILL", "SIGHUP", "SIGINT")
 
 
@@ -39,6 +39,30 @@ def test_a_run_that_is_ended_where_any_phase_begins_comes_to_the_same_result(tmp
 @pytest.mark.parametrize("case", CASES)
 def test_a_command_that_is_ended_at_any_moment_comes_to_the_same_result(tmp_path: Path, case: str) -> None:
     sweep(tmp_path, case, "3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("phase", ["choosing", "writing"])
+def test_two_processes_that_are_ended_after_their_last_step_come_to_the_same_result(
+    tmp_path: Path, phase: str, name: str
+) -> None:
+    def act(output: str, ends: str) -> int:
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            str(CASES_SCRIPT),
+        ]
+        command += [str(tmp_path), "vectors", str(tmp_path / output), "resume"]
+        environment = os.environ | {"SLOW": "0", "OMP_NUM_THREADS": "1", "END_IN": ends}
+        return subprocess.run(command, env=environment, capture_output=True).returncode
+
+    assert act("run", f"{phase} {name}") != 0
+    assert act("run", "") == act("whole", "") == 0
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
