@@ -102,7 +102,9 @@ def outcome(run: Path) -> dict[str, Any]:
     there: dict[str, Any] = {}
     for file in sorted(run.rglob("*")):
         name = str(file.relative_to(run))
-        if not file.is_file() or file.suffix in (".html", ".md", ".partial"):  # they show times, or are never read
+        if not file.is_file() or file.suffix in (".html", ".md"):  # they show times
+            continue
+        if file.suffix == ".partial" or CHECKPOINTS in file.parts:  # of whoever was killed, and never read
             continue
         if file.suffix == ".safetensors":
             there |= {f"{name} {key}": tensor.numpy().tobytes() for key, tensor in load_file(file).items()}
