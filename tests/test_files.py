@@ -1,6 +1,8 @@
 """Whole files, owned folders and temporary ones, with real processes that are killed."""
 
 import json
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -10,7 +12,19 @@ from pathlib import Path
 import pytest
 
 from pouf.errors import InputError
-from pouf.files import LOCK, clear_partial, drop, own, temporary_folder, whole, whole_files, write_json
+from pouf.files import (
+    LOCK,
+    clear_partial,
+    copy,
+    discard,
+    drop,
+    own,
+    temporary_folder,
+    whole,
+    whole_files,
+    whole_folder,
+    write_json,
+)
 
 WRITES = """
 import json, sys
@@ -104,3 +118,44 @@ def test_what_killed_processes_left_in_the_temporary_folder_goes_with_the_next_o
     killed(alive)
     drop(temporary_folder())
     assert not Path(there).exists()
+
+
+def test_what_another_machine_left_in_a_shared_temporary_folder_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes may live: their locks need not reach here."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mine = temporary_folder()
+    of_others = [tmp_path / mine.name.replace(platform.node(), node) for node in ("other", f"{platform.node()}-2")]
+    for folder in of_others:
+        folder.mkdir()
+        (folder / LOCK).touch()
+    drop(temporary_folder())
+    assert all((folder / LOCK).is_file() for folder in of_others)
+    drop(mine)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs file modes")
+def test_the_umask_is_followed_and_never_touched(tmp_path: Path) -> None:
+    code = """
+import os, sys, torch
+os.umask = None  # threads of the program around may be making files
+from pathlib import Path
+from pouf.files import write_tensors
+write_tensors(Path(sys.argv[1]), {"a": torch.zeros(2)})
+print(oct(Path(sys.argv[1]).stat().st_mode & 0o777))
+"""
+    process, said = started(code, tmp_path / "a.safetensors", umask=0o027)
+    assert process.wait(60) == 0 and said == "0o640"
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "a") as partial:
+        (partial / "file").write_text("half of")
+        assert 1 / 0
+    with whole_folder(tmp_path / "a") as partial:
+        (partial / "file").write_text("a")
+        assert not (tmp_path / "a").exists()
+    copy(tmp_path / "a", tmp_path / "b" / "c")
+    discard(tmp_path / "a")
+    assert (tmp_path / "b" / "c" / "file").read_text() == "a" and [each.name for each in tmp_path.iterdir()] == ["b"]

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,8 @@ class Classifier(BaseClassifier):
         if (told or logger.isEnabledFor(logging.INFO)) and (estimated := plan.estimate(self, cache, writes)):
             Callbacks(told).tell(lambda callback: callback.on_estimate(estimated))
             logger.info("%s", estimated)
-        writer = self._writer(output_dir, plan, command, resume, overwrite)
-        if isinstance(writer, RunWriter):
-            told.insert(0, writer)
-        with run_session(writer, told), undone_if_refused(self, told):
+        opens = partial(self._writer, output_dir, plan, command, resume, overwrite)
+        with run_session(opens, told) as writer, undone_if_refused(self, told):
             plan.preparation.apply(self)
             if asks_to_shard(self, plan.recipe, join(self.device)):
                 share_out(self)  # before anything is computed
@@ -138,13 +137,12 @@ class Classifier(BaseClassifier):
                 known_shares=plan.known_shares,
             )  # fmt: skip
             result = replace(result, method=plan.method, sources=plan.sources())
-            with result.kept_on_error():  # the run can go on from them
-                self._describe(result, plan, kept)
-                if writer is not None:
-                    with held():
-                        writer.finish(result)
-                if isinstance(writer, RunWriter):
-                    result.files["run"] = writer.folder
+            self._describe(result, plan, kept)
+            if writer is not None:
+                with held():
+                    writer.finish(result)
+            if isinstance(writer, RunWriter):
+                result.files["run"] = writer.folder
             if writes and plan.data is not None:
                 self._report(result, plan.data, plan.inference(self, cache), Path(str(output_dir)), told)
         for callback in told:
@@ -203,9 +201,6 @@ class Classifier(BaseClassifier):
             about = about_run(self, first, plan.shots, plan.recipe, world, plan.known_shares)
             about["the grid"] = combinations
             log = TrialLog(root / TRIALS_STATE, about, world)
-        writer = self._writer(output_dir, plan, command, resume, overwrite, trains=False)
-        if isinstance(writer, RunWriter):
-            told.insert(0, writer)
 
         def one(classifier: BaseClassifier, changed: Recipe, number: int) -> Adaptation:
             folder = root / str(number) if root is not None else None
@@ -215,7 +210,8 @@ class Classifier(BaseClassifier):
                 resume=resume, keep_tuned=False, known_shares=plan.known_shares,
             )  # fmt: skip
 
-        with run_session(writer, told):
+        opens = partial(self._writer, output_dir, plan, command, resume, overwrite, trains=False)
+        with run_session(opens, told) as writer:
             kept = self._kept(keep_classes, keep_data, plan, cache)
             if resume:
                 log.read()
@@ -234,13 +230,9 @@ class Classifier(BaseClassifier):
             if isinstance(writer, RunWriter):
                 result.files["run"] = writer.folder
             if found.ended_by is not None:
-                if root is not None:
-                    result.checkpoints.retain()
                 raise found.ended_by
             if writes:
                 self._report(result, inputs, inference, Path(str(output_dir)), told)
-            if isinstance(writer, RunWriter):
-                writer.drop_trials(result.checkpoints.folder)
         for callback in told:
             callback.on_end(result)
         return found

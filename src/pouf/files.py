@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -19,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from pouf.errors import InputError
+from pouf.interruption import held
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PARTIAL, LOCK = ".partial", ".lock"
-TEMPORARY = "pouf-checkpoints-"
-UMASK = os.umask(0o077)  # what new files may not be, by the user's setting: it can't be asked for without setting it
-os.umask(UMASK)
+# With the name of the machine: another one may share the folder, and locks of its processes need not reach here.
+TEMPORARY = f"pouf-checkpoints-{re.sub(r'[^A-Za-z0-9.-]', '_', platform.node())}-"
 
 
 @contextmanager
@@ -35,7 +38,7 @@ def whole(file: Path) -> Iterator[Path]:
     if file.exists() and not file.is_file():  # /dev/stdout, or a pipe: there is nothing to replace
         yield file
         return
-    partial = file.with_name(f".{uuid.uuid4().hex[:12]}{PARTIAL}")
+    partial = _beside(file)
     try:
         yield partial
         _to_disk(partial)
@@ -66,6 +69,44 @@ def whole_files(folder: Path) -> Iterator[Path]:
         _to_disk(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write to, which has its name once all of it is on the disk. Nothing may have that name before."""
+    partial = _beside(folder)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        for path in [*partial.rglob("*"), partial]:
+            _to_disk(path)
+        partial.rename(folder)
+        _to_disk(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder; whoever is killed in between has it as it was, or not at all."""
+    if folder.is_dir():
+        partial = _beside(folder)
+        folder.rename(partial)
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def copy(source: Path, target: Path) -> None:
+    """A file or a folder under a second name, without a second copy of the bytes where the disk can do that."""
+    if source.is_dir() and not source.is_symlink():
+        target.mkdir(parents=True, exist_ok=True)
+        for child in source.iterdir():
+            copy(child, target / child.name)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole(target) as partial:
+        try:
+            os.link(source, partial, follow_symlinks=False)
+        except (OSError, NotImplementedError):  # not on this disk
+            shutil.copy2(source, partial, follow_symlinks=False)
 
 
 def room_for(file: Path) -> None:
@@ -101,12 +142,14 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     from safetensors.torch import save_file
 
     with whole(file) as partial:
+        partial.touch()
+        mode = stat.S_IMODE(partial.stat().st_mode)  # of any new file; the library makes it the owner's alone
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         try:
             save_file(plain, partial, metadata)
         except SafetensorError as error:  # its own name for a full disk
             raise OSError(f"can't write {str(file)!r}: {error}") from None
-        partial.chmod(0o666 & ~UMASK)  # as any other file; the library makes it the owner's alone
+        partial.chmod(mode)
 
 
 def clear_partial(folder: Path) -> None:
@@ -137,7 +180,8 @@ def temporary_folder() -> Path:
     """A new folder for this process alone, to be given to `drop`; first go those whose processes have been killed."""
     root = Path(tempfile.gettempdir())
     for left in root.glob(f"{TEMPORARY}*"):
-        if left not in _temporary and (left / LOCK).is_file():
+        of_others = left in _temporary or "-" in left.name.removeprefix(TEMPORARY)  # of a machine with a longer name
+        if not of_others and (left / LOCK).is_file():
             with suppress(InputError):  # its owner lives, or it is another user's
                 lock = own(left)
                 shutil.rmtree(left, ignore_errors=True)
@@ -152,10 +196,11 @@ def temporary_folder() -> Path:
 
 
 def drop(folder: Path) -> None:
-    """A folder that is not needed any more."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if (lock := _temporary.pop(folder, None)) is not None:
-        lock.release()
+    """A folder that is not needed any more. Signals wait, as in `OwnFiles.drop`."""
+    with held():
+        shutil.rmtree(folder, ignore_errors=True)
+        if (lock := _temporary.pop(folder, None)) is not None:
+            lock.release()
 
 
 class OwnFiles:
@@ -168,20 +213,29 @@ class OwnFiles:
         self.known[file] = _identity(file)
 
     def drop(self) -> None:
-        """With the folders that are empty then: theirs, and the one that this lies in."""
-        for file, known in self.known.items():
-            with suppress(OSError):
-                if _identity(file) == known:
-                    file.unlink()
-        for folder in {file.parent for file in self.known}:
-            with suppress(OSError):
-                folder.rmdir()
-                folder.parent.rmdir()
+        """With the folders that are empty then: theirs, and the one that this lies in.
+
+        Signals wait: an error in what Python calls when an object goes is lost, and the rest would stay.
+        """
+        with held():
+            for file, known in self.known.items():
+                with suppress(OSError):
+                    if _identity(file) == known:
+                        file.unlink()
+            for folder in {file.parent for file in self.known}:
+                with suppress(OSError):
+                    folder.rmdir()
+                    folder.parent.rmdir()
 
 
 def _identity(file: Path) -> tuple[int, int]:
     facts = file.stat()
     return facts.st_ino, facts.st_mtime_ns
+
+
+def _beside(path: Path) -> Path:
+    """A new name in the same folder, by which `clear_partial` knows what was left."""
+    return path.with_name(f".{uuid.uuid4().hex[:12]}{PARTIAL}")
 
 
 def _to_disk(path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
-from pouf.files import whole_files, write_json, write_tensors, write_text
+from pouf.files import copy, discard, whole_folder, write_json, write_tensors, write_text
 from pouf.model_card import README, model_card
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.adapter import ADAPTER, ADAPTER_CONFIG
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 CARD = "pouf.json"  # what a saved classifier is made of
 CHECKPOINTS = "checkpoints"  # of a run that is under way
 BEFORE = f"{CHECKPOINTS}/before"  # the run that it is to take the place of
+SAVED = ".saved"  # a classifier that is whole, until all of it has come to its place in the folder above
 FORMAT: Literal[3] = 3  # of the card; a newer one is refused
 WEIGHTS = "weights.safetensors"  # the tuned parameters alone, where the base model is kept elsewhere
 MODEL, POSTPROCESSOR = "model.safetensors", "postprocessor.safetensors"
@@ -43,7 +44,7 @@ USES: tuple[Use, ...] = ("advised", "chosen", "last", "zero-shot")
 
 
 class Card(BaseModel):
-    """What a saved classifier is made of. It is written last: a folder that has one is complete."""
+    """What a saved classifier is made of."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,12 +77,52 @@ class Card(BaseModel):
         return self
 
 
-def save(
+def save(classifier: BaseClassifier, folder: Path, merge: bool = False) -> None:
+    """Replace what stood in the folder. Of several processes the first writes; all must call it, for their shards.
+
+    Args:
+        merge: write the whole model with what was tuned, as full tuning does.
+    """
+    if merge:
+        _check_mergeable(classifier)
+    with replacing(folder) as partial:
+        write(classifier, partial, merge=merge)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A folder to write a classifier to, and what belongs to it, which then takes the place of the one in `folder`.
+
+    It does so at once: whoever is killed at any moment leaves either. First all of it is in `.saved`, where it is found
+    from then on, then each file comes to its place. Processes but the first write nothing.
+    """
+    if not is_first():
+        yield folder
+        return
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"can't save into {str(folder)!r}, which is a file: give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    _put_in_place(folder)  # where a process was killed before it had
+    with whole_folder(folder / SAVED) as partial:
+        yield partial
+    _put_in_place(folder)
+
+
+def _put_in_place(folder: Path) -> None:
+    saved = folder / SAVED
+    if not saved.is_dir():
+        return
+    for child in saved.iterdir():
+        copy(child, folder / child.name)
+    for name in {WEIGHTS, MODEL, POSTPROCESSOR, ADAPTER, ADAPTER_CONFIG} - read_card(saved).files.keys():
+        (folder / name).unlink(missing_ok=True)  # of what stood there before
+    discard(saved)
+
+
+def write(
     classifier: BaseClassifier, folder: Path, stands_for: tuple[Use, ...] = ("chosen", "last"), merge: bool = False
 ) -> None:
-    """The card is written last: a folder that has one is complete. What stood there before is replaced.
-
-    Where weights are sharded, all processes must call it: they come to the first, which writes.
+    """Into a folder that is new. Of several processes the first writes; all must call it, for their shards.
 
     Args:
         stands_for: what of a run this is; the other folders of the run hold the rest.
@@ -89,21 +130,17 @@ def save(
     """
     backbone, settings = classifier.backbone, classifier.tuner_settings
     if merge:
-        _check_mergeable(classifier)
         settings = TunerSettings()
     base, weights = classifier.base_fingerprint(), None
-    if backbone.sharded:
-        if merge or (settings is not None and not _keeps_base(classifier)):
-            weights = gathered(backbone.state_dict(keep_vars=True))
-        if not is_first():
-            return
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"can't save into {str(folder)!r}, which is a file: give a folder")
+    if backbone.sharded and (merge or (settings is not None and not _keeps_base(classifier))):
+        weights = gathered(backbone.state_dict(keep_vars=True))
+    if not is_first():
+        return
+    others = set(folder.rglob("*"))  # the other states of a run
     folder.mkdir(parents=True, exist_ok=True)
-    with whole_files(folder) as partial:
-        _save_parts(classifier, partial, merge, weights)
-        parts = [file for file in partial.rglob("*") if file.is_file()]
-        files = {file.relative_to(partial).as_posix(): digest_of(file) for file in parts}
+    _save_parts(classifier, folder, merge, weights)
+    parts = [file for file in folder.rglob("*") if file.is_file() and file not in others]
+    files = {file.relative_to(folder).as_posix(): digest_of(file) for file in parts}
     write_text(folder / README, classifier.model_card or model_card(classifier))  # people may edit it: no fingerprint
     card = Card(
         format=FORMAT,
@@ -126,8 +163,6 @@ def save(
         files=files,
     )
     write_json(folder / CARD, card.model_dump())
-    for name in {WEIGHTS, MODEL, POSTPROCESSOR, ADAPTER, ADAPTER_CONFIG} - files.keys():  # of what stood there before
-        (folder / name).unlink(missing_ok=True)
 
 
 def _check_mergeable(classifier: BaseClassifier) -> None:
@@ -167,14 +202,20 @@ def _save_parts(classifier: BaseClassifier, folder: Path, merge: bool, weights: 
         write_tensors(folder / POSTPROCESSOR, classifier.postprocessor.state_dict())
 
 
+def stored(folder: Path) -> Path:
+    """Where the classifier of a folder lies whole: a process may have been killed before all was in its place."""
+    return folder / SAVED if (folder / SAVED).is_dir() else folder
+
+
 def is_saved(folder: str | Path) -> bool:
-    return (Path(folder) / CARD).is_file()
+    return (stored(Path(folder)) / CARD).is_file()
 
 
 def read_card(folder: Path) -> Card:
     """What a saved classifier is made of."""
     if not folder.is_dir():
         raise InputError(f"no run folder {str(folder)!r}: expected one that adapt or save_pretrained wrote")
+    folder = stored(folder)
     if not is_saved(folder):
         before = f"; the run before it is in {str(folder / BEFORE)!r}" if is_saved(folder / BEFORE) else ""
         raise InputError(
@@ -296,6 +337,7 @@ def _keeps_base(classifier: BaseClassifier) -> bool:
 
 def _find(folder: Path, use: Use) -> tuple[Path, Card]:
     """The folder that holds a state of a run, and its card."""
+    folder = stored(folder)
     card = read_card(folder)
     if use in ("advised", "zero-shot") or use in card.stands_for:
         return folder, card

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pouf.files import UMASK, whole
+from pouf.files import whole
 
 # As safetensors calls them.
 DTYPES = {
@@ -69,14 +69,12 @@ def write_shards(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with whole(file) as partial:
-        with partial.open("wb") as stream:
-            stream.write(len(text).to_bytes(8, "little"))
-            stream.write(text)
-            for tensor in tensors.values():
-                plain = full(tensor).detach().cpu().contiguous()
-                stream.write(plain.flatten().view(torch.uint8).numpy().data)
-        partial.chmod(0o666 & ~UMASK)
+    with whole(file) as partial, partial.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little"))
+        stream.write(text)
+        for tensor in tensors.values():
+            plain = full(tensor).detach().cpu().contiguous()
+            stream.write(plain.flatten().view(torch.uint8).numpy().data)
 
 
 def from_first(like: Tensor, read: Callable[[], Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from pouf.errors import InputError
 from pouf.files import write_json
 from pouf.reading import read_json, read_text
 from pouf.runs.names import MANIFEST, METRICS, SKIPPED, VERDICT
-from pouf.saving import Use, read_card
+from pouf.saving import Use, read_card, stored
 from pouf.validation.verdict import Verdict, nothing_to_judge
 
 T = TypeVar("T")
@@ -86,7 +86,8 @@ class Run:
         self.folder = Path(folder)
         self.card = read_card(self.folder)
         self.manifest = read_manifest(self.folder)
-        verdict = self._read(VERDICT, Verdict)
+        place = stored(self.folder)  # with the classifier it speaks of
+        verdict = read_json(place / VERDICT, Verdict) if (place / VERDICT).is_file() else None
         if verdict is None and self.manifest.get("status", "running") != "running":
             raise InputError(f"{VERDICT!r} is missing in {str(folder)!r}: restore it, or adapt again")
         self.verdict = verdict or nothing_to_judge()

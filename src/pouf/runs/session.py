@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pouf.interruption import catching, held
@@ -10,22 +10,33 @@ from pouf.runs.states import ShardHolder
 from pouf.runs.writer import RunWriter
 from pouf.training.callbacks import Callback, Callbacks
 
+Writer = RunWriter | ShardHolder
+
 
 @contextmanager
-def run_session(writer: RunWriter | ShardHolder | None, callbacks: Sequence[Callback]) -> Iterator[None]:
-    """While open, signals end the run between two steps.
+def run_session(opens: Callable[[], Writer | None], told: list[Callback]) -> Iterator[Writer | None]:
+    """While open, signals end the run between two steps, and wait while its folder is begun and ended.
 
-    Whatever breaks it off is told to the callbacks; the folder keeps what was learned and is free for the next who
-    wants it. A run that comes to its end leaves nothing to go on from.
+    Whatever breaks it off is told to the callbacks; the folder keeps what was learned, with what the run can go on
+    from, and is free for the next who wants it. A run that comes to its end leaves nothing to go on from.
+
+    Args:
+        told: of what happens; a writer that follows the run comes first.
     """
+    writer: Writer | None = None
     with catching():
         try:
-            yield
+            with held():
+                writer = opens()
+            if isinstance(writer, RunWriter):
+                told.insert(0, writer)
+            yield writer
         except BaseException as error:
             if writer is not None:
                 with held():
                     writer.give_up(error)
-            Callbacks(callbacks).broke_off(error)
+            Callbacks(told).broke_off(error)
             raise
         if writer is not None:
-            writer.close()
+            with held():
+                writer.close()

@@ -7,8 +7,11 @@ from typing import Any
 
 from pouf.base import BaseClassifier
 from pouf.distributed import join
+from pouf.files import write_json
 from pouf.interruption import is_by_all
-from pouf.saving import Use, save
+from pouf.runs.names import VERDICT
+from pouf.saving import Use, replacing, write
+from pouf.shards import is_first
 from pouf.training.adaptation import Adaptation
 from pouf.validation.checkpoints import Checkpoint
 from pouf.validation.verdict import Verdict, broken_off
@@ -16,13 +19,20 @@ from pouf.zero_shot import State
 
 
 def save_states(classifier: BaseClassifier, result: Adaptation, folder: Path) -> set[str]:
-    """All states of a run that differ, each in its folder -> the names of those within the run's own.
+    """All states of a run that differ, each in its folder, and the verdict -> the names of those within the run's own.
 
     The classifier stands as advised afterwards.
     """
+    with replacing(folder) as partial:
+        inner = _write_states(classifier, result, partial)
+        _write_verdict(result.verdict, partial)
+    return inner
+
+
+def _write_states(classifier: BaseClassifier, result: Adaptation, folder: Path) -> set[str]:
     checkpoints = result.checkpoints
     if checkpoints is None:
-        save(classifier, folder)
+        write(classifier, folder)
         return set()
     names: dict[Checkpoint, tuple[Use, ...]] = {}
     for use in ("chosen", "last"):
@@ -32,22 +42,29 @@ def save_states(classifier: BaseClassifier, result: Adaptation, folder: Path) ->
     others = {place: uses for place, uses in names.items() if place != advised}
     for place, uses in others.items():
         checkpoints.restore(place)
-        save(classifier, folder / uses[0], uses)
+        write(classifier, folder / uses[0], uses)
     checkpoints.restore(advised)
-    save(classifier, folder, names.get(advised, ()))
+    write(classifier, folder, names.get(advised, ()))
     return {uses[0] for uses in others.values()}
 
 
 def save_broken_off(classifier: BaseClassifier, verdict: Verdict, folder: Path) -> None:
     """What was learned so far, as the last step of a run that advises zero-shot or this."""
-    if verdict.advised != "zero-shot":
-        save(classifier, folder)
-        return
-    here = classifier.state()
-    save(classifier, folder / "last", ("chosen", "last"))
-    classifier.set_state(State(None, None, None, None, dict.fromkeys(here.added)))
-    save(classifier, folder, ())
-    classifier.set_state(here)
+    with replacing(folder) as partial:
+        _write_verdict(verdict, partial)
+        if verdict.advised != "zero-shot":
+            write(classifier, partial)
+            return
+        here = classifier.state()
+        write(classifier, partial / "last", ("chosen", "last"))
+        classifier.set_state(State(None, None, None, None, dict.fromkeys(here.added)))
+        write(classifier, partial, ())
+        classifier.set_state(here)
+
+
+def _write_verdict(verdict: Verdict, folder: Path) -> None:
+    if is_first():
+        write_json(folder / VERDICT, verdict.to_json())
 
 
 def all_can_save(classifier: BaseClassifier, error: BaseException, wanted: bool) -> bool:
@@ -80,4 +97,4 @@ class ShardHolder:
             save_broken_off(self.classifier, broken_off(error), self.folder)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """There is nothing to close: its weights wait in a temporary folder."""

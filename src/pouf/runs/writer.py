@@ -17,7 +17,7 @@ from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.data.texts import Texts
 from pouf.errors import Diverged, InputError
-from pouf.files import LOCK, clear_partial, own, write_json, write_text
+from pouf.files import LOCK, clear_partial, discard, own, write_json, write_text
 from pouf.interruption import AtOnce
 from pouf.recipe import Recipe
 from pouf.runs.folder import read_manifest, versions
@@ -31,15 +31,14 @@ from pouf.runs.names import (
     RECIPE,
     SKIPPED,
     TRIALS,
-    VERDICT,
 )
-from pouf.runs.overwriting import bring_back, check_apart, remove, set_aside
+from pouf.runs.overwriting import bring_back, check_apart, clear_moved, remove, set_aside
 from pouf.runs.states import all_can_save, save_broken_off, save_states
 from pouf.saving import CARD
 from pouf.training.adaptation import Adaptation
 from pouf.training.callbacks import Callback, Step
-from pouf.training.state import STATE
-from pouf.validation.verdict import Verdict, broken_off
+from pouf.validation.checkpoints import STATE, Checkpoints
+from pouf.validation.verdict import broken_off
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +77,10 @@ class RunWriter(Callback):
         self.fresh = not self.folder.exists() or not any(self.folder.iterdir())
         self.lock = own(self.folder / CHECKPOINTS)
         self.classifier, self.sources, self.logged, self.done = classifier, sources, 0, False
+        self.checkpoints: Checkpoints | None = None  # of a run that has come to its end
         self.start = time.perf_counter()
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        clear_moved(self.folder)
         # Of the run that goes on: what it says of itself stays, if it can't.
         names = [
             name for name in (MANIFEST, RECIPE, CLASSES, DESCRIPTIONS) if resume and (self.folder / name).is_file()
@@ -136,11 +137,11 @@ class RunWriter(Callback):
 
     def finish(self, result: Adaptation, status: str = "finished") -> None:
         """All states of the run that differ, each in its folder; the classifier stands as advised afterwards."""
-        inner = save_states(self.classifier, result, self.folder)
+        inner, self.checkpoints = save_states(self.classifier, result, self.folder), result.checkpoints
         for stale in {"chosen", "last"} - inner if result.checkpoints is not None else ():
             shutil.rmtree(self.folder / stale, ignore_errors=True)  # of the run before it was interrupted
         drift = {} if result.drift is None else {"drift": result.drift._asdict()}
-        self._close(status, result.verdict, trainable=result.trainable, total=result.total, **drift)
+        self._close(status, trainable=result.trainable, total=result.total, **drift)
         self.done = True
 
     def finish_search(self, result: Adaptation, trials: dict[str, Any], ended_by: BaseException | None) -> None:
@@ -151,16 +152,15 @@ class RunWriter(Callback):
         self.finish(result, "finished" if ended_by is None else _status(ended_by))
 
     def close(self) -> None:
-        """The run has come to its end: there is nothing to go on from. Weights that wait go with the checkpoints."""
+        """The run has come to its end: there is nothing to go on from. Weights that wait go with their checkpoints."""
         (self.folder / CHECKPOINTS / STATE).unlink(missing_ok=True)
-        self._free()
-
-    def drop_trials(self, but: Path) -> None:
-        """What a search could be gone on from, but for the weights of the chosen trial, in this folder."""
-        for child in (self.folder / CHECKPOINTS).iterdir():
-            if child.name != LOCK and child != but:
+        if self.checkpoints is not None:
+            self.checkpoints.release()
+        for child in [] if self.trains else (self.folder / CHECKPOINTS).iterdir():  # the trials of a search
+            if child.name != LOCK and (self.checkpoints is None or child != self.checkpoints.folder):
                 remove(child)
-        (but / STATE).unlink(missing_ok=True)
+        self.checkpoints = None
+        self._free()
 
     def _free(self) -> None:
         (self.folder / CHECKPOINTS / LOCK).unlink(missing_ok=True)
@@ -174,7 +174,7 @@ class RunWriter(Callback):
             stack.callback(self.lock.release)
             if self.done:
                 return
-            undoes = not self.logged and (self.overwrites or isinstance(error, InputError))
+            undoes = not self.logged and (self.overwrites or bool(self.before) or isinstance(error, InputError))
             wanted = self.trains and not undoes and not isinstance(error, AtOnce)
             saves = all_can_save(self.classifier, error, wanted)
             if undoes:
@@ -200,12 +200,11 @@ class RunWriter(Callback):
         verdict = broken_off(error)
         try:
             save_broken_off(self.classifier, verdict, self.folder)
-            self._close(_status(error), verdict, error=str(error))
+            self._close(_status(error), error=str(error))
         except Exception as other:  # what broke the run off is what is to be told
             logger.error("the run could not be saved in %s: %s", self.folder, other)
 
-    def _close(self, status: str, verdict: Verdict, **more: Any) -> None:
-        write_json(self.folder / VERDICT, verdict.to_json())
+    def _close(self, status: str, **more: Any) -> None:
         lines = [
             json.dumps({"of": name, "id": source.ids[i], "reason": why})
             for name, source in self.sources.items()
@@ -213,10 +212,10 @@ class RunWriter(Callback):
         ]
         write_text(self.folder / SKIPPED, "".join(line + "\n" for line in lines))
         self.manifest.update({name: _facts(source) for name, source in self.sources.items()})
-        if status == "finished":
-            shutil.rmtree(self.folder / BEFORE, ignore_errors=True)  # the run that this one takes the place of
         seconds = round(time.perf_counter() - self.start, 2)
         write_json(self.folder / MANIFEST, self.manifest | {"status": status, "seconds": seconds} | more)
+        if status == "finished":
+            discard(self.folder / BEFORE)  # the run that this one takes the place of
 
 
 def _facts(data: Unlabelled) -> dict[str, Any]:
@@ -244,7 +243,7 @@ def check_new(folder: str | Path, resume: bool = False, overwrite: bool = False)
         return folder
     if not (resume or overwrite):
         raise InputError(f"run folder {str(folder)!r} already exists: resume or overwrite it, or choose another")
-    if not any((folder / name).is_file() for name in (MANIFEST, CARD)):
+    if not any((folder / name).exists() for name in (MANIFEST, CARD, BEFORE)):
         raise InputError(f"{str(folder)!r} holds files, but no run: choose another folder")
     # Until all is written, predictions and report too, the lock is there, even if its owner was killed.
     finished = read_manifest(folder).get("status", "finished") == "finished"

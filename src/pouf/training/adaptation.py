@@ -76,16 +76,6 @@ class Adaptation:
         if use == "zero-shot" and (self.history or self.classifier.postprocessor is not None):
             raise InputError("this run kept no checkpoints to go back to: give it snapshots")
 
-    @contextmanager
-    def kept_on_error(self) -> Iterator[None]:
-        """Weights that wait on disk stay there if what is done meanwhile fails."""
-        try:
-            yield
-        except BaseException:
-            if self.checkpoints is not None:
-                self.checkpoints.retain()
-            raise
-
     def place(self, use: Use) -> Checkpoint:
         assert self.checkpoints is not None
         if use == "zero-shot" or (use == "chosen" and self.verdict.chosen == 0 != self.verdict.last):
@@ -115,8 +105,8 @@ def adapt(
         recipe: all settings.
         shots: a few examples with labels, for the term `labels` of the recipe. The data stay without.
         cache: where features that training can't change are kept and found again.
-        checkpoint_dir: where weights wait, and the state of a run that was ended; by default weights wait in a
-            temporary folder, and there is no way to go on.
+        checkpoint_dir: where weights wait until `checkpoints.release()`, and the state of a run that was ended; by
+            default weights wait in a temporary folder, and there is no way to go on.
         resume: go on from the state in `checkpoint_dir`, if there is one.
         keep_tuned: features of the tuned weights stay in the cache too, for whoever looks at the data next.
         known_shares: (k,), of the classes in these data: predictions as a whole then have them.
@@ -165,8 +155,6 @@ def adapt(
         classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, held.predictions
     )
     result.restore("advised")
-    if checkpoints is not None:
-        checkpoints.release()
     return result
 
 

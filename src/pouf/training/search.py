@@ -164,17 +164,25 @@ def search(
                 break
         trials.append(log.trials[number])
         if trials[-1].kept is not None and (kept is None or world.broadcast(choose_trial(trials)).best == number):
-            kept, result = number, came
+            kept, result, came = number, came, result
+        _forget(came)
     if kept is None:
         raise InputError(f"every trial diverged; the last one: {trials[-1].why_not}")
     ranking = world.broadcast(choose_trial(trials))
     wanted = ranking.best if ranking.best is not None else kept
     if result is None or (kept != wanted and ended_by is None):
+        _forget(result)
         kept, result = wanted, None  # its weights can go before others come
         result = run(wanted)
     if kept != wanted:  # there is no time to run it again
         ranking = ranking._replace(best=kept, step=result.verdict.chosen or 0)
     return Search(trials, ranking, result, ended_by)
+
+
+def _forget(result: Adaptation | None) -> None:
+    """A trial that is not chosen: its weights can go, and with them the way to go on with it."""
+    if result is not None and result.checkpoints is not None:
+        result.checkpoints.release()
 
 
 def _judged(changes: dict[str, Any], result: Adaptation) -> Trial:

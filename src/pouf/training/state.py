@@ -22,12 +22,11 @@ from pouf.interruption import asked_to_end, by_all, ended
 from pouf.reading import read_tensor
 from pouf.shards import from_first, is_first, is_shard, write_shards
 from pouf.training.callbacks import Callbacks, Step
-from pouf.validation.checkpoints import Checkpoints
+from pouf.validation.checkpoints import STATE, Checkpoints
 
 if TYPE_CHECKING:
     from pouf.training.engine import Engine
 
-STATE = "state.safetensors"
 SHARE = 20  # at most one part in so many of the time goes into saving
 logger = logging.getLogger(__name__)
 

@@ -86,8 +86,6 @@ def train(
     tuner = classifier.tune(recipe.tuner)
     if checkpoints is not None:
         checkpoints.begin(tuner)
-        if own_dir is not None:
-            checkpoints.retain()  # whoever is killed can go on from them
     total = sum(parameter.numel() for parameter in classifier.parameters())
     callbacks.tell(lambda callback: callback.on_start(recipe, tuner.trainable, total))
     engine = Engine(classifier, tuner, recipe, inference.world)

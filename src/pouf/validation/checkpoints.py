@@ -28,6 +28,7 @@ from pouf.validation.selectors import Choice, choose, votes
 from pouf.zero_shot import State
 
 SAMPLE = 512  # inputs that checkpoints are judged on
+STATE = "state.safetensors"  # of a run that can be gone on with, beside the weights that it names
 PERTURBED = 256  # of these, which are also seen slightly changed
 WORTH_TELLING = 0.02  # share of the predictions that moved away from a class
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Checkpoints:
         keeps: the run will be corrected to the shares that zero-shot has with these offsets (k,), and so all
             predictions that are compared have them: shares that move along a run are not what comes of it.
         known_shares: (k,), of the classes in these data, where they are known.
-        folder: where weights are kept; a temporary one by default. They go with this object.
+        folder: where weights are kept, for a run that can be gone on with, until `release`; by default a temporary one.
     """
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be told
@@ -83,24 +84,25 @@ class Checkpoints:
         self.without_bias, self.keeps, self.known_shares = without_bias, keeps, known_shares
         self.folder, self.files = folder or temporary_folder(), OwnFiles()
         self._drop = self.files.drop if folder is not None else partial(drop, self.folder)
-        self._goes: weakref.finalize[Any, Any] | None = None
+        self._released = False
         self.needed: set[int] = set()  # steps whose weights the saved state of the run refers to
         self.tuner: Tuner | None = None
         self.predictions: dict[Checkpoint, SnapshotPredictions] = {}
         self.states: dict[Checkpoint, State] = {}
         self.offsets: dict[Checkpoint, Tensor] = {}  # of what is compared, where shares are kept
         self.here = ZERO_SHOT  # where the classifier stands
-        self.release()
+        if folder is None:
+            self.release()
 
     def release(self) -> None:
-        """The weights go when the last one who could ask for them goes."""
-        self.retain()
-        self._goes = weakref.finalize(self, self._drop)
+        """Nobody goes on from here: the state goes at once, and the weights with the last who could ask for them.
 
-    def retain(self) -> None:
-        """The weights stay when this object goes, for a run that may be gone on with."""
-        if self._goes is not None:
-            self._goes.detach()
+        In this order, since a state without its weights can't be gone on from.
+        """
+        (self.folder / STATE).unlink(missing_ok=True)
+        if not self._released:
+            weakref.finalize(self, self._drop)
+        self._released = True
 
     def take_zero_shot(self) -> None:
         """Before anything is tuned."""
@@ -112,6 +114,8 @@ class Checkpoints:
     def begin(self, tuner: Tuner) -> None:
         """Keep the weights that training starts from."""
         self.tuner = tuner
+        if not (self.folder / STATE).is_file():  # of a process that was killed
+            self._clear(set())
         size = sum(p.numel() * p.element_size() for p in tuner.parameters.values())
         if size > 2**20:
             logger.info("checkpoints take up to %s in %s", _size(3 * size), self.folder)
@@ -176,9 +180,7 @@ class Checkpoints:
         self.sample.narrow(set(state["inputs"]))
         self.predictions = {Checkpoint(*place): SnapshotPredictions(*seen) for place, seen in state["predictions"]}
         world = self.sample.inference.world
-        for file in self.folder.glob("[0-9]*.safetensors"):  # steps that will be taken again
-            if int(file.stem) not in state["kept"]:
-                file.unlink()
+        self._clear(set(state["kept"]))  # the other steps will be taken again
         for step in state["kept"]:
             if not self._sharded:
                 tensors = world.broadcast(self._read(step) if world.is_first else {})
@@ -188,6 +190,11 @@ class Checkpoints:
             if step > 0:
                 self.states[Checkpoint(step)] = self.classifier.state()
         self.here, self.needed = self.last, set(state["kept"])
+
+    def _clear(self, but: set[int]) -> None:
+        for file in self.folder.glob("[0-9]*.safetensors"):
+            if int(file.stem) not in but:
+                file.unlink()
 
     def saved(self) -> None:
         """The state was saved: weights that only the one before referred to can go."""
