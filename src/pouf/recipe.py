@@ -121,7 +121,7 @@ class Objective(Settings):
     cost: Literal["cosine", "exponential"] = "cosine"
     plan: Literal["conditional", "exact", "sinkhorn"] = "conditional"  # the last two are optimal transport
     regularisation: Weight = 0.0  # of Sinkhorn's plan; 0 takes T
-    # Class proportions, unless the classifier was given some. With "paper" they enter the transport alone.
+    # Class proportions, unless known ones are given. With "paper" they enter the transport alone.
     prior: Literal["uniform", "estimated", "paper"] = "uniform"
 
     def weights(self) -> dict[str, float]:
