@@ -327,7 +327,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def _grey(image: Image.Image) -> Image.Image:
     """16 bits are from 0 to 65,535 and floats from 0 to 1; what goes beyond is scaled to fit."""
-    pixels = np.asarray(image, dtype=np.float64)
+    pixels = np.array(image, dtype=np.float64)
     if not np.isfinite(pixels).all():
         raise Unreadable("the image holds pixels that are not finite")
     low, high = float(pixels.min(initial=0.0)), float(pixels.max(initial=0.0))
@@ -335,5 +335,6 @@ def _grey(image: Image.Image) -> Image.Image:
         low, high = min(low, 0.0), max(high, 1.0)
     elif low >= 0 and high <= 65535:
         low, high = 0.0, 65535.0 if high > 255 or image.mode != "I" else 255.0
-    scaled = (pixels - low) * (255.0 / (high - low))
-    return Image.fromarray(scaled.round().astype(np.uint8)).convert("RGB")
+    pixels -= low  # in place: a large image would take gigabytes
+    pixels *= 255.0 / (high - low)
+    return Image.fromarray(pixels.round(out=pixels).astype(np.uint8)).convert("RGB")
