@@ -38,7 +38,7 @@ Keep = Callable[[str, str, object], None]
 SEEDS = (0, 1, 2)
 SKEW = 10
 # Beside the methods by name: parts of our default, each changed alone. These train however few classes are there.
-TRAINED = Recipe.load("features").with_settings(few_classes=0.0)
+TRAINED = Recipe.load("features").with_settings(min_class_usage=0.0)
 FEATURE_METHODS: dict[str, Recipe] = {
     name: METHODS[name].recipe("vector")
     for name in (

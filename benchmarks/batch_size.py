@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file for the results, JSON")
     given = parser.parse_args()
     of = from_arrays(given.features)
-    plain = {"objective.prior": "uniform", "postprocess": "none", "few_classes": 0.0, "snapshots": 0}
+    plain = {"objective.prior": "uniform", "postprocess": "none", "min_class_usage": 0.0, "snapshots": 0}
     found: dict[str, list[float]] = {}
     print("| samples per class | batch | accuracy, mean (std) |", "|---|---|---|", sep="\n")
     for each in SAMPLES_PER_CLASS:

@@ -26,7 +26,7 @@ from pouf.bench.archives import read_task
 from pouf.bench.language import TASKS
 from pouf.bench.splits import few_shot
 from pouf.data.base import Subset
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.models.masked_text import MaskedText
 from pouf.runs.folder import versions
 from pouf.training.methods import METHODS
@@ -41,7 +41,7 @@ def measured(task_name: str, data: Path, model: Path, n: int, repetitions: int) 
     )
     split = few_shot(read_task(task, data, "train"), seed=42)
     limits = {"own_limit": task.own_limit, "shot_limit": task.shot_limit}
-    METHODS["lm-bff"].equip(classifier, split.train, 42, task.draws, **limits)
+    METHODS["lm-bff"].prepare_classifier(classifier, split.train, 42, task.draws, **limits)
     demonstrations, backbone = classifier.demonstrations, classifier.backbone
     assert demonstrations is not None and backbone.cloze is not None
     inputs = Subset(test.inputs, range(n))

@@ -1,4 +1,4 @@
-"""What adaptation costs on names outside of the task, and what `anchor` saves.
+"""What adaptation costs on names outside of the task, and what `weight_pull` saves.
 
     python benchmarks/drift.py                                        # needs matplotlib, for its fonts
     python benchmarks/drift.py --sets photographs --data DIR --names NAMES --anchors 0 0.03 0.1
@@ -87,7 +87,7 @@ SETS = {"letters": letters, "photographs": photographs}
 
 def run_cell(task: Task, tuner: str, anchor: float, seed: int) -> dict[str, Any]:
     classifier = task.start()
-    settings = {"tuner.name": tuner, "anchor": anchor, "snapshots": 1}  # zero-shot and the last step
+    settings = {"tuner.name": tuner, "weight_pull": anchor, "snapshots": 1}  # zero-shot and the last step
     result = classifier.adapt(task.labelled.inputs, recipe=task.recipe, settings=settings, seed=seed,
                               keep_classes=task.names, keep_data=task.beside)  # fmt: skip
     said = {}
@@ -105,8 +105,8 @@ def run_cell(task: Task, tuner: str, anchor: float, seed: int) -> dict[str, Any]
 def table(cells: list[dict[str, Any]]) -> str:
     lines = ["| | tuning | anchor | seeds | task, before → after | other names, before → after | same name as before |"]
     lines.append("|---|---|---|---|---|---|---|")
-    for kind, tuner, anchor in dict.fromkeys((c["set"], c["tuner"], c["anchor"]) for c in cells):
-        of = [c for c in cells if (c["set"], c["tuner"], c["anchor"]) == (kind, tuner, anchor)]
+    for kind, tuner, anchor in dict.fromkeys((c["set"], c["tuner"], c["weight_pull"]) for c in cells):
+        of = [c for c in cells if (c["set"], c["tuner"], c["weight_pull"]) == (kind, tuner, anchor)]
         columns = ("task_before", "task", "beside_before", "beside", "agreement")
         mean = {name: 100 * statistics.mean(c[name] for c in of) for name in columns}
         lines.append(
@@ -129,7 +129,7 @@ def main() -> None:
     torch.set_num_threads(1)
     cells: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.is_file() else []
     wanted = [
-        {"set": kind, "tuner": tuner, "anchor": anchor, "seed": seed}
+        {"set": kind, "tuner": tuner, "weight_pull": anchor, "seed": seed}
         for kind in options.sets for tuner in options.tuners for seed in options.seeds for anchor in options.anchors
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -139,9 +139,9 @@ def main() -> None:
                 continue
             if cell["set"] not in tasks:
                 tasks[cell["set"]] = SETS[cell["set"]](Path(folder), options)
-            found = run_cell(tasks[cell["set"]], cell["tuner"], cell["anchor"], cell["seed"])
+            found = run_cell(tasks[cell["set"]], cell["tuner"], cell["weight_pull"], cell["seed"])
             cells.append({**cell, **found})
-            cells.sort(key=lambda c: (list(SETS).index(c["set"]), c["tuner"], c["anchor"], c["seed"]))
+            cells.sort(key=lambda c: (list(SETS).index(c["set"]), c["tuner"], c["weight_pull"], c["seed"]))
             write_json(options.out, cells)
             print({**cell, **found}, flush=True)
     print(table(cells))

@@ -4,9 +4,9 @@
 
 FILE is an npz with `features` (n, d), `labels` (n,), `prototypes` (k, d) and `names` (k,), as CLIP ViT-B/32's of four
 images for each of ImageNet's 1,000 classes. Which classes are there is drawn at random by each seed; all k are named.
-The default is compared with itself when it always trains (`few_classes = 0`); labels are read after the last step, to
-judge. The limit of 0.75 was set on other features (`alternatives.py`, 287 classes); the limits in refinement were set
-on those and on these.
+The default is compared with itself when it always trains (`min_class_usage = 0`); labels are read after the last step,
+to judge. The limit of 0.75 was set on other features (`alternatives.py`, 287 classes); the limits in refinement were
+set on those and on these.
 """
 
 from __future__ import annotations

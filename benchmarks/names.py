@@ -153,7 +153,7 @@ def occurrences(files: Sequence[Path]) -> Iterator[tuple[str, Row]]:
             yield f"{which} of {k}", {"missing": len(missing), "said": len(said), "right": right}
 
 
-def strangers(text: Path, files: Sequence[Path]) -> Iterator[tuple[str, Row]]:
+def out_of_distribution(text: Path, files: Sequence[Path]) -> Iterator[tuple[str, Row]]:
     """How well inputs of a class that is not named are told from the others, mean over the classes left out."""
     classes, templates = TASKS["trec"]
     texts, labels = read(text / "trec" / "train.jsonl")
@@ -220,7 +220,7 @@ def main() -> None:
 
     for name, row in occurrences(given.features):
         keep("occur", name, row)
-    for name, row in strangers(given.text, given.features):
+    for name, row in out_of_distribution(given.text, given.features):
         keep("unknown", name, row)
     for name, names, row in fits(given.text, given.masked_lm, given.photos, given.features[-1]):
         keep("fit", f"{name}: {names}", row)

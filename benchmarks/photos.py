@@ -40,7 +40,7 @@ from pouf.bench.cells import ABLATIONS
 from pouf.bench.images import IMAGE_SETS
 from pouf.data.base import Subset
 from pouf.data.labelled import Labelled
-from pouf.inference import FeatureSet
+from pouf.inference.encode import FeatureSet
 from pouf.models.load import load_backbone
 from pouf.models.text_side import TextSide
 from pouf.runs.folder import versions

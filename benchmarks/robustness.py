@@ -47,7 +47,7 @@ from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
 from pouf.validation.evaluation import accuracy
-from pouf.validation.review import ask, conclude
+from pouf.validation.review import ask, score_answers
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -259,7 +259,7 @@ def answered(of: Labelled, data: Subset, truth: torch.Tensor, answers: int, seed
     adapted.adapt(data, seed=seed)
     review, _ = ask(of.classifier(), adapted, data, answers, seed=seed)
     names = dict(zip(data.ids, (adapted.classes[k] for k in truth), strict=True))
-    prior = conclude(review, names, adapted.classes).prior
+    prior = score_answers(review, names, adapted.classes).prior
     if prior is None:
         return None
     again = of.classifier()

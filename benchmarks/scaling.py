@@ -92,11 +92,11 @@ def predict(folder: Path, n: int) -> dict[str, float]:
     from speed import names, pictures, vit
 
     from pouf import Classifier, Images, InferenceConfig
-    from pouf.distributed import join
+    from pouf.parallel.process_group import init_processes
     from pouf.runs.predictions import predict_share
 
     classifier, data = Classifier(vit(32), names(31)), Images(pictures(n))
-    world = join(torch.device("cpu"))
+    world = init_processes(torch.device("cpu"))
     classifier.infer(Images(data.items[:16]))
     world.gather_objects(0)
     start, cpu = time.perf_counter(), time.process_time()

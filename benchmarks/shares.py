@@ -42,10 +42,10 @@ from pouf import Classifier, Texts
 from pouf.bench.language import TASKS
 from pouf.data.base import Subset
 from pouf.files import write_json
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.runs.folder import versions
 from pouf.training.bias import EMPTY, FEWEST, Margins, agreed, by_em, by_shape, by_words, read_margins
-from pouf.validation.review import AGREE, DISAGREE, Question, Review, conclude
+from pouf.validation.review import AGREE, DISAGREE, Question, Review, score_answers
 
 sys.path.insert(0, str(Path(__file__).parent))
 from robustness import development, drawn
@@ -130,7 +130,7 @@ def after_review(answers: int, margins: Tensor, truth: Sequence[int]) -> float:
     rows = random.Random(0).sample(range(len(said)), answers)
     questions = [Question(str(row), AGREE, said[row], said[row]) for row in rows]
     review = Review({DISAGREE: {}, AGREE: dict(Counter(said))}, questions)
-    told = conclude(review, {str(row): ("first", "second")[truth[row]] for row in rows}, ["first", "second"])
+    told = score_answers(review, {str(row): ("first", "second")[truth[row]] for row in rows}, ["first", "second"])
     return 0.0 if told.prior is None else at_share(margins, told.prior[1])
 
 

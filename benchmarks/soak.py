@@ -32,7 +32,7 @@ from pouf import EMBEDDED, Callback, Classifier, Recipe, Vectors
 from pouf.data.base import Unlabelled
 from pouf.data.texts import Texts
 from pouf.demo import DIGITS, write_digits
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.runs.folder import versions
 
 WARM = 2  # of the measurements: until then, allocators and libraries grow to their size

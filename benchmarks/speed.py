@@ -114,7 +114,7 @@ def seconds_of(step: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def in_turns(k: int, batch: int, steps: int, tune: str) -> dict[str, float]:
+def rows_by_rank(k: int, batch: int, steps: int, tune: str) -> dict[str, float]:
     """One of our steps, then one as written, and so on."""
     as_written = step_as_written(vit(), k, batch, tune)
     ours: list[float] = []
@@ -139,12 +139,12 @@ def in_turns(k: int, batch: int, steps: int, tune: str) -> dict[str, float]:
 
 def prompt(steps: int) -> dict[str, float]:
     """Prompt tuning, K = 31, batch 96, after the first epoch: features are looked up."""
-    return in_turns(31, 96, steps, "prompt")
+    return rows_by_rank(31, 96, steps, "prompt")
 
 
 def full(steps: int) -> dict[str, float]:
     """Full tuning as on DomainNet: K = 345, batch 16."""
-    return in_turns(345, 16, steps, "full")
+    return rows_by_rank(345, 16, steps, "full")
 
 
 def flops(k: int, length: int, batch: int, patch: int = 32) -> float:

@@ -4,9 +4,9 @@
 
 Texts of MR, Subj and the sentiment domains (DIR/text), each encoded once by the sentence encoder of `texts.py`, 600 as
 they are and draws of 500 with 15 and 85 % of the second class, of three samples of the texts. Two recipes tune
-prototypes on such features: `fast` for texts, and what vectors and images take by default. `keep_shares_rate` slows
-both down where shares are kept. Figures are points gained over zero-shot by what the run advises, means over the nine
-runs of a set; labels judge alone. One thread.
+prototypes on such features: `fast` for texts, and what vectors and images take by default. `keep_shares_lr_factor`
+slows both down where shares are kept. Figures are points gained over zero-shot by what the run advises, means over the
+nine runs of a set; labels judge alone. One thread.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
             rows = whole if share is None else drawn(labels, [1 - share, share], 500, seed=0)
             truth = torch.tensor([labels[row] for row in rows])
             for (kind, recipe), rate in product(recipes.items(), RATES):
-                slowed = recipe.with_settings(keep_shares_rate=rate)
+                slowed = recipe.with_settings(keep_shares_lr_factor=rate)
                 gains[kind][f"{rate:g}"][name].append(gain(features[rows], prototypes, truth, slowed))
     write_json(options.out, {"versions": versions(), "draws": DRAWS, "gains": gains})
     print("| recipe | rate | " + " | ".join(SETS) + " | mean | worst run |\n" + "|---" * (len(SETS) + 4) + "|")

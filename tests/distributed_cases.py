@@ -36,19 +36,19 @@ from pouf import (
     Stream,
     Texts,
     Vectors,
-    distributed,
 )
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Labelled, Shots
 from pouf.demo import DIGITS
-from pouf.distributed import World, join
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
+from pouf.parallel import process_group
+from pouf.parallel.fsdp import shard_classifier
+from pouf.parallel.process_group import ProcessGroup, init_processes
+from pouf.parallel.shards import full, local
 from pouf.runs.predictions import predict_share
-from pouf.shards import full, local
 from pouf.training import adaptation, trainer
 from pouf.training.engine import Engine
-from pouf.training.sharding import share_out
 from pouf.validation.checkpoints import Checkpoints
 from pouf.validation.evaluation import compare
 
@@ -175,7 +175,7 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
     "decay": lambda folder: texts(
         folder, "full", **{"optimisation.name": "adamw", "optimisation.weight_decay": 0.1, "optimisation.lr": 1e-3}
     ),
-    "anchored, ended by one": lambda folder: ended_by_one(folder, "full", anchor=0.3),
+    "anchored, ended by one": lambda folder: ended_by_one(folder, "full", weight_pull=0.3),
     "checkpointing": lambda folder: images(folder, "full", **{"compute.checkpointing": True}),
     "batch of one": lambda folder: images(folder, "full", batch_size=1),
     "batch of one, prompt": lambda folder: cloze(folder, "prompt", batch_size=1),
@@ -280,11 +280,11 @@ def diverged(folder: Path, run: Path) -> None:
         )  # fmt: skip
 
 
-def used(folder: Path, run: Path, out: Path, world: World, shard: bool) -> dict[str, Any]:
+def used(folder: Path, run: Path, out: Path, world: ProcessGroup, shard: bool) -> dict[str, Any]:
     """Predictions of a saved run in parts, and its evaluation on made-up labels."""
     classifier = Classifier.from_pretrained(run, use="last")
     if shard:
-        share_out(classifier)
+        shard_classifier(classifier)
     data = Images.from_folder(folder / "images")
     predict_share(out, classifier, data, InferenceConfig(3, world=world))
     labelled = Labelled(data, [i % len(DIGITS) for i in range(len(data))])
@@ -300,7 +300,7 @@ def held(classifier: Classifier) -> float:
     return sum(storages.values()) / sum(4 * p.numel() for p in classifier.parameters())
 
 
-def disagreeing(folder: Path, world: World) -> str:
+def disagreeing(folder: Path, world: ProcessGroup) -> str:
     """Lists of files that are equally long, and not the same."""
     files = sorted((folder / "images").glob("*.png"))
     own = files[1:] if world.rank else files[:-1]
@@ -311,7 +311,7 @@ def disagreeing(folder: Path, world: World) -> str:
     return "nothing was said"
 
 
-def disagreeing_contents(out: Path, world: World) -> str:
+def disagreeing_contents(out: Path, world: ProcessGroup) -> str:
     """Files of the same names and sizes, and of other contents."""
     own = out / f"contents of {world.rank}"
     own.mkdir(parents=True)
@@ -336,7 +336,7 @@ def _failing_at_the_second_call(original: Callable[..., torch.Tensor]) -> Callab
     return failing
 
 
-def lost(world: World) -> None:
+def lost(world: ProcessGroup) -> None:
     """The second process is killed, or stops, while the others wait for it."""
     if world.rank == 1:
         os.kill(os.getpid(), getattr(signal, os.environ["ENDED_BY"]))
@@ -345,17 +345,17 @@ def lost(world: World) -> None:
 
 def left_while_watching() -> None:
     """The processes end in the middle of looking for signs of life, which takes long here."""
-    plain = distributed.SignsOfLife._lost
+    plain = process_group.SignsOfLife._lost
 
-    def slow(signs: distributed.SignsOfLife) -> str | None:
-        end, found = time.monotonic() + 2 * distributed.BEAT, None
+    def slow(signs: process_group.SignsOfLife) -> str | None:
+        end, found = time.monotonic() + 2 * process_group.BEAT, None
         while time.monotonic() < end:
             found = plain(signs)
         return found
 
-    distributed.SignsOfLife._lost = slow  # type: ignore[method-assign]
-    join(torch.device("cpu"))
-    time.sleep(1.5 * distributed.BEAT)
+    process_group.SignsOfLife._lost = slow  # type: ignore[method-assign]
+    init_processes(torch.device("cpu"))
+    time.sleep(1.5 * process_group.BEAT)
 
 
 def _engine(engine: Engine) -> str:
@@ -384,12 +384,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--runs", action="store_true", help="whole runs with their folders as well")
     given = parser.parse_args()
-    distributed.BEAT, distributed.LOST = 0.5, 5.0
+    process_group.BEAT, process_group.LOST = 0.5, 5.0
     trainer.Engine = Watched  # type: ignore[misc]
     if "LEFT_WHILE_WATCHING" in os.environ:
         left_while_watching()
         return
-    world = join(torch.device("cpu"))
+    world = init_processes(torch.device("cpu"))
     assert world.size == int(os.environ["WORLD_SIZE"]) > 1
     if "ENDED_BY" in os.environ:
         lost(world)
@@ -405,7 +405,7 @@ def main() -> None:
             # Every process must end with the same weights, to the last bit.
             sums = world.gather_objects([float(p.double().sum()) for p in mine.values()])
             assert all(other == sums[0] for other in sums), name
-            if world.is_first:
+            if world.is_main:
                 (given.out / engine).mkdir(exist_ok=True, parents=True)
                 save_file(mine, given.out / engine / f"{name}.safetensors")
             del mine
@@ -418,7 +418,7 @@ def main() -> None:
             table = given.out / engine / "predictions.parquet"
             Watched.seen |= used(given.folder, run, table, world, engine == "fsdp")
         facts[engine] = Watched.seen | {}
-    if world.is_first:
+    if world.is_main:
         (given.out / "facts.json").write_text(json.dumps(facts))
 
 
@@ -426,5 +426,5 @@ if __name__ == "__main__":
     main()
     if "LEFT_WHILE_WATCHING" not in os.environ:
         # All is written and told. On a busy machine, threads of sharded models have aborted the end of the interpreter.
-        distributed._leave()
+        process_group._leave()
         os._exit(0)

@@ -96,9 +96,11 @@ def test_one_default_per_kind_behind_both_doors(kind: str, few_digits: Path, tmp
     settings = {"steps": 1, "snapshots": 0}
     result = classifier.adapt(data, settings=settings, callbacks=[told])
     expected = Recipe.default(kind).with_settings(settings)
-    if len(classifier.classes) <= expected.keep_shares:
-        rate = expected.optimisation.lr * expected.keep_shares_rate
-        expected = expected.with_settings({"postprocess": "shares", "optimisation.lr": rate, "keep_shares_rate": 1.0})
+    if len(classifier.classes) <= expected.keep_shares_max_classes:
+        rate = expected.optimisation.lr * expected.keep_shares_lr_factor
+        expected = expected.with_settings(
+            {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
+        )
     assert result.recipe == expected
     pouf("adapt", *options, "--steps", 1, "--out", "run", "--no-report", "--quiet", cwd=tmp_path)
     written = Recipe.load(tmp_path / "run" / "recipe.toml")
@@ -269,7 +271,7 @@ def test_rows_that_begin_alike_are_trained_in_an_order_of_their_own() -> None:
     ends = []
     for order in (torch.arange(120), torch.randperm(120, generator=torch.Generator().manual_seed(0))):
         classifier = Classifier.from_vectors(prototypes, list("abcdef"))
-        settings = {"steps": 5, "batch_size": 16, "snapshots": 0, "few_classes": 0.0}
+        settings = {"steps": 5, "batch_size": 16, "snapshots": 0, "min_class_usage": 0.0}
         classifier.adapt(Vectors(features[order]), settings=settings)
         ends.append(classifier.prototypes().detach())
     assert torch.equal(*ends)

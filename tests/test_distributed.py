@@ -28,8 +28,8 @@ from small_models import masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Classifier, FeatureCache, Images, InputError, Recipe
 from pouf.demo import DIGITS
-from pouf.distributed import World, check_launch
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
+from pouf.parallel.process_group import ProcessGroup, check_launch
 from pouf.training.engine import as_launched
 
 HERE = Path(__file__).parent
@@ -126,7 +126,9 @@ def one_run(folder: Path) -> Path:
     out = folder / "one"
     whole_run(folder, out / "run", interrupted=False)
     diverged(folder, out / "diverged")
-    (out / "evaluation.json").write_text(json.dumps(used(folder, out / "run", out / "p.parquet", World(), False)))
+    (out / "evaluation.json").write_text(
+        json.dumps(used(folder, out / "run", out / "p.parquet", ProcessGroup(), False))
+    )
     return out
 
 
@@ -243,9 +245,9 @@ def test_a_setting_of_accelerate_that_can_not_be_honoured_is_named(
 @pytest.mark.parametrize("setting", [{"compute.compile": True}, {"compute.precision": "fp16"}])
 def test_what_does_not_go_with_shards_is_named(setting: dict[str, object]) -> None:
     recipe = Recipe().with_settings(setting)
-    as_launched(recipe, World(0, 2))
+    as_launched(recipe, ProcessGroup(0, 2))
     with pytest.raises(InputError, match=r"compute\.compile|fp16"):
-        as_launched(recipe.with_settings({"compute.shard": True}), World(0, 2))
+        as_launched(recipe.with_settings({"compute.shard": True}), ProcessGroup(0, 2))
 
 
 def test_the_precision_is_what_accelerate_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +339,6 @@ def test_two_processes_search_together(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("n", [0, 1, 7, 8])
 def test_shares_are_the_whole_in_its_order(n: int) -> None:
     items = list(range(n))
-    shares = [World(rank, 3).share(items) for rank in range(3)]
+    shares = [ProcessGroup(rank, 3).share(items) for rank in range(3)]
     assert [item for share in shares for item in share] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

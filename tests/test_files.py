@@ -14,15 +14,15 @@ import pytest
 from pouf.errors import InputError
 from pouf.files import (
     LOCK,
+    atomic_files,
+    atomic_folder,
+    atomic_write,
     clear_partial,
     copy,
     discard,
     drop,
-    own,
+    lock_folder,
     temporary_folder,
-    whole,
-    whole_files,
-    whole_folder,
     write_json,
 )
 
@@ -37,8 +37,8 @@ for number in range(10**6):
 OWNS = """
 import sys, time
 from pathlib import Path
-from pouf.files import own, temporary_folder
-lock = own(Path(sys.argv[1]))
+from pouf.files import lock_folder, temporary_folder
+lock = lock_folder(Path(sys.argv[1]))
 print(temporary_folder(), flush=True)
 time.sleep(600)
 """
@@ -59,15 +59,15 @@ def killed(process: subprocess.Popen[str]) -> None:
 def test_a_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
     write_json(file, {"a": 1})
-    with pytest.raises(ZeroDivisionError), whole(file) as partial:
+    with pytest.raises(ZeroDivisionError), atomic_write(file) as partial:
         partial.write_text("half of")
         assert 1 / 0
     assert json.loads(file.read_text()) == {"a": 1}
     (tmp_path / "kept").write_text("as it is")
-    with pytest.raises(ZeroDivisionError), whole_files(tmp_path) as folder:
+    with pytest.raises(ZeroDivisionError), atomic_files(tmp_path) as folder:
         (folder / "kept").write_text("half of")
         assert 1 / 0
-    with whole_files(tmp_path) as folder:
+    with atomic_files(tmp_path) as folder:
         (folder / "inner").mkdir()
         (folder / "inner" / "facts.json").write_text("{}")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["facts.json", "inner", "kept"]
@@ -91,12 +91,12 @@ def test_a_folder_has_one_owner_until_it_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
     process, _ = started(OWNS, folder)
     with pytest.raises(InputError, match=r"another process is writing into .*run'"):
-        own(folder)
+        lock_folder(folder)
     killed(process)
-    own(folder).release()
+    lock_folder(folder).release()
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"can't write into .*Choose another folder"):
-        own(tmp_path / "file" / "checkpoints")
+        lock_folder(tmp_path / "file" / "checkpoints")
 
 
 def test_what_killed_processes_left_in_the_temporary_folder_goes_with_the_next_one(
@@ -150,10 +150,10 @@ print(oct(Path(sys.argv[1]).stat().st_mode & 0o777))
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "a") as partial:
+    with pytest.raises(ZeroDivisionError), atomic_folder(tmp_path / "a") as partial:
         (partial / "file").write_text("half of")
         assert 1 / 0
-    with whole_folder(tmp_path / "a") as partial:
+    with atomic_folder(tmp_path / "a") as partial:
         (partial / "file").write_text("a")
         assert not (tmp_path / "a").exists()
     copy(tmp_path / "a", tmp_path / "b" / "c")

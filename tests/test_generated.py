@@ -29,8 +29,8 @@ from safetensors.torch import save as to_safetensors
 
 from pouf import Classifier, Images, InputError, Recipe, Texts, Vectors, read_labelled
 from pouf.data.base import Unreadable
-from pouf.data.cache import FeatureCache
 from pouf.data.class_names import check_classes, read_classes
+from pouf.inference.cache import FeatureCache
 from pouf.models.cloze import Cloze
 from pouf.models.prompts import check_templates, read_templates
 from pouf.recipe import Optimisation, TunerSettings

@@ -173,7 +173,7 @@ def test_an_unused_pooler_may_lack_and_then_is_always_the_same(models: Path, tmp
 
 def test_a_fresh_head_may_lack_and_a_trained_one_may_not(models: Path, tmp_path: Path) -> None:
     classifier = open_model(models / "sentence")
-    classifier.start_afresh(seed=3)
+    classifier.attach_new_head(seed=3)
     classifier.tune(Recipe().tuner)
     classifier.save_pretrained(tmp_path)
     said = classifier.predict_proba(["the film is good"])

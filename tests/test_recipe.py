@@ -41,7 +41,7 @@ def values(part: type[Settings]) -> st.SearchStrategy[Any]:
         elif kind is int:
             fields[name] = st.integers(1, 1024 if name == "workers" else 2**62 - 1)
         else:
-            is_share = name in ("keep_shares_rate", "momentum", "few_classes", "anchor")
+            is_share = name in ("keep_shares_lr_factor", "momentum", "min_class_usage", "weight_pull")
             fields[name] = st.floats(1e-300, 0.999 if is_share else 1e300)
     return st.fixed_dictionaries(fields)
 
@@ -89,7 +89,9 @@ def test_presets_become_dearer_and_one_of_them_is_the_default(kind: Kind) -> Non
     assert Recipe.default(kind) in (fast, balanced)
     assert fast.tuner.name == "prototypes" and fast.augment == "none", "every input is encoded once"
     assert paper.steps > max(fast.steps, balanced.steps)
-    assert (paper.objective.prior, paper.postprocess, paper.few_classes) == ("uniform", "none", 0), "nothing of ours"
+    assert (paper.objective.prior, paper.postprocess, paper.min_class_usage) == ("uniform", "none", 0), (
+        "nothing of ours"
+    )
     assert METHODS["pouf"].recipe(kind, "fast") == fast == Recipe.load("fast", kind=kind)
     with pytest.raises(InputError, match=r"unknown preset 'fats'.*Did you mean 'fast'"):
         Recipe.preset("fats", kind)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier as Classifier
-    from pouf.data.cache import FeatureCache as FeatureCache
     from pouf.data.images import Images as Images
     from pouf.data.labelled import Shots as Shots
     from pouf.data.labelled import read_labelled as read_labelled
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from pouf.data.vectors import Vectors as Vectors
     from pouf.errors import Diverged as Diverged
     from pouf.errors import InputError as InputError
-    from pouf.inference import InferenceConfig as InferenceConfig
+    from pouf.inference.cache import FeatureCache as FeatureCache
+    from pouf.inference.encode import InferenceConfig as InferenceConfig
     from pouf.integrations.sklearn import PoufClassifier as PoufClassifier
     from pouf.integrations.trackers import Tracking as Tracking
     from pouf.models import EMBEDDED as EMBEDDED
@@ -44,9 +44,9 @@ _HOME = {
     "Diverged": "errors",
     "EMBEDDED": "models",
     "EarlyStopping": "training.callbacks",
-    "FeatureCache": "data.cache",
+    "FeatureCache": "inference.cache",
     "Images": "data.images",
-    "InferenceConfig": "inference",
+    "InferenceConfig": "inference.encode",
     "InputError": "errors",
     "METHODS": "training.methods",
     "PoufClassifier": "integrations.sklearn",

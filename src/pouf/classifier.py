@@ -18,30 +18,30 @@ from typing import Any
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
-from pouf.data.cache import FeatureCache, RunMemory
 from pouf.data.class_names import Classes
 from pouf.data.inputs import Inputs
 from pouf.data.labelled import Labelled, Shots, read_labelled
-from pouf.distributed import join
 from pouf.errors import InputError
-from pouf.inference import InferenceConfig
-from pouf.interruption import held
+from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
+from pouf.inference.encode import InferenceConfig
+from pouf.interruption import defer_signals
 from pouf.model_card import model_card
+from pouf.parallel.fsdp import asks_to_shard, shard_classifier
+from pouf.parallel.process_group import init_processes
 from pouf.recipe import Recipe
 from pouf.reporting.html import before_and_after, write_report
 from pouf.runs.folder import note
 from pouf.runs.names import CHECKPOINTS, PREDICTIONS
-from pouf.runs.predictions import in_turns, prediction_rows, write_rows
+from pouf.runs.predictions import prediction_rows, rows_by_rank, write_rows
 from pouf.runs.session import run_session
 from pouf.runs.states import ShardHolder
 from pouf.runs.writer import RunWriter
 from pouf.training.adaptation import Adaptation, adapt, undone_if_refused
 from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, make_plan
-from pouf.training.search import RATES, Search, TrialLog, all_combinations, search, stand_at, usual_grid
-from pouf.training.sharding import asks_to_shard, share_out
-from pouf.training.trainer import about_run
-from pouf.validation.drift import KeptNames, other_names
+from pouf.training.search import RATES, Search, TrialLog, all_combinations, search, select_step, usual_grid
+from pouf.training.trainer import run_identity
+from pouf.validation.drift import DriftBaseline, other_names
 from pouf.validation.names import absent_names
 
 TRIALS_STATE = "trials.safetensors"
@@ -107,8 +107,8 @@ class Classifier(BaseClassifier):
             callbacks: are told of steps and checkpoints while the run goes on.
             command: the command line that repeats the run, for its manifest.
             keep_classes: names outside of the task: `result.drift` says how much of zero-shot with these is left, on
-                inputs of the task or on `keep_data`. A list, a file, or "words" for ordinary ones. The setting `anchor`
-                loses less of it.
+                inputs of the task or on `keep_data`. A list, a file, or "words" for ordinary ones. The setting
+                `weight_pull` loses less of it.
             keep_data: labelled inputs of these names.
 
         Raises:
@@ -116,20 +116,24 @@ class Classifier(BaseClassifier):
             KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM and SIGHUP (143, 129). The state was saved after the step
                 that was under way; a second SIGINT ends at once.
         """
-        told, cache, writes = Callbacks(callbacks).all, cache or RunMemory(), report and output_dir is not None
+        told, cache, writes = (
+            Callbacks(callbacks).all,
+            cache or InMemoryFeatureCache(),
+            report and output_dir is not None,
+        )
         Callbacks(told).phase("reading")
         plan = make_plan(
             self, data, cache=cache, report=writes, recipe=recipe, max_minutes=max_minutes, method=method,
             settings=settings, shots=shots, demonstrations=demonstrations, prior=prior, refine=refine, seed=seed,
         )  # fmt: skip
         if (told or logger.isEnabledFor(logging.INFO)) and (estimated := plan.estimate(self, cache, writes)):
-            Callbacks(told).tell(lambda callback: callback.on_estimate(estimated))
+            Callbacks(told).notify(lambda callback: callback.on_estimate(estimated))
             logger.info("%s", estimated)
         opens = partial(self._writer, output_dir, plan, command, resume, overwrite)
         with run_session(opens, told) as writer, undone_if_refused(self, told):
             plan.preparation.apply(self)
-            if asks_to_shard(self, plan.recipe, join(self.device)):
-                share_out(self)  # before anything is computed
+            if asks_to_shard(self, plan.recipe, init_processes(self.device)):
+                shard_classifier(self)  # before anything is computed
             kept = self._kept(keep_classes, keep_data, plan, cache)
             result = adapt(
                 self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=told, resume=resume,
@@ -139,7 +143,7 @@ class Classifier(BaseClassifier):
             result = replace(result, method=plan.method, sources=plan.sources())
             self._describe(result, plan, kept)
             if writer is not None:
-                with held():
+                with defer_signals():
                     writer.finish(result)
             if isinstance(writer, RunWriter):
                 result.files["run"] = writer.folder
@@ -184,7 +188,11 @@ class Classifier(BaseClassifier):
             resume: go on with the search in `output_dir`: trials that came to their end are not run again.
             max_minutes: for all trials together. All else is as of `adapt`.
         """
-        told, cache, writes = Callbacks(callbacks).all, cache or RunMemory(), report and output_dir is not None
+        told, cache, writes = (
+            Callbacks(callbacks).all,
+            cache or InMemoryFeatureCache(),
+            report and output_dir is not None,
+        )
         runs = len(all_combinations(grid)) if grid is not None else len(RATES)
         plan = make_plan(
             self, data, cache=cache, report=writes, runs=max(runs, 1), recipe=recipe, max_minutes=max_minutes,
@@ -193,12 +201,12 @@ class Classifier(BaseClassifier):
         )  # fmt: skip
         combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
         if grid is not None and "optimisation.lr" in grid:
-            plan = plan._replace(recipe=plan.recipe.with_settings(keep_shares_rate=1.0))
-        world, log, root = join(self.device), TrialLog(), None
+            plan = plan._replace(recipe=plan.recipe.with_settings(keep_shares_lr_factor=1.0))
+        world, log, root = init_processes(self.device), TrialLog(), None
         if output_dir is not None:
             root = Path(output_dir) / CHECKPOINTS
             first = next(iter(plan.sources().values()))
-            about = about_run(self, first, plan.shots, plan.recipe, world, plan.known_shares)
+            about = run_identity(self, first, plan.shots, plan.recipe, world, plan.known_shares)
             about["the grid"] = combinations
             log = TrialLog(root / TRIALS_STATE, about, world)
 
@@ -220,12 +228,12 @@ class Classifier(BaseClassifier):
             inputs, inference = next(iter(plan.sources().values())), plan.inference(self, cache)
             assert result.checkpoints is not None
             if found.ranking.best is not None and found.ended_by is None:
-                stand_at(result, found.ranking.step, inputs, inference)
+                select_step(result, found.ranking.step, inputs, inference)
             self.__dict__ = result.classifier.__dict__  # the copy that was trained takes this one's place
             result.classifier = result.checkpoints.classifier = self
             self._describe(result, plan, kept if found.ended_by is None else None)
             if writer is not None:
-                with held():
+                with defer_signals():
                     writer.finish_search(result, found.to_json(), found.ended_by)
             if isinstance(writer, RunWriter):
                 result.files["run"] = writer.folder
@@ -249,7 +257,7 @@ class Classifier(BaseClassifier):
         """Of the run folder: the first process alone writes it."""
         if folder is None:
             return None
-        if not join(self.device).is_first:
+        if not init_processes(self.device).is_main:
             return ShardHolder(Path(folder), self)
         facts: dict[str, Any] = {}
         if plan.known_shares is not None:
@@ -261,7 +269,7 @@ class Classifier(BaseClassifier):
 
     def _kept(
         self, names: Classes | str | None, data: Labelled | str | Path | None, plan: Plan, cache: FeatureCache
-    ) -> KeptNames | None:
+    ) -> DriftBaseline | None:
         """What is to be seen again after training, as it is now."""
         if names is None:
             if data is not None:
@@ -273,9 +281,9 @@ class Classifier(BaseClassifier):
             inputs = read_labelled(data, others, self.backbone.modality, self.columns)
         if inputs is None:
             raise InputError("no inputs to try the other names on: give some with labels")
-        return KeptNames(self, others, inputs, plan.inference(self, cache), plan.recipe.seed)
+        return DriftBaseline(self, others, inputs, plan.inference(self, cache), plan.recipe.seed)
 
-    def _describe(self, result: Adaptation, plan: Plan, kept: KeptNames | None) -> None:
+    def _describe(self, result: Adaptation, plan: Plan, kept: DriftBaseline | None) -> None:
         """What is lost beside the task, and the model card."""
         if kept is not None:
             with result.at(result.verdict.adapted) as adapted:
@@ -301,13 +309,13 @@ class Classifier(BaseClassifier):
         world = inference.world
         own = self.encode_share(data, inference)
         blocks = self.score_blocks(own, prototypes=self.fixed_prototypes(world))
-        rows = in_turns(prediction_rows(self.classes, data, blocks), world)
-        if world.is_first:
+        rows = rows_by_rank(prediction_rows(self.classes, data, blocks), world)
+        if world.is_main:
             result.files["predictions"] = write_rows(run / PREDICTIONS, rows)
         else:
             deque(rows, maxlen=0)  # hand over what is asked for
         result.absent = absent_names(self, self.some_features(own, world))
         seen = before_and_after(result, data, inference)
-        if world.is_first:
+        if world.is_main:
             note(run, absent=result.absent)
             result.files["report"] = write_report(run, data, inference=inference.alone(), comparison=seen)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from pouf.classifier import Classifier
 from pouf.data.labelled import read_labelled
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.models import EMBEDDED
 from pouf.recipe import Recipe
 from pouf.reporting.html import write_report

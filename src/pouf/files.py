@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from pouf.errors import InputError
-from pouf.interruption import held
+from pouf.interruption import defer_signals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ TEMPORARY = f"pouf-checkpoints-{re.sub(r'[^A-Za-z0-9.-]', '_', platform.node())}
 
 
 @contextmanager
-def whole(file: Path) -> Iterator[Path]:
+def atomic_write(file: Path) -> Iterator[Path]:
     """A name to write to; what was written there takes the place of `file` at the end, unless an error came first."""
     if file.exists() and not file.is_file():  # /dev/stdout, or a pipe: there is nothing to replace
         yield file
@@ -45,7 +45,7 @@ def whole(file: Path) -> Iterator[Path]:
         os.replace(partial, file)
         _to_disk(file.parent)
     except OSError as error:
-        if error.errno is not None and str(error.filename) == str(partial):  # a name that nobody has heard of
+        if error.errno is not None and str(error.filename) == str(partial):  # a name that nobody knows
             raise OSError(error.errno, error.strerror, str(file)) from None
         raise
     finally:
@@ -54,7 +54,7 @@ def whole(file: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_files(folder: Path) -> Iterator[Path]:
+def atomic_files(folder: Path) -> Iterator[Path]:
     """A folder to write several files to; at the end each takes its place in `folder`, which may hold others."""
     partial = Path(tempfile.mkdtemp(PARTIAL, ".", folder))
     try:
@@ -72,7 +72,7 @@ def whole_files(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """A folder to write to, which has its name once all of it is on the disk. Nothing may have that name before."""
     partial = _beside(folder)
     try:
@@ -102,14 +102,14 @@ def copy(source: Path, target: Path) -> None:
             copy(child, target / child.name)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    with whole(target) as partial:
+    with atomic_write(target) as partial:
         try:
             os.link(source, partial, follow_symlinks=False)
         except (OSError, NotImplementedError):  # not on this disk
             shutil.copy2(source, partial, follow_symlinks=False)
 
 
-def room_for(file: Path) -> None:
+def check_writable(file: Path) -> None:
     """The folder of a file to come, made if need be; an error where the file can't be written there."""
     above = next((parent for parent in file.parents if parent.exists()), None)
     if above is not None and not above.is_dir():
@@ -123,7 +123,7 @@ def room_for(file: Path) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    with whole(file) as partial:
+    with atomic_write(file) as partial:
         partial.write_text(text, encoding="utf-8", newline="")
 
 
@@ -141,7 +141,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with whole(file) as partial:
+    with atomic_write(file) as partial:
         partial.touch()
         mode = stat.S_IMODE(partial.stat().st_mode)  # of any new file; the library makes it the owner's alone
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -158,7 +158,7 @@ def clear_partial(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
 
-def own(folder: Path) -> FileLock:
+def lock_folder(folder: Path) -> FileLock:
     """The right to write into a folder, until it is released or the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,12 +183,12 @@ def temporary_folder() -> Path:
         of_others = left in _temporary or "-" in left.name.removeprefix(TEMPORARY)  # of a machine with a longer name
         if not of_others and (left / LOCK).is_file():
             with suppress(InputError):  # its owner lives, or it is another user's
-                lock = own(left)
+                lock = lock_folder(left)
                 shutil.rmtree(left, ignore_errors=True)
                 lock.release()
     # Under its final name only once it is locked: otherwise another process might take it for left behind.
     made = Path(tempfile.mkdtemp(prefix=f".{TEMPORARY}"))
-    lock = own(made)
+    lock = lock_folder(made)
     folder = made.with_name(made.name[1:])
     made.rename(folder)
     _temporary[folder] = lock
@@ -197,7 +197,7 @@ def temporary_folder() -> Path:
 
 def drop(folder: Path) -> None:
     """A folder that is not needed any more. Signals wait, as in `OwnFiles.drop`."""
-    with held():
+    with defer_signals():
         shutil.rmtree(folder, ignore_errors=True)
         if (lock := _temporary.pop(folder, None)) is not None:
             lock.release()
@@ -217,7 +217,7 @@ class OwnFiles:
 
         Signals wait: an error in what Python calls when an object goes is lost, and the rest would stay.
         """
-        with held():
+        with defer_signals():
             for file, known in self.known.items():
                 with suppress(OSError):
                     if _identity(file) == known:

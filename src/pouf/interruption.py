@@ -45,7 +45,7 @@ def catching() -> Iterator[None]:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """While open, a first signal waits for the end of this, or for someone who asks `asked_to_end`."""
     global _held, _waiting
     _held += 1

@@ -53,7 +53,7 @@ def model_card(classifier: BaseClassifier, recipe: Recipe | None = None, facts: 
         cloze=classifier.backbone.cloze,
         templates=classifier.templates,
         kind=classifier.kind,
-        base=_spoken_base(base),
+        base=base_display_name(base),
         revision=classifier.revision,
         licence=licence,
         tuner=recipe.tuner.name if recipe is not None and recipe.steps else None,
@@ -95,7 +95,7 @@ def base_licence(model: str | None, revision: str | None = None) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _spoken_base(model: str | None) -> str:
+def base_display_name(model: str | None) -> str:
     """A folder by its own name alone: where it lay is nobody's business."""
     if model is None:
         return "a model of the user's own"

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.data.base import Transform, Unlabelled
-from pouf.data.inputs import Given, Inputs, as_data
-from pouf.distributed import ALONE, World
+from pouf.data.inputs import Inputs, ParsedInput, as_data
 from pouf.errors import InputError, one_of
-from pouf.inference import FeatureSet, InferenceConfig, encode, encode_blocks, encode_share
-from pouf.lockstep import PROMPTS, in_pieces
+from pouf.inference.encode import FeatureSet, InferenceConfig, encode, encode_blocks, encode_share
 from pouf.models.base import Scores, check_modality, evaluating
 from pouf.models.demonstrations import Shown
+from pouf.parallel.padding import PROMPTS, in_pieces
+from pouf.parallel.process_group import ALONE, ProcessGroup
 from pouf.postprocess import POSTPROCESSORS
 from pouf.zero_shot import ZeroShot
 
@@ -128,7 +128,7 @@ class Predictor(ZeroShot):
             shown = Shown(self.backbone, self.demonstrations)
             return how(shown, data, replace(inference, cache=None), transform)
 
-    def some_features(self, own: FeatureSet, world: World, seed: int = 0) -> FeatureSet:
+    def some_features(self, own: FeatureSet, world: ProcessGroup, seed: int = 0) -> FeatureSet:
         """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
 
         Args:
@@ -151,7 +151,7 @@ class Predictor(ZeroShot):
         return FeatureSet([index for part in indices for index in part], features)
 
     @torch.no_grad()
-    def fixed_prototypes(self, world: World = ALONE) -> Tensor:
+    def fixed_prototypes(self, world: ProcessGroup = ALONE) -> Tensor:
         """For prediction: without a gradient and without dropout, also in the middle of training.
 
         Args:
@@ -191,7 +191,7 @@ class Predictor(ZeroShot):
 
     @torch.no_grad()
     def fit_postprocessor(
-        self, name: str, encoded: FeatureSet, seed: int = 0, prior: Tensor | None = None, world: World = ALONE
+        self, name: str, encoded: FeatureSet, seed: int = 0, prior: Tensor | None = None, world: ProcessGroup = ALONE
     ) -> None:
         """Fit one of `POSTPROCESSORS` on these features (a random part where they are very many), and use it.
 
@@ -214,7 +214,7 @@ class Predictor(ZeroShot):
         features = F.normalize(encoded.features.float().to(prototypes.device), dim=1)
         return (features @ prototypes.T).max(1).values.cpu()
 
-    def _complete(self, inputs: Inputs, batch_size: int) -> tuple[Given, FeatureSet]:
+    def _complete(self, inputs: Inputs, batch_size: int) -> tuple[ParsedInput, FeatureSet]:
         given = as_data(inputs, self.backbone.modality, self.columns)
         given = given._replace(data=given.data.for_one_reader())
         encoded = self.encode(given.data, InferenceConfig(batch_size))

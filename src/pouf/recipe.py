@@ -181,7 +181,7 @@ class Recipe(Settings):
 
     steps: Count = 5000  # 0 trains nothing: for what only corrects predictions
     batch_size: Positive = 96
-    samples_per_class: Count = 0  # the batch holds at least this many times the number of classes, whatever its size
+    batch_per_class: Count = 0  # the batch holds at least this many times the number of classes, whatever its size
     seed: Count = 0
     augment: Literal["crop-flip", "none"] = "crop-flip"  # images only: texts are never augmented
     views: Count = 0  # images whose encoder is not trained: this many crops each, computed once; 0 crops at each step
@@ -189,18 +189,18 @@ class Recipe(Settings):
     temperature: Weight = 0.0  # 0 keeps the model's own
     # Where predictions use a smaller share of the classes, nothing is trained, and they are corrected as `few-classes`
     # does; 0 always trains.
-    few_classes: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_class_usage: Annotated[float, Field(ge=0, le=1)] = 0.0
     # With at most this many classes, each keeps the share of the predictions that zero-shot gives it, unless shares
     # are known: with two classes, a bias of the model and a skew of the data look the same in predictions.
-    keep_shares: Count = 0
+    keep_shares_max_classes: Count = 0
     # Two classes and a masked language model: keep the shares without the model's bias, where two signs agree on one.
     find_bias: bool = False
     # Times the recipe's learning rate where they are kept as they are: what is held there has less to learn, and fits
     # single texts.
-    keep_shares_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    keep_shares_lr_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     # After each step, this share of the way back to the weights that training started from: what the model knew beside
     # the task is lost less, and the task is learned less.
-    anchor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    weight_pull: Annotated[float, Field(ge=0, le=1)] = 0.0
     pseudo_labels: Count = 0  # learn from this many of the surest predictions of each class as if they were labels
     postprocess: Literal[
         "none",

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
-from pouf.files import copy, discard, whole_folder, write_json, write_tensors, write_text
+from pouf.files import atomic_folder, copy, discard, write_json, write_tensors, write_text
 from pouf.model_card import README, model_card
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.adapter import ADAPTER, ADAPTER_CONFIG
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations
 from pouf.models.precomputed import Precomputed
+from pouf.parallel.shards import gathered, is_main
 from pouf.postprocess import Postprocessor
 from pouf.reading import digest_of, read_json, read_tensors, read_text
 from pouf.recipe import TunerSettings
-from pouf.shards import gathered, is_first
 from pouf.tuners import Tuner
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Card(BaseModel):
     templates: tuple[str, ...]
     words: tuple[tuple[str, ...], ...] | None
     max_length: int | None
-    fresh_head: int | None
+    new_head_seed: int | None
     regression: bool
     vectors: bool
     demonstrations: Demonstrations | None
@@ -96,14 +96,14 @@ def replacing(folder: Path) -> Iterator[Path]:
     It does so at once: whoever is killed at any moment leaves either. First all of it is in `.saved`, where it is found
     from then on, then each file comes to its place. Processes but the first write nothing.
     """
-    if not is_first():
+    if not is_main():
         yield folder
         return
     if folder.exists() and not folder.is_dir():
         raise InputError(f"can't save into {str(folder)!r}, which is a file: give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     _put_in_place(folder)  # where a process was killed before it had
-    with whole_folder(folder / SAVED) as partial:
+    with atomic_folder(folder / SAVED) as partial:
         yield partial
     _put_in_place(folder)
 
@@ -134,7 +134,7 @@ def write(
     base, weights = classifier.base_fingerprint(), None
     if backbone.sharded and (merge or (settings is not None and not _keeps_base(classifier))):
         weights = gathered(backbone.state_dict(keep_vars=True))
-    if not is_first():
+    if not is_main():
         return
     others = set(folder.rglob("*"))  # the other states of a run
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def write(
         templates=classifier.templates,
         words=backbone.cloze.words if backbone.cloze is not None else None,
         max_length=getattr(backbone.cloze or backbone, "max_length", None),
-        fresh_head=classifier.fresh_head,
+        new_head_seed=classifier.new_head_seed,
         regression=getattr(backbone, "regression", False),
         vectors=isinstance(backbone, Precomputed),
         demonstrations=classifier.demonstrations,
@@ -272,7 +272,7 @@ def load(
         )
     classes = ClassSet(card.classes, card.descriptions).as_given()
     classifier = cls(backbone, classes, card.templates, model=card.model, revision=card.revision)
-    classifier.fresh_head, classifier.base = card.fresh_head, card.base
+    classifier.new_head_seed, classifier.base = card.new_head_seed, card.base
     if adapted and card.demonstrations is not None:  # they have labels: not part of zero-shot
         classifier.demonstrations = card.demonstrations
     # A temperature that was set holds until training moves it; then it lies in the weights.
@@ -351,10 +351,10 @@ def _find(folder: Path, use: Use) -> tuple[Path, Card]:
 def _load_carded(card: Card, own: Path | None, trust_model: bool) -> Backbone:
     """The base model, or the tuned one from the folder that holds it."""
     source, revision = (own, None) if own is not None else (card.model or "", card.revision)
-    if card.fresh_head is not None:
+    if card.new_head_seed is not None:
         outputs = 1 if card.regression else len(card.classes)
         return load_sequence_classifier(
-            source, outputs, card.fresh_head, card.max_length or MAX_LENGTH, revision,
+            source, outputs, card.new_head_seed, card.max_length or MAX_LENGTH, revision,
             fresh=own is None, trust_model=trust_model,
         )  # fmt: skip
     cloze = make_cloze(ClassSet(card.classes), card.templates, card.words, card.max_length)

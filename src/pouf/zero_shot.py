@@ -56,7 +56,7 @@ class ZeroShot(nn.Module):
         self.postprocessor: Postprocessor | None = None
         self.demonstrations: Demonstrations | None = None  # solved examples to show beside each sample
         self.base: str | None = None  # fingerprint of the weights before anything was tuned, once it was asked for
-        self.fresh_head: int | None = None  # the seed of a head that started without knowledge
+        self.new_head_seed: int | None = None  # the seed of a head that started without knowledge
         self.model_card: str | None = None  # README.md of its folder; None writes one
         self.temperature: float | None = None
         if temperature is not None:
@@ -90,7 +90,7 @@ class ZeroShot(nn.Module):
         self.backbone.set_temperature(temperature)
         self.temperature = temperature
 
-    def start_afresh(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> None:
+    def attach_new_head(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> None:
         """Put the text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on shots.
 
         Args:
@@ -103,7 +103,7 @@ class ZeroShot(nn.Module):
             raise InputError(f"a regression is between two classes, not {k}")
         outputs = 1 if regression else k
         fresh = load_sequence_classifier(self.model, outputs, seed, max_length, revision=self.revision)
-        self.backbone, self.templates, self.fresh_head = fresh.to(device), DEFAULT_TEMPLATES["text"], seed
+        self.backbone, self.templates, self.new_head_seed = fresh.to(device), DEFAULT_TEMPLATES["text"], seed
         self.base = None
 
     def tuner(self, settings: TunerSettings) -> Tuner:
@@ -127,7 +127,7 @@ class ZeroShot(nn.Module):
 
     def base_fingerprint(self) -> str | None:
         """Of the weights before tuning; None where they are in the saved folder anyway, or come from a seed."""
-        if self.base is None and self.fresh_head is None and not isinstance(self.backbone, Precomputed):
+        if self.base is None and self.new_head_seed is None and not isinstance(self.backbone, Precomputed):
             self.base = self.backbone.weights_digest()
         return self.base
 

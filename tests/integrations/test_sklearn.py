@@ -27,7 +27,7 @@ from pouf import EMBEDDED, Classifier, InputError, PoufClassifier
 from pouf.demo import DIGITS
 from pouf.integrations.sklearn import EXPECTED_FAILED_CHECKS
 
-QUICK = {"steps": 3, "snapshots": 0, "postprocess": "none", "few_classes": 0.0}
+QUICK = {"steps": 3, "snapshots": 0, "postprocess": "none", "min_class_usage": 0.0}
 
 
 class Encoder:

@@ -12,7 +12,7 @@ from small_models import masked_lm
 
 from pouf import METHODS, Classifier, InputError, Recipe, Texts
 from pouf.data.labelled import NO_LABEL, Labelled, Shots, read_shots
-from pouf.inference import Transform
+from pouf.inference.encode import Transform
 from pouf.losses import squared_error
 from pouf.models.cloze import Example
 from pouf.models.demonstrations import Demonstrations
@@ -147,7 +147,7 @@ def test_a_saved_classifier_keeps_its_demonstrations(base: Path, tmp_path: Path)
 
 def fresh(base: Path, seed: int) -> Classifier:
     classifier = classifier_of(base)
-    classifier.start_afresh(seed)
+    classifier.attach_new_head(seed)
     return classifier
 
 
@@ -180,7 +180,9 @@ def test_with_data_of_their_own_both_terms_see_their_own_batch(base: Path) -> No
     settings = Recipe.load("lm-bff-pouf").with_settings(QUIET, steps=1, batch_size=4)
     first = train(classifier, Texts(OTHERS), settings, shots=Shots(Texts(BAD[:2] + GOOD[:2]), shots().targets[2:6]))
     plain = classifier_of(base)
-    unlabelled = train(plain, Texts(OTHERS), Recipe.load("masked").with_settings(steps=1, batch_size=4, keep_shares=0))
+    unlabelled = train(
+        plain, Texts(OTHERS), Recipe.load("masked").with_settings(steps=1, batch_size=4, keep_shares_max_classes=0)
+    )
     for term in ("transport", "information"):
         assert first.history[0].terms[term] == pytest.approx(unlabelled.history[0].terms[term], abs=1e-6)
     few = classifier_of(base)
@@ -219,7 +221,7 @@ def test_a_fresh_head_is_fitted_to_scores_by_squared_error(base: Path) -> None:
 
 def test_a_regression_has_one_output_and_squared_error(base: Path, tmp_path: Path) -> None:
     classifier = classifier_of(base)
-    classifier.start_afresh(0, regression=True)
+    classifier.attach_new_head(0, regression=True)
     texts, shares = BAD + GOOD, torch.tensor([[0.8, 0.2]] * 4 + [[0.4, 0.6]] * 4)
     backbone = classifier.backbone
     y = backbone.encode_inputs(backbone.prepare(texts))
@@ -239,9 +241,9 @@ def test_a_regression_has_one_output_and_squared_error(base: Path, tmp_path: Pat
     assert beyond.grad[0] < 0 < beyond.grad[1], "it finds back"
     with pytest.raises(InputError, match="between two classes, not 3"):
         names = ["a", "b", "c"]
-        Classifier.from_pretrained(base, names, ["{text} it was [MASK]."], words=["bad", "good", "okay"]).start_afresh(
-            0, regression=True
-        )
+        Classifier.from_pretrained(
+            base, names, ["{text} it was [MASK]."], words=["bad", "good", "okay"]
+        ).attach_new_head(0, regression=True)
 
 
 def test_a_fresh_heads_temperature_is_that_of_its_recipe(base: Path) -> None:

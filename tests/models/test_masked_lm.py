@@ -11,7 +11,7 @@ from small_models import MASKED_LMS, masked_lm, sentence_encoder
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, FNetConfig, FNetForMaskedLM
 
 from pouf import Classifier, InputError, Recipe, Texts
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.models.masked_lm import HEADS, check_head
 
 TEMPLATE = "{text} it was [MASK]."

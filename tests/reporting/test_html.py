@@ -270,12 +270,12 @@ def test_the_review_page_saves_answers(browser, kind: str, request: pytest.Fixtu
     target.unlink(missing_ok=True)
     browser.find_element(By.ID, "save").click()
     WebDriverWait(browser, 10).until(lambda _: target.is_file() and target.stat().st_size > 10)
-    from pouf.validation.review import NONE, conclude, read_answers
+    from pouf.validation.review import NONE, read_answers, score_answers
 
     classes = Classifier.from_pretrained(run).classes
     answers = read_answers(target, classes)
     assert list(answers.values()) == [classes[1]] * 3 + [NONE]
-    result = conclude(read_review(run), answers, classes)
+    result = score_answers(read_review(run), answers, classes)
     assert result.answered == 4 and result.none_of_these == 1
     assert errors(browser) == []
     record(run, result)

@@ -9,7 +9,7 @@ from small_models import CLOZE_WORDS, causal_lm, masked_lm, reading_lm
 from torch import Tensor
 
 from pouf import Classifier, Recipe, Shots, Texts
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
 from pouf.training.adaptation import Adaptation
 from pouf.training.bias import (
@@ -20,9 +20,9 @@ from pouf.training.bias import (
     agreed,
     by_shape,
     by_words,
-    can_be_asked,
     find_bias,
     read_margins,
+    supports_bias_probe,
 )
 
 CLASSES, TEMPLATE = ["terrible", "great"], "{text} it was [MASK]."
@@ -112,18 +112,18 @@ def test_nobody_else_is_asked(tmp_path: Path) -> None:
     def asked(classes: list[str], template: str, model: Path = folder) -> Classifier:
         return Classifier.from_pretrained(model, classes, [template])
 
-    assert can_be_asked(asked(CLASSES, TEMPLATE))
-    assert not can_be_asked(asked(["no", "yes"], "{text_a}? [MASK], {text_b}")), "pairs"
-    assert not can_be_asked(asked(["bad", "okay", "good"], TEMPLATE)), "three classes"
-    assert not can_be_asked(asked(CLASSES, "{text} " + "it was so " * 6 + "[MASK].")), "no room for it twice"
-    assert not can_be_asked(asked(CLASSES, "{text} it was [MASK]", causal_lm(tmp_path / "causal", "gpt2")))
+    assert supports_bias_probe(asked(CLASSES, TEMPLATE))
+    assert not supports_bias_probe(asked(["no", "yes"], "{text_a}? [MASK], {text_b}")), "pairs"
+    assert not supports_bias_probe(asked(["bad", "okay", "good"], TEMPLATE)), "three classes"
+    assert not supports_bias_probe(asked(CLASSES, "{text} " + "it was so " * 6 + "[MASK].")), "no room for it twice"
+    assert not supports_bias_probe(asked(CLASSES, "{text} it was [MASK]", causal_lm(tmp_path / "causal", "gpt2")))
     corrected = asked(CLASSES, TEMPLATE)
     corrected.fit_postprocessor("prior-correction", corrected.encode(Texts(["a film", "a book"])))
-    assert not can_be_asked(corrected), "what was corrected before"
+    assert not supports_bias_probe(corrected), "what was corrected before"
     shown = asked(CLASSES, TEMPLATE)
     shots = Shots(Texts(["a good film", "a bad book"]), torch.eye(2).flip(0))
     shown.demonstrations = Demonstrations.from_shots(shots, samples=1, seed=0)
-    assert not can_be_asked(shown), "solved texts beside a text"
+    assert not supports_bias_probe(shown), "solved texts beside a text"
     assert find_bias(asked(CLASSES, TEMPLATE), Texts(["a film"] * (FEWEST - 1)), InferenceConfig()) == 0
 
 
@@ -154,12 +154,12 @@ def reviews(share: float, domain: str, n: int = 300) -> tuple[list[str], list[in
     return texts, labels
 
 
-@pytest.mark.parametrize(("share", "heard"), [(0.4, -0.3), (0.75, -0.2)])
+@pytest.mark.parametrize(("share", "weighted_votes"), [(0.4, -0.3), (0.75, -0.2)])
 def test_what_is_found_too_often_is_told_and_found_less_and_a_skew_is_kept(
-    tmp_path: Path, share: float, heard: float
+    tmp_path: Path, share: float, weighted_votes: float
 ) -> None:
     """The model hears a complaint in every text about a service, and none in one about a film."""
-    folder, whole = reading_lm(tmp_path / "lm", {"service": heard}), Recipe.load("masked").optimisation.lr
+    folder, whole = reading_lm(tmp_path / "lm", {"service": weighted_votes}), Recipe.load("masked").optimisation.lr
 
     def after(domain: str) -> tuple[float, float, Adaptation]:
         texts, labels = reviews(share, domain)

@@ -100,7 +100,7 @@ def test_adapt_tells_its_estimate_and_takes_the_largest_preset_that_fits(
 ) -> None:
     caplog.set_level(logging.INFO, "pouf")
     classifier, told = Classifier.from_pretrained(EMBEDDED, DIGITS), Told()
-    settings = {"snapshots": 0, "few_classes": 0.0}
+    settings = {"snapshots": 0, "min_class_usage": 0.0}
     recipes = [Recipe.preset(name, "image").with_settings(settings) for name in ("balanced", "paper")]
     times = [estimate(classifier, classifier.data(pictures), recipe, InferenceConfig()).seconds for recipe in recipes]
     between = (times[0] * times[1]) ** 0.5 / 60  # on any machine

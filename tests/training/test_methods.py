@@ -29,9 +29,9 @@ def run(name: str, classifier: Classifier, data, kind, given: Shots | None = Non
     method = METHODS[name]
     method.check(name, kind, given)
     recipe = method.recipe(kind)
-    short = {"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), "few_classes": 0.0}
+    short = {"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), "min_class_usage": 0.0}
     recipe = recipe.with_settings({**short, **settings})
-    method.equip(classifier, given, seed=0)
+    method.prepare_classifier(classifier, given, seed=0)
     learns = given if recipe.objective.labels > 0 else None
     return train(classifier, data, recipe, shots=learns, known_shares=known_shares)
 
@@ -136,7 +136,7 @@ def test_a_changed_tuner_reaches_adapt_with_its_rate(pictures: list[Image.Image]
 @pytest.mark.parametrize("kind", ["image", "text", "cloze", "causal"])
 def test_tent_upl_and_prompt_tuning_share_their_settings(kind: Kind) -> None:
     ours = METHODS["pouf"].recipe(kind, None, {"tuner.name": "prompt"}).model_dump()
-    beside = {"objective", "pseudo_labels", "postprocess", "keep_shares"}
+    beside = {"objective", "pseudo_labels", "postprocess", "keep_shares_max_classes"}
     for name in ("tent", "upl", "coop"):
         theirs = METHODS[name].recipe(kind).model_dump()
         assert {part for part in ours if ours[part] != theirs[part]} <= beside, name
@@ -188,7 +188,7 @@ def test_the_papers_prior_enters_the_transport_alone() -> None:
 
     def terms(prior: str) -> list[dict[str, float]]:
         classifier = Classifier(Precomputed(prototypes, temperature=0.1), [f"class {k}" for k in range(6)])
-        changes = {"objective.prior": prior, "few_classes": 0.0, "postprocess": "none"}
+        changes = {"objective.prior": prior, "min_class_usage": 0.0, "postprocess": "none"}
         recipe = Recipe.load("features").with_settings(changes, steps=3)
         return [step.terms for step in train(classifier, Vectors(features), recipe).history]
 
@@ -207,7 +207,7 @@ def test_known_shares_enter_the_transport_as_in_the_paper_or_the_information_as_
     classifier = Classifier(Precomputed(prototypes, temperature=0.1), [f"class {i}" for i in range(k)])
     sim = F.normalize(features, dim=1) @ F.normalize(prototypes, dim=1).T
     prior = torch.tensor([0.6, *[0.4 / (k - 1)] * (k - 1)])
-    settings = {"steps": 1, "snapshots": 0, "few_classes": 0.0, "objective.prior": "paper" if papers else "uniform"}
+    settings = {"steps": 1, "snapshots": 0, "min_class_usage": 0.0, "objective.prior": "paper" if papers else "uniform"}
     result = classifier.adapt(Vectors(features), recipe="features", prior=prior.tolist(), settings=settings)
     transport = conditional_transport(sim, 0.1, prior if papers else None).cost.item()
     information = mutual_information(sim / 0.1, None if papers else prior, known=True).item()
@@ -219,7 +219,7 @@ def test_the_papers_estimate_is_not_replaced_by_the_shares_of_zero_shot() -> Non
     """Two classes, which otherwise keep them; a recipe that names the paper's estimate means it."""
     features, prototypes = groups(present=1, k=2, n=120)
     classifier = Classifier(Precomputed(prototypes, temperature=0.1), ["a", "b"])
-    settings = {"steps": 2, "snapshots": 0, "few_classes": 0.0, "objective.prior": "paper"}
+    settings = {"steps": 2, "snapshots": 0, "min_class_usage": 0.0, "objective.prior": "paper"}
     result = classifier.adapt(Vectors(features), recipe="features", settings=settings)
     assert result.recipe.postprocess == "refinement"
 
@@ -272,7 +272,9 @@ def test_where_few_of_the_classes_are_there_nothing_is_trained(
     right = [sum(a == b for a, b in zip(said, truth, strict=True)) for said in (before, classifier.predict(features))]
     assert result.verdict.trusted and right[1] > right[0]
     told = Classifier.from_vectors(prototypes, [f"c{i}" for i in range(30)], temperature=0.05)
-    assert told.adapt(Vectors(features), settings={"few_classes": 0.0, "steps": 2}).history, "it can be had otherwise"
+    assert told.adapt(Vectors(features), settings={"min_class_usage": 0.0, "steps": 2}).history, (
+        "it can be had otherwise"
+    )
 
 
 def test_a_model_that_can_not_tell_which_classes_are_there_is_left_alone_and_says_so(
@@ -302,7 +304,7 @@ def one_sided_world(n: int = 200) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 def test_two_classes_keep_zero_shots_shares_unless_something_is_known_of_them() -> None:
     """A bias of the model and a skew of the data look the same: a pull to equal shares would be a guess."""
     features, prototypes, labels = one_sided_world()
-    settings = {"optimisation.lr": 0.1, "steps": 30, "few_classes": 0.0}
+    settings = {"optimisation.lr": 0.1, "steps": 30, "min_class_usage": 0.0}
 
     def after(**options: Any) -> tuple[int, float]:
         classifier = Classifier.from_vectors(prototypes, ["a", "b"], temperature=0.3)
@@ -323,12 +325,12 @@ def test_a_batch_follows_the_number_of_classes() -> None:
 
     def samples(**settings: Any) -> tuple[int, int]:
         classifier = Classifier(Precomputed(prototypes, temperature=0.1), [f"class {k}" for k in range(6)])
-        recipe = Recipe.load("features").with_settings(settings, steps=1, few_classes=0.0)
+        recipe = Recipe.load("features").with_settings(settings, steps=1, min_class_usage=0.0)
         used = train(classifier, Vectors(features), recipe).recipe
         return used.batch_size, used.compute.chunk
 
-    assert samples(batch_size=10, samples_per_class=4) == (24, 10)
-    assert samples(batch_size=30, samples_per_class=4) == (30, 0)
+    assert samples(batch_size=10, batch_per_class=4) == (24, 10)
+    assert samples(batch_size=30, batch_per_class=4) == (30, 0)
 
 
 def test_a_batch_that_holds_hardly_all_classes_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -370,7 +372,7 @@ def test_two_classes_of_texts_that_keep_their_shares_learn_at_a_third_of_the_rat
 
     def rate(classes: list[str], settings: dict[str, Any]) -> float:
         clf = Classifier.from_pretrained(model, classes)
-        result = clf.adapt(REVIEWS, settings={"steps": 1, "snapshots": 0, "samples_per_class": 0} | settings)
+        result = clf.adapt(REVIEWS, settings={"steps": 1, "snapshots": 0, "batch_per_class": 0} | settings)
         return result.history[0].lr
 
     whole = Recipe.load("texts").optimisation.lr

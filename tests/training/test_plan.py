@@ -11,9 +11,9 @@ from PIL import Image
 from small_models import masked_lm
 
 from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe, Shots, Stream, Texts
-from pouf.data.cache import RunMemory
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS
+from pouf.inference.cache import InMemoryFeatureCache
 from pouf.postprocess.propagation import propagation
 from pouf.training.plan import make_plan
 from pouf.validation.evaluation import compare
@@ -54,7 +54,7 @@ def test_known_shares_hold_for_label_propagation_too() -> None:
 
 def test_a_search_keeps_to_its_minutes_for_all_trials_together() -> None:
     features, clf = vectors()
-    cache = RunMemory()
+    cache = InMemoryFeatureCache()
     cheapest = make_plan(clf, features, cache=cache, report=False, recipe="fast").estimate(clf, cache, report=False)
     minutes = 50 * cheapest.seconds / 60  # many times what one run takes, however busy the machine is
 
@@ -195,7 +195,7 @@ def test_known_shares_are_those_of_one_run_and_no_other_inherits_them(tmp_path: 
 def everything(clf: Classifier) -> dict[str, object]:
     """All of a classifier that a run can change."""
     named = {name: (p.detach().clone(), p.requires_grad) for name, p in clf.named_parameters()}
-    plain = ("tuner_settings", "prompt", "postprocessor", "demonstrations", "templates", "fresh_head", "temperature")
+    plain = ("tuner_settings", "prompt", "postprocessor", "demonstrations", "templates", "new_head_seed", "temperature")
     own = {name: getattr(clf, name) for name in plain} | {"backbone": clf.backbone}
     return own | {"scale": float(clf.backbone.logit_scale), "weights": str(named)}
 

@@ -118,7 +118,7 @@ def test_a_tuner_says_truly_which_sides_it_touches(clip_folder: Path, tune: str,
 
 
 def prototypes_recipe(steps: int = 4) -> Recipe:
-    return Recipe.load("features").with_settings({"steps": steps, "few_classes": 0.0, "optimisation.lr": 0.05})
+    return Recipe.load("features").with_settings({"steps": steps, "min_class_usage": 0.0, "optimisation.lr": 0.05})
 
 
 def test_prototypes_of_a_model_learn_what_those_of_its_vectors_learn(clip_folder: Path, pictures: list) -> None:

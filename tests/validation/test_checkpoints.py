@@ -167,7 +167,12 @@ def test_a_model_that_says_one_class_of_all_is_compared_without_its_bias() -> No
     prototypes = torch.tensor([[1.0, -0.1, 0.0], [1.0, 0.1, 1.0]])
     classifier = Classifier.from_vectors(prototypes, ["left", "right"], temperature=0.05)
     assert set(classifier.predict(features)) == {"left"}
-    settings = {"keep_shares": 0, "few_classes": 0.0, "postprocess": "prior-correction", "optimisation.lr": 0.003}
+    settings = {
+        "keep_shares_max_classes": 0,
+        "min_class_usage": 0.0,
+        "postprocess": "prior-correction",
+        "optimisation.lr": 0.003,
+    }
     verdict = adapt(classifier, Vectors(features), recipe(**settings)).verdict
     assert verdict.advised != "zero-shot" and verdict.alarms == []
     assert "shares moved" in {each.name for each in verdict.cautions}, "or the data are of one class: only labels tell"
@@ -183,7 +188,12 @@ def test_steps_of_a_run_that_keeps_shares_are_compared_with_these_shares() -> No
     prototypes = torch.tensor([[1.0, -0.3, 0.4], [1.0, 0.3, -0.4]])
     classifier = Classifier.from_vectors(prototypes, ["left", "right"], temperature=0.05)
     # Transport alone, nearly, so that shares are free to move on the way.
-    settings = {"keep_shares": 2, "keep_shares_rate": 1.0, "objective.information": 0.001, "optimisation.lr": 0.3}
+    settings = {
+        "keep_shares_max_classes": 2,
+        "keep_shares_lr_factor": 1.0,
+        "objective.information": 0.001,
+        "optimisation.lr": 0.3,
+    }
     result = adapt(classifier, Vectors(features), recipe(**settings))
     checkpoints = result.checkpoints
     trained = [place for place in checkpoints.predictions if not place.postprocessed]

@@ -33,13 +33,13 @@ def test_a_move_of_shares_is_told_from_a_change_of_mind() -> None:
     """Where a quarter of the inputs go one way, or as many go each way; and where the shares are known to be right."""
     start = torch.arange(N) % 2
     to_the_first = torch.where(torch.arange(N) % 4 == 1, 0, start)
-    both_ways = torch.where(torch.arange(N) % 8 < 2, 1 - start, start)
+    symmetrised = torch.where(torch.arange(N) % 8 < 2, 1 - start, start)
 
     def said(after: torch.Tensor, steps: int = 50, known: bool = False) -> list[str]:
         return [each.name for each in cautions(diagnose(seen(start), seen(after), steps, known_shares=known))]
 
     assert said(to_the_first) == said(to_the_first, steps=0) == ["shares moved"], "trained or corrected"
-    assert said(both_ways) == said(to_the_first, known=True) == []
+    assert said(symmetrised) == said(to_the_first, known=True) == []
 
 
 def test_what_can_not_be_judged_is_a_caution() -> None:

@@ -44,7 +44,7 @@ def test_drift_is_what_the_same_weights_say_of_other_names(few_digits: Path) -> 
     assert drift.accuracy_after < before - 0.2 and drift.agreement < 0.8
     anchored = letters()
     held = anchored.adapt(
-        few_digits, recipe="demo", settings=SETTINGS | {"anchor": 0.2}, keep_classes=DIGITS, keep_data=few_digits
+        few_digits, recipe="demo", settings=SETTINGS | {"weight_pull": 0.2}, keep_classes=DIGITS, keep_data=few_digits
     )
     assert held.drift is not None and held.drift.agreement > drift.agreement + 0.1
 
@@ -60,10 +60,10 @@ def test_an_anchor_gives_back_its_share_of_each_step() -> None:
     features, prototypes = groups()
     start, free, held = (Classifier.from_vectors(prototypes, list("abcdef")) for _ in range(3))
     one = Recipe.load("features").with_settings(
-        {"steps": 1, "batch_size": 32, "few_classes": 0.0, "postprocess": "none", "snapshots": 0}
+        {"steps": 1, "batch_size": 32, "min_class_usage": 0.0, "postprocess": "none", "snapshots": 0}
     )
     adapt(free, Vectors(features), one)
-    adapt(held, Vectors(features), one.with_settings(anchor=0.25))
+    adapt(held, Vectors(features), one.with_settings(weight_pull=0.25))
     expected = free.backbone.table + 0.25 * (start.backbone.table - free.backbone.table)
     assert not torch.equal(free.backbone.table, start.backbone.table)
     assert torch.allclose(held.backbone.table, expected, atol=1e-7)
@@ -76,7 +76,7 @@ def test_an_anchored_run_that_goes_on_holds_to_where_it_first_started(tmp_path: 
                 raise KeyboardInterrupt
 
     features, prototypes = groups()
-    settings = SETTINGS | {"anchor": 0.3, "steps": 10, "compute.save_every": 0.0, "optimisation.lr": 0.1}
+    settings = SETTINGS | {"weight_pull": 0.3, "steps": 10, "compute.save_every": 0.0, "optimisation.lr": 0.1}
     whole, broken, resumed = (Classifier.from_vectors(prototypes, list("abcdef")) for _ in range(3))
     whole.adapt(features, settings=settings).restore("last")
     with pytest.raises(KeyboardInterrupt):

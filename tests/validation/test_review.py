@@ -10,7 +10,17 @@ import pytest
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe
 from pouf.demo import DIGITS
 from pouf.reporting.review_page import PLAN, read_review, write_review
-from pouf.validation.review import AGREE, DISAGREE, NONE, Question, Review, ReviewResult, ask, conclude, read_answers
+from pouf.validation.review import (
+    AGREE,
+    DISAGREE,
+    NONE,
+    Question,
+    Review,
+    ReviewResult,
+    ask,
+    read_answers,
+    score_answers,
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +67,7 @@ def test_more_questions_are_the_same_and_more_and_no_label_is_lost(run: Path, fe
     asked(run, data, 4, seed=7)
     questions = {question.id for question in read_review(run).questions}
     assert read_answers(table, DIGITS) == dict.fromkeys(first[:5], "two"), "fewer, and others: no answer is dropped"
-    assert conclude(read_review(run), read_answers(table, DIGITS), DIGITS).answered == 5 and len(questions) <= 9
+    assert score_answers(read_review(run), read_answers(table, DIGITS), DIGITS).answered == 5 and len(questions) <= 9
     table.unlink()
     (run / PLAN).unlink()
 
@@ -66,7 +76,7 @@ def test_all_answers_give_the_accuracy_itself(run: Path, few_digits: Path) -> No
     data = Images.from_folder(few_digits)
     asked(run, data, 1000)
     answers = {name: name.split("/")[0] for name in data.ids}
-    verdict = conclude(read_review(run), answers, DIGITS)
+    verdict = score_answers(read_review(run), answers, DIGITS)
     adapted = Classifier.from_pretrained(run, use="last").predict(few_digits)
     expected = sum(said == name.split("/")[0] for said, name in zip(adapted, data.ids, strict=True)) / len(data)
     assert verdict.adapted.value == pytest.approx(expected)
@@ -87,7 +97,7 @@ def test_estimates_are_right_on_average_and_intervals_hold_them() -> None:
             stratum = DISAGREE if differ else AGREE
             questions.append(Question(str(i), stratum, other, "a"))
             answers[str(i)] = "a" if right else "c"
-        estimate = conclude(Review({DISAGREE: {"a": 200}, AGREE: {"a": 800}}, questions), answers, "abc").adapted
+        estimate = score_answers(Review({DISAGREE: {"a": 200}, AGREE: {"a": 800}}, questions), answers, "abc").adapted
         values.append(estimate.value)
         held += estimate.low <= truth <= estimate.high
     assert sum(values) / len(values) == pytest.approx(truth, abs=0.01)
@@ -98,7 +108,7 @@ def advice(adapted: int, zero_shot: int) -> str:
     n = adapted + zero_shot
     questions = [Question(str(i), DISAGREE, "b", "a") for i in range(n)]
     answers = {str(i): "a" if i < adapted else "b" for i in range(n)}
-    return conclude(Review({DISAGREE: {"a": 100}, AGREE: {}}, questions), answers, "ab").advice
+    return score_answers(Review({DISAGREE: {"a": 100}, AGREE: {}}, questions), answers, "ab").advice
 
 
 def test_advice_is_given_where_the_answers_tell() -> None:
@@ -112,7 +122,7 @@ def test_advice_is_given_where_the_answers_tell() -> None:
 def test_none_of_these_is_wrong_for_both() -> None:
     questions = [Question(str(i), AGREE, "a", "a") for i in range(10)]
     answers = {str(i): "a" if i < 7 else NONE for i in range(10)}
-    result = conclude(Review({DISAGREE: {}, AGREE: {"a": 10}}, questions), answers, "ab")
+    result = score_answers(Review({DISAGREE: {}, AGREE: {"a": 10}}, questions), answers, "ab")
     assert result.none_of_these == 3 and result.adapted.value == result.zero_shot.value == pytest.approx(0.7)
     assert "Answered 'none of these': 3." in str(result)
 
@@ -131,7 +141,7 @@ def reviewed(said_b: float, true_b: float, right: float, asked: int, draw: rando
     chosen = draw.sample(range(1000), asked)
     questions = [Question(str(i), AGREE, said[i], said[i]) for i in chosen]
     counts = {DISAGREE: {}, AGREE: {"a": said.count("a"), "b": said.count("b")}}
-    return conclude(Review(counts, questions), {str(i): truth[i] for i in chosen}, ["a", "b"])
+    return score_answers(Review(counts, questions), {str(i): truth[i] for i in chosen}, ["a", "b"])
 
 
 def test_answers_tell_that_predicted_shares_are_wrong() -> None:
@@ -157,12 +167,15 @@ def test_shares_of_many_classes_are_not_told_by_few_answers() -> None:
     questions = [Question(str(i), AGREE, "0", "0") for i in range(50)]
     review = Review({DISAGREE: {}, AGREE: {"0": 1000}}, questions)
     answers = {str(i): "1" for i in range(50)}
-    assert conclude(review, answers, names).prior is None and conclude(review, answers, names[:10]).prior is not None
+    assert (
+        score_answers(review, answers, names).prior is None
+        and score_answers(review, answers, names[:10]).prior is not None
+    )
 
 
 def test_answers_that_were_not_asked_for_are_named_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     review = Review({DISAGREE: {"a": 1}, AGREE: {"a": 1}}, [Question("1", DISAGREE, "a", "b")])
-    result = conclude(review, {"1": "a", "typo": "b", "12": "a"}, "ab")
+    result = score_answers(review, {"1": "a", "typo": "b", "12": "a"}, "ab")
     assert (result.answered, result.not_asked) == (1, 2)
     assert "2 of 3 answers" in caplog.text and "12, typo" in caplog.text
 
@@ -179,8 +192,8 @@ def test_answers_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"label 'elephant' of 1 is no class: expected zero, .*, or 'none of these'"):
         read_answers(file, DIGITS)
     with pytest.raises(InputError, match="none of the answers is about a question"):
-        conclude(Review({DISAGREE: {"a": 1}, AGREE: {"a": 1}}, []), {"x": "seven"}, "ab")
+        score_answers(Review({DISAGREE: {"a": 1}, AGREE: {"a": 1}}, []), {"x": "seven"}, "ab")
     with pytest.raises(InputError, match="no label is filled in yet"):
-        conclude(Review({DISAGREE: {"a": 1}, AGREE: {"a": 1}}, []), {}, "ab")
+        score_answers(Review({DISAGREE: {"a": 1}, AGREE: {"a": 1}}, []), {}, "ab")
     with pytest.raises(InputError, match="no review in"):
         read_review(tmp_path)

@@ -8,8 +8,8 @@ from helpers import groups
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Vectors
 from pouf.demo import DIGITS
-from pouf.inference import InferenceConfig
-from pouf.validation.selective import doubtful, kept_at, reliability, strangers
+from pouf.inference.encode import InferenceConfig
+from pouf.validation.selective import kept_at, out_of_distribution, reliability, unreliable
 
 
 def test_as_many_are_kept_as_the_rate_allows() -> None:
@@ -42,19 +42,19 @@ def test_what_is_left_out_is_told_by_position(digits_folder: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     data = Images(sorted(digits_folder.rglob("*.png"))[::30])
     encoded = classifier.encode(data)
-    left_out, estimated = doubtful(classifier, classifier, data, encoded, 0.1, InferenceConfig())
+    left_out, estimated = unreliable(classifier, classifier, data, encoded, 0.1, InferenceConfig())
     assert estimated.keys() == set(range(len(data))) and 0 < len(left_out) < len(data)
     assert max(estimated[i] for i in left_out) <= min(estimated[i] for i in set(estimated) - set(left_out))
 
 
 def test_what_is_far_from_all_prototypes_is_a_stranger() -> None:
-    """The limit is what 99 of 100 inputs reach: few of these are strangers, and nearly all of the noise is."""
+    """The limit is what 99 of 100 inputs reach: few of these are far, and nearly all of the noise is."""
     features, prototypes = groups(n=600, d=64, spread=0.05, apart=0.05)
     classifier = Classifier.from_vectors(prototypes, list("abcdef"))
     known = classifier.encode(Vectors(features))
     noise = classifier.encode(Vectors(torch.randn(200, 64, generator=torch.Generator().manual_seed(1))))
     near = classifier.nearness(known).quantile(0.01).item()
-    assert len(strangers(classifier, known, near)) <= 0.01 * len(features)
-    assert len(strangers(classifier, noise, near)) >= 0.95 * 200
+    assert len(out_of_distribution(classifier, known, near)) <= 0.01 * len(features)
+    assert len(out_of_distribution(classifier, noise, near)) >= 0.95 * 200
     with pytest.raises(InputError, match="kept no checkpoints"):
-        strangers(classifier, known, None)
+        out_of_distribution(classifier, known, None)

@@ -21,7 +21,7 @@ from pouf.training.adaptation import adapt
 from pouf.training.search import choose_trial, judge_trial
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
 from pouf.validation.review import Estimate, ReviewResult
-from pouf.validation.verdict import assess, broken_off, not_judged, nothing_to_judge
+from pouf.validation.verdict import assess, failed_verdict, not_judged, nothing_to_judge
 
 K, N = 4, 60
 TRUTH = torch.arange(N) % K
@@ -138,9 +138,9 @@ def test_a_verdict_survives_json() -> None:
 @pytest.mark.parametrize(
     ("verdict", "words", "trusted", "advised"),
     [
-        (broken_off(Diverged(3, "the loss", 1.0)), "Zero-shot is used instead", False, "zero-shot"),
-        (broken_off(KeyboardInterrupt()), "not come to its end (interrupted)", False, "last"),
-        (broken_off(OSError("disk full")), "not come to its end (failed)", False, "last"),
+        (failed_verdict(Diverged(3, "the loss", 1.0)), "Zero-shot is used instead", False, "zero-shot"),
+        (failed_verdict(KeyboardInterrupt()), "not come to its end (interrupted)", False, "last"),
+        (failed_verdict(OSError("disk full")), "not come to its end (failed)", False, "last"),
         (not_judged("it was a stream"), "Not judged: it was a stream. Using the last step", False, "last"),
         (nothing_to_judge(), "Nothing was trained", True, "last"),
     ],

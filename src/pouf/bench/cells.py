@@ -23,7 +23,7 @@ from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.labelled import Labelled, Shots
 from pouf.errors import InputError
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.models import EMBEDDED
 from pouf.recipe import Recipe
 from pouf.training.adaptation import Adaptation, adapt
@@ -204,7 +204,7 @@ def _image_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
         if judged_on is adapted_to:
             judged_on = Labelled(Subset(judged_on.inputs, rest), [judged_on.labels[i] for i in rest])
 
-    method.equip(classifier, shots, cell.seed)
+    method.prepare_classifier(classifier, shots, cell.seed)
 
     def judge() -> dict[str, float]:
         return {cell.task: _accuracy(classifier, *judged_on, setting.batch_size)}
@@ -283,9 +283,11 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     classifier = Classifier.from_pretrained(
         setting.model, task.labels, [task.template], words=list(task.words.values()), max_length=length
     )
-    if method.fresh_head:
-        classifier.start_afresh(cell.seed, length, regression=task.scale is not None)
-    method.equip(classifier, shots, cell.seed, task.draws, own_limit=task.own_limit, shot_limit=task.shot_limit)
+    if method.new_head:
+        classifier.attach_new_head(cell.seed, length, regression=task.scale is not None)
+    method.prepare_classifier(
+        classifier, shots, cell.seed, task.draws, own_limit=task.own_limit, shot_limit=task.shot_limit
+    )
     if classifier.demonstrations is not None:
         after = method.demonstrations == "after"
         similar = SimilarityFilter(setting.demo_filter) if after and setting.demo_filter else None

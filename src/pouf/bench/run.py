@@ -11,7 +11,7 @@ from pouf.bench.grid import Grid, Outcome, seeded
 from pouf.bench.language import GRID
 from pouf.bench.tables import TABLES, UNLABELLED, Entry, Table, entries, write_tables
 from pouf.errors import InputError, one_of
-from pouf.files import room_for
+from pouf.files import check_writable
 from pouf.recipe import Recipe
 from pouf.reporting.figures import lambda_sweep
 from pouf.reporting.svg import write
@@ -80,7 +80,7 @@ def run_table(
         label_column=label_column, grid="paper" if grid else "", demo_filter=demo_filter,
     )  # fmt: skip
     folder = Path(output_dir)
-    room_for(folder / f"{table}.md")
+    check_writable(folder / f"{table}.md")
     cells = chosen.cells(table, names, ways, tuple(seeds))
     cell_files = Grid(folder, cells, setting)
     if not resume and (others := cell_files.others()):

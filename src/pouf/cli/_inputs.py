@@ -36,15 +36,15 @@ T = TypeVar("T")
 def load_run(run: Path, place: InferenceOptions, *uses: str) -> list[Classifier]:
     """States of a run, in the order asked for."""
     from pouf.classifier import Classifier
-    from pouf.distributed import launched_sharding, started_processes
-    from pouf.training.sharding import share_out, wait_for_shards
+    from pouf.parallel.fsdp import shard_classifier, wait_for_shards
+    from pouf.parallel.process_group import launched_sharding, started_processes
 
     def load(use: str) -> Classifier:
         classifier = Classifier.from_pretrained(run, use=use, trust_model=place.trust_model)  # type: ignore[arg-type]
         if not (launched_sharding() and started_processes() > 1):
             return classifier.to(place.place())
         wait_for_shards(classifier.backbone, place.place())
-        share_out(classifier)
+        shard_classifier(classifier)
         return classifier
 
     return [load(use) for use in uses]
@@ -77,12 +77,12 @@ def read_task(
     from pouf.classifier import Classifier
     from pouf.data.class_names import ClassSet, read_classes
     from pouf.data.labelled import read_shots
-    from pouf.distributed import started_processes
     from pouf.models.base import check_modality
     from pouf.models.cloze import make_cloze, read_words
     from pouf.models.load import DEFAULT_MODELS
     from pouf.models.prompts import read_templates
-    from pouf.training.sharding import wait_for_shards
+    from pouf.parallel.fsdp import wait_for_shards
+    from pouf.parallel.process_group import started_processes
 
     source = _with_kind(source)
     shown.on_phase(f"reading {source.images or source.texts or source.features or source.shots or 'data'}")

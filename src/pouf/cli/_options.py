@@ -15,7 +15,7 @@ import typer
 from pouf.errors import InputError
 
 if TYPE_CHECKING:
-    from pouf.data.cache import FeatureCache
+    from pouf.inference.cache import FeatureCache
 
 # Options in groups of --help.
 DataOption = partial(typer.Option, rich_help_panel="Data")
@@ -203,7 +203,7 @@ class InferenceOptions:
     ] = False
 
     def features(self) -> FeatureCache | None:
-        from pouf.data.cache import FeatureCache
+        from pouf.inference.cache import FeatureCache
 
         return None if self.no_cache else FeatureCache(self.cache)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pouf.bench.grid import Outcome
     from pouf.cli._inputs import Task
     from pouf.cli._options import InferenceOptions, OutputOptions
-    from pouf.inference import InferenceConfig
+    from pouf.inference.encode import InferenceConfig
     from pouf.training.callbacks import Step
     from pouf.training.estimate import Estimate
 
@@ -160,7 +160,7 @@ def progress(hidden: bool) -> Iterator[Shown]:
 @contextmanager
 def encoding(place: InferenceOptions, output: OutputOptions) -> Iterator[InferenceConfig]:
     """While open, inputs that are encoded with this are shown."""
-    from pouf.inference import InferenceConfig
+    from pouf.inference.encode import InferenceConfig
     from pouf.training.callbacks import Callbacks
 
     with progress(output.hidden) as shown:

@@ -52,7 +52,7 @@ def adapt(
     keep_data: KeepData = None,
 ) -> None:
     """Adapt a model to unlabelled images or texts, given the names of the classes."""
-    from pouf.distributed import launched_sharding
+    from pouf.parallel.process_group import launched_sharding
     from pouf.runs.writer import check_new
 
     console.calm_libraries()

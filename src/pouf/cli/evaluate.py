@@ -36,8 +36,8 @@ def evaluate(
     Recall per class for all four, precision and F1 for what the run advises; accuracies with 95 % confidence
     intervals, and macro-F1.
     """
-    from pouf.distributed import join
-    from pouf.inference import InferenceConfig
+    from pouf.inference.encode import InferenceConfig
+    from pouf.parallel.process_group import init_processes
     from pouf.runs.folder import Run
     from pouf.training.callbacks import Callbacks
     from pouf.validation.evaluation import compare
@@ -45,13 +45,13 @@ def evaluate(
     console.calm_libraries()
     zero_shot, last, advised = load_run(run, place, "zero-shot", "last", "advised")
     data = read_labels(advised, labelled, text_column, label_column, Run(run))
-    world = join(advised.device)
+    world = init_processes(advised.device)
     inference = InferenceConfig(batch_size, place.workers or 0, place.features(), world=world)
-    with progress(output.hidden or not world.is_first) as shown:
+    with progress(output.hidden or not world.is_main) as shown:
         result = compare(zero_shot, last, advised, data, Callbacks([shown]).watching(inference, "encoding"))
-    if world.is_first and output.as_json:
+    if world.is_main and output.as_json:
         console.tell_json(result.to_json() | ({"confusion": result.confusion} if confusion else {}))
-    elif world.is_first and not output.quiet:
+    elif world.is_main and not output.quiet:
         console.show_skipped([data.inputs], None)
         console.show_evaluation(result, f"{result.n:,} labelled {advised.backbone.modality}s in {labelled}")
         if confusion:

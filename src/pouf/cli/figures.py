@@ -48,13 +48,13 @@ def figures(
     """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; SVG."""
     from pouf.data.class_names import find_class
     from pouf.errors import one_of
-    from pouf.files import room_for
+    from pouf.files import check_writable
     from pouf.reporting.figures import FIGURES, look, paper_figures
     from pouf.reporting.svg import write
     from pouf.runs.folder import Run
 
     console.calm_libraries()
-    room_for(out_dir / "figure.svg")
+    check_writable(out_dir / "figure.svg")
     there = Run(run)
     wanted = [
         one_of("figure", name.strip(), {n: n for n in FIGURES}) for name in (only or ",".join(FIGURES)).split(",")

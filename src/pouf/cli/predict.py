@@ -45,14 +45,14 @@ def predict(
     """Classify images or texts with an adapted model."""
     from dataclasses import replace
 
-    from pouf.data.cache import RunMemory
-    from pouf.distributed import join
-    from pouf.inference import FeatureSet, InferenceConfig
+    from pouf.inference.cache import InMemoryFeatureCache
+    from pouf.inference.encode import FeatureSet, InferenceConfig
+    from pouf.parallel.process_group import init_processes
     from pouf.runs.folder import Run
     from pouf.runs.predictions import Extras, check_place, predict_share
     from pouf.training.callbacks import Callbacks
     from pouf.validation.names import absent_names
-    from pouf.validation.selective import UNKNOWN, check_rate, doubtful, strangers
+    from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, unreliable
 
     console.calm_libraries()
     check_place(out_file)
@@ -60,27 +60,27 @@ def predict(
         check_rate(abstain)
     there = Run(run)
     (classifier,) = load_run(run, place, use)
-    world = join(classifier.device)
+    world = init_processes(classifier.device)
     data = read_inputs(classifier, inputs, text_column, there, id_column)
-    world.agree(data.fingerprint(), "inputs")
+    world.check_equal(data.fingerprint(), "inputs")
     said: dict[int, str] = {}
     flags: dict[str, set[int]] = {}
     more: dict[str, dict[int, float]] = {}
 
     def mark_strangers(encoded: FeatureSet) -> None:
         used = there.verdict.advised if use == "advised" else use
-        said.update(dict.fromkeys(strangers(classifier, encoded, there.verdict.near.get(used)), UNKNOWN))
+        said.update(dict.fromkeys(out_of_distribution(classifier, encoded, there.verdict.near.get(used)), UNKNOWN))
 
-    with progress(output.hidden or not world.is_first) as shown:
+    with progress(output.hidden or not world.is_main) as shown:
         cache = place.features()
         if abstain is not None and cache is None:
-            cache = RunMemory()  # what is looked at again need not be encoded again
+            cache = InMemoryFeatureCache()  # what is looked at again need not be encoded again
         inference = InferenceConfig(batch_size, place.workers or 0, cache, world=world)
         inference = Callbacks([shown]).watching(inference, "encoding")
         if abstain is not None:
             (zero_shot,) = load_run(run, place, "zero-shot")
             own, quiet = classifier.encode_share(data, inference), replace(inference, on_batch=None, on_start=None)
-            left_out, more["reliability"] = doubtful(classifier, zero_shot, data, own, abstain, quiet)
+            left_out, more["reliability"] = unreliable(classifier, zero_shot, data, own, abstain, quiet)
             flags["abstained"] = set(left_out)
         extras = Extras(said, flags, more, probabilities, safe_csv)
         seen = mark_strangers if unknown else lambda encoded: None
@@ -88,7 +88,7 @@ def predict(
     counts = {name: len(where) for name, where in flags.items()} | ({"unknown": len(said)} if unknown else {})
     counts = {name: sum(world.gather_objects(count)) for name, count in counts.items()}
     absent = absent_names(classifier, share.sample)
-    if not world.is_first:
+    if not world.is_main:
         return
     facts: dict[str, Any] = {
         "n": share.n, "skipped": len(data.skipped), "used": use, "predictions": str(out_file),

@@ -29,12 +29,12 @@ def report(
     label_column: LabelColumn = "label",
 ) -> None:
     """One HTML file about a run: whether to trust it, and why."""
-    from pouf.files import room_for
+    from pouf.files import check_writable
     from pouf.reporting.html import write_report
     from pouf.runs.folder import Run
 
     console.calm_libraries()
-    room_for(out_file or run / "report.html")
+    check_writable(out_file or run / "report.html")
     there = Run(run)
     (classifier,) = load_run(run, place, "advised")
     data, labels = labelled_or_not(classifier, inputs, labelled, text_column, label_column, there)

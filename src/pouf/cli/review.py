@@ -34,7 +34,7 @@ def review(
     from pouf.errors import InputError
     from pouf.reporting.review_page import PAGE, read_review, record, write_review
     from pouf.runs.folder import Run
-    from pouf.validation.review import NONE, ask, conclude, read_answers
+    from pouf.validation.review import NONE, ask, read_answers, score_answers
 
     console.calm_libraries()
     there = Run(run)
@@ -46,7 +46,7 @@ def review(
                 f"no label is filled in yet in {str(answers)!r}: give each input you can answer the name of a class or "
                 f"{NONE!r} in the column label, or click through {str(run / PAGE)!r} and give the file that it saves"
             )
-        result = conclude(asked, given, classes)
+        result = score_answers(asked, given, classes)
         record(run, result)
         if output.as_json:
             console.tell_json(result.to_json())

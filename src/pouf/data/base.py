@@ -66,7 +66,7 @@ class Unlabelled(ABC):
         """What names the samples in a table of them, by column."""
         return self.own_ids or {"path" if self.modality == "image" else "row": self.ids}
 
-    def name_by(self, columns: Mapping[str, Sequence[Any]]) -> None:
+    def set_ids(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Let columns of the user's choice name the samples; the first of them becomes `ids`, if no two are alike."""
         self.own_ids, self.id_columns = columns, tuple(columns)
         for name, values in islice(columns.items(), 1):

@@ -23,14 +23,14 @@ Inputs = Unlabelled | str | Path | Iterable[Any]  # pictures, arrays and dataset
 COLUMNS: dict[Modality, Sequence[str]] = {"image": ("image", "img"), "text": ("text", "sentence"), "vector": FEATURES}
 
 
-class Given(NamedTuple):
+class ParsedInput(NamedTuple):
     data: Unlabelled
     single: bool  # one sample was given and not a list, so one answer is wanted
 
 
 def as_data(
     inputs: Inputs, modality: Modality, columns: Sequence[str] = ("text",), id_columns: Sequence[str] = ()
-) -> Given:
+) -> ParsedInput:
     """Inputs as data of a model's kind.
 
     A `str` is a text for a text model and a path for the others; a `Path` is a file or a folder; a picture, an array of
@@ -41,9 +41,9 @@ def as_data(
         id_columns: of a file, that name the samples in predictions.
     """
     if id_columns:
-        return Given(_named_data(inputs, modality, columns, id_columns), False)
+        return ParsedInput(_named_data(inputs, modality, columns, id_columns), False)
     if isinstance(inputs, Unlabelled):
-        return Given(inputs, False)
+        return ParsedInput(inputs, False)
     if hasattr(inputs, "to_pandas") and not hasattr(inputs, "with_format"):
         inputs = inputs.to_pandas()  # a table of pyarrow or polars
     if hasattr(inputs, "column_names") and isinstance(inputs, Mapping):
@@ -51,9 +51,9 @@ def as_data(
             f"these are several splits of a dataset: choose one, as dataset[{next(iter(inputs), 'train')!r}]"
         )
     if hasattr(inputs, "column_names"):
-        return Given(_from_dataset(inputs, modality, columns), False)
+        return ParsedInput(_from_dataset(inputs, modality, columns), False)
     if hasattr(inputs, "iloc") and hasattr(inputs, "columns"):
-        return Given(_from_frame(inputs, modality, columns), False)
+        return ParsedInput(_from_frame(inputs, modality, columns), False)
     if not isinstance(inputs, (Path, Image.Image, Iterable)):  # a str is iterable
         raise InputError(f"expected {modality}s, a path or a list of them, not {type(inputs).__name__}")
     read = {"image": _images, "text": _texts, "vector": _vectors}[modality]
@@ -68,9 +68,11 @@ def _named_data(inputs: Any, modality: Modality, columns: Sequence[str], id_colu
     return Texts.from_file(inputs, columns, id_columns)
 
 
-def _images(inputs: Any, columns: Sequence[str]) -> Given:
+def _images(inputs: Any, columns: Sequence[str]) -> ParsedInput:
     if isinstance(inputs, (str, Path)):
-        return Given(Images.from_folder(inputs), str(inputs).lower().endswith(EXTENSIONS) and Path(inputs).is_file())
+        return ParsedInput(
+            Images.from_folder(inputs), str(inputs).lower().endswith(EXTENSIONS) and Path(inputs).is_file()
+        )
     single = isinstance(inputs, Image.Image) or (isinstance(inputs, (np.ndarray, Tensor)) and inputs.ndim in (2, 3))
     if (
         single
@@ -79,7 +81,7 @@ def _images(inputs: Any, columns: Sequence[str]) -> Given:
         and not {1, 3, 4} & {inputs.shape[0], inputs.shape[2]}
     ):
         single = False  # (n, h, w), grey
-    return Given(Images([_picture(item) for item in ([inputs] if single else inputs)]), single)
+    return ParsedInput(Images([_picture(item) for item in ([inputs] if single else inputs)]), single)
 
 
 def _picture(item: Any) -> Any:
@@ -109,15 +111,15 @@ def _bytes(pixels: np.ndarray) -> np.ndarray:
     return (pixels.clip(0, 1) * 255).round() if floats else pixels
 
 
-def _texts(inputs: Any, columns: Sequence[str]) -> Given:
+def _texts(inputs: Any, columns: Sequence[str]) -> ParsedInput:
     if isinstance(inputs, Path):
-        return Given(Texts.from_file(inputs, columns), False)
+        return ParsedInput(Texts.from_file(inputs, columns), False)
     pair = isinstance(inputs, tuple) and len(columns) == len(inputs) == 2 and all(isinstance(i, str) for i in inputs)
     single = isinstance(inputs, str) or pair
     if isinstance(inputs, str) and _names_a_file(inputs):
         raise InputError(f"{inputs!r} is one text here, though it names a file: give Path({inputs!r}), or [{inputs!r}]")
     samples = [inputs] if single else [tuple(item) if isinstance(item, list) else item for item in inputs]
-    return Given(Texts(samples), single)
+    return ParsedInput(Texts(samples), single)
 
 
 def _names_a_file(text: str) -> bool:
@@ -127,9 +129,9 @@ def _names_a_file(text: str) -> bool:
     return len(text.split()) == 1 and text.lower().endswith(tuple(READERS))
 
 
-def _vectors(inputs: Any, columns: Sequence[str]) -> Given:
+def _vectors(inputs: Any, columns: Sequence[str]) -> ParsedInput:
     if isinstance(inputs, (str, Path)):
-        return Given(Vectors.from_file(inputs), False)
+        return ParsedInput(Vectors.from_file(inputs), False)
     if not isinstance(inputs, (np.ndarray, Tensor)):
         rows = [to_numpy(row) if isinstance(row, Tensor) else np.asarray(row) for row in inputs]
         if len({row.shape for row in rows}) > 1:
@@ -138,7 +140,7 @@ def _vectors(inputs: Any, columns: Sequence[str]) -> Given:
         if inputs.dtype.kind in "iu":
             inputs = inputs.astype(np.float32)
     single = inputs.ndim == 1
-    return Given(Vectors(inputs[None] if single else inputs), single)
+    return ParsedInput(Vectors(inputs[None] if single else inputs), single)
 
 
 def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> Unlabelled:

@@ -93,11 +93,11 @@ def _folder_label(folder: Path, identifier: str, known: dict[str, int]) -> int |
 
 
 def _check_found(found: Sequence[int | str], classes: Sequence[str], source: str, expected: str) -> None:
-    strangers = Counter(label for label in found if isinstance(label, str))
-    if strangers:
-        shown = ", ".join(repr(name) for name, _ in strangers.most_common(5))
+    unknown_labels = Counter(label for label in found if isinstance(label, str))
+    if unknown_labels:
+        shown = ", ".join(repr(name) for name, _ in unknown_labels.most_common(5))
         raise InputError(
-            f"{source}: {strangers.total()} of {len(found)} labels are none of the classes, such as {shown}; "
+            f"{source}: {unknown_labels.total()} of {len(found)} labels are none of the classes, such as {shown}; "
             f"expected {expected}: {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}"
         )
 

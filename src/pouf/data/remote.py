@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pouf.errors import InputError
-from pouf.files import whole
+from pouf.files import atomic_write
 
 # `Path` makes one slash of two. A single letter is a drive of Windows.
 URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
@@ -80,7 +80,7 @@ def local_copy(path: str | Path) -> Path:
         file = folder / url.rsplit("/", 1)[-1]
         if not file.is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            with whole(file) as partial:
+            with atomic_write(file) as partial:
                 filesystem.get_file(place, str(partial))
     except InputError:
         raise

@@ -44,7 +44,7 @@ class Texts(Unlabelled):
             return LargeTexts(file, columns, source)
         table = read_table(file, *dict.fromkeys((*columns, *id_columns)))
         texts = cls.from_columns(table, columns, source)
-        texts.name_by({name: _of_one_type(table[name]) for name in id_columns})
+        texts.set_ids({name: _of_one_type(table[name]) for name in id_columns})
         return texts
 
     @classmethod

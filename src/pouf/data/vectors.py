@@ -53,7 +53,7 @@ class Vectors(Unlabelled):
         vectors = cls(arrays.vectors(FEATURES), str(file))
         lists = {name: array.tolist() for name, array in arrays.by_name.items() if array.shape == (len(vectors),)}
         places = find_columns(list(lists), id_columns, str(file))
-        vectors.name_by({name: lists[list(lists)[i]] for name, i in zip(id_columns, places, strict=True)})
+        vectors.set_ids({name: lists[list(lists)[i]] for name, i in zip(id_columns, places, strict=True)})
         ids = next((lists[name] for name in IDS if name in lists), None)
         for name in (*IDS, *PATHS, *TEXTS):
             if name in arrays.by_name and name not in lists:

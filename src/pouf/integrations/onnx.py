@@ -21,7 +21,7 @@ from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled, Unreadable
 from pouf.data.inputs import Inputs
 from pouf.errors import InputError, optional
-from pouf.files import whole_files, write_json
+from pouf.files import atomic_files, write_json
 from pouf.models.base import Backbone, evaluating
 
 CLASSIFIER, INT8, DESCRIPTION = "classifier.onnx", "classifier.int8.onnx", "preprocessing.json"
@@ -71,7 +71,7 @@ def export_onnx(
     data = None if data is None or data.streamed else data
     samples = _samples(classifier, data)
     folder.mkdir(parents=True, exist_ok=True)
-    with whole_files(folder) as partial, evaluating(classifier), torch.no_grad():
+    with atomic_files(folder) as partial, evaluating(classifier), torch.no_grad():
         inputs = backbone.prepare(samples)
         _write(_Classifier(classifier, list(inputs)), inputs, partial / CLASSIFIER)
         session = onnxruntime.InferenceSession(str(partial / CLASSIFIER))

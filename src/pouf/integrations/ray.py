@@ -32,7 +32,7 @@ from pouf.data.inputs import as_data
 from pouf.data.texts import Texts
 from pouf.data.vectors import Vectors
 from pouf.errors import InputError
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.saving import Use
 
 # Names of the column that holds the samples, the first that is there; texts have those of their templates first.

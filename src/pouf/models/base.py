@@ -21,8 +21,8 @@ from pouf.files import write_tensors
 from pouf.models.adapter import Adapter
 from pouf.models.cloze import Cloze
 from pouf.models.text_side import TextSide
+from pouf.parallel.shards import full
 from pouf.reading import read_tensors
-from pouf.shards import full
 
 Tensors = dict[str, Tensor]
 

@@ -18,7 +18,7 @@ from pouf.models.base import Backbone, Scores, Tensors, of_model
 from pouf.models.cloze import Cloze, Example, Sample
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.text_side import replaced_embeddings, tokenizer_facts
-from pouf.shards import full
+from pouf.parallel.shards import full
 
 TEMPERATURE = 0.1  # of the transport plan: the paper's for texts
 

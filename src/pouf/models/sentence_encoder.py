@@ -92,10 +92,10 @@ def _encode(model: Any, pool: Callable[[Tensor, Tensor], Tensor], batch: Tensors
 def read_layout(folder: Path) -> tuple[str, int | None]:
     """Pooling and maximum length from the files that sentence-transformers writes beside a model."""
     modules = {module.type.rsplit(".", 1)[-1]: module for module in _modules(folder)}
-    strangers = modules.keys() - {"Transformer", "Pooling", "Normalize"}
-    if strangers:
+    unsupported = modules.keys() - {"Transformer", "Pooling", "Normalize"}
+    if unsupported:
         raise InputError(
-            f"{folder} has a sentence-transformers module {', '.join(sorted(strangers))} that pouf can't train; "
+            f"{folder} has a sentence-transformers module {', '.join(sorted(unsupported))} that pouf can't train; "
             "expected Transformer, Pooling and Normalize. Wrap it in a pouf.Backbone of your own."
         )
     declared = folder / (modules["Pooling"].path if "Pooling" in modules else "1_Pooling") / "config.json"

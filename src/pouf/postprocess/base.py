@@ -60,11 +60,11 @@ class Postprocessor(nn.Module):
         if self.curvature is not None:
             logits = logits + unit**2 @ self.curvature.T
         if self.neighbours is not None and self.pull is not None:
-            logits = logits + heard(nearest(unit, self.neighbours, itself=True, count=3), self.pull) / 3
+            logits = logits + weighted_votes(nearest(unit, self.neighbours, itself=True, count=3), self.pull) / 3
         if self.neighbours is not None and self.answers is not None:
             cosines, places = nearest(unit, self.neighbours, itself=True, count=5)
             weights = 1 / (1 - cosines).clamp_min(1e-6)
-            logits = logits + heard((weights / weights.sum(1, keepdim=True), places), self.answers)
+            logits = logits + weighted_votes((weights / weights.sum(1, keepdim=True), places), self.answers)
         if self.neighbours is not None and self.votes is not None:
             near, places = nearest(unit, self.neighbours, itself=True)
             logits = vote((near / near.sum(1, keepdim=True), places), self.votes, logits.softmax(1)).log()
@@ -93,7 +93,7 @@ def nearest(queries: Tensor, keys: Tensor, itself: bool, count: int = 10) -> Nea
     return torch.cat(weights), torch.cat(places)
 
 
-def heard(near: Near, votes: Tensor) -> Tensor:
+def weighted_votes(near: Near, votes: Tensor) -> Tensor:
     """Σ_j weight_ij votes_j: (n, k)."""
     weights, places = near
     # One neighbour after the other: (n, m, k) would not fit for many classes.
@@ -103,4 +103,4 @@ def heard(near: Near, votes: Tensor) -> Tensor:
 
 def vote(near: Near, votes: Tensor, own: Tensor) -> Tensor:
     """Half the neighbours' votes and half one's own."""
-    return (heard(near, votes) + own).clamp_min(1e-12) / 2
+    return (weighted_votes(near, votes) + own).clamp_min(1e-12) / 2

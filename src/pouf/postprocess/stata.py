@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.models.base import Scores
-from pouf.postprocess.base import Near, Postprocessor, heard, nearest
+from pouf.postprocess.base import Near, Postprocessor, nearest, weighted_votes
 
 SCALE = 50.0  # of the likelihood against the prediction
 NEIGHBOURS = 3
@@ -52,7 +52,7 @@ def fit_anchored(
         bias, weight, curvature = gaussian(means, variances)
         likelihood = bias + x @ weight.T + x**2 @ curvature.T
         for _ in range(5):
-            z = (logits + likelihood + both_ways(near, z)).softmax(1)
+            z = (logits + likelihood + symmetrised(near, z)).softmax(1)
         held = torch.bincount(z.argmax(1), minlength=k).to(z)[:, None]
         beta, total = held / (held + 1), z.sum(0).clamp_min(1e-9)[:, None]
         centre = z.T @ x / total
@@ -70,9 +70,9 @@ def gaussian(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return bias / SCALE, means * inverse / SCALE, -0.5 * inverse / SCALE
 
 
-def both_ways(near: Near, z: Tensor) -> Tensor:
+def symmetrised(near: Near, z: Tensor) -> Tensor:
     """⅙ (W + Wᵀ) z: what an input's neighbours say, and those whose neighbour it is."""
     back = torch.zeros_like(z)
     for weight, place in zip(*(part.T for part in near), strict=True):
         back.index_add_(0, place, weight[:, None] * z)
-    return (heard(near, z) + back) / 6
+    return (weighted_votes(near, z) + back) / 6

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor, nearest
-from pouf.postprocess.stata import NEIGHBOURS, SCALE, both_ways
+from pouf.postprocess.stata import NEIGHBOURS, SCALE, symmetrised
 
 SUREST = 8  # inputs of each class that its mean starts from
 
@@ -38,7 +38,7 @@ def transclip(
         bias, weight = _likelihood(means, variance)
         likelihood = bias + x @ weight.T
         for _ in range(5):
-            z = (logits + likelihood + both_ways(near, z)).softmax(1)
+            z = (logits + likelihood + symmetrised(near, z)).softmax(1)
         sums, shares = z.T @ x, z.sum(0)[:, None]
         means = F.normalize(sums, dim=1)
         variance = squares + (shares * means**2 - 2 * means * sums).sum(0) / len(x)

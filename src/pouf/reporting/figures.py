@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Subset, Unlabelled, Unreadable
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.reporting.pages import as_text, shorten, thumbnail
 from pouf.reporting.svg import COLOURS, EIGHT, Series, chart, drawing, legend, marker, polygon, tag, text
 

@@ -17,7 +17,7 @@ from PIL import Image
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.files import write_text
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.predictor import Predictions
 from pouf.recipe import Recipe
 from pouf.reporting.figures import CLASSES, Comparison, both_maps, histogram, line, look, nearest_inputs

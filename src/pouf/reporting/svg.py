@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from pouf.files import room_for, write_text
+from pouf.files import check_writable, write_text
 
 # Colours by name: var(--ink) and so on. A page may replace them, as the report does in the dark.
 LIGHT = {"ground": "#ffffff", "card": "#f5f6f8", "ink": "#1b1f24", "soft": "#5b6470", "line": "#d5d9df",
@@ -50,7 +50,7 @@ def write(figure: Markup, file: Path) -> Path:
     # Only our own attributes hold bare quotes, so that no name or text is taken for a variable.
     plain = re.sub(r'="var\(--(\w+)\)"', lambda found: f'="{light[found[1]]}"', figure)
     plain = plain.replace(">", '><rect width="100%" height="100%" fill="#ffffff"/>', 1)
-    room_for(file)
+    check_writable(file)
     # XML has no place for control characters, not even escaped.
     write_text(file, re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", plain))
     return file

@@ -8,7 +8,7 @@ from typing import Any
 
 from pouf.data.base import Unlabelled
 from pouf.errors import InputError
-from pouf.files import LOCK, copy, discard, whole_folder
+from pouf.files import LOCK, atomic_folder, copy, discard
 from pouf.reading import read_json
 from pouf.runs.names import BEFORE, CHECKPOINTS, MANIFEST, WRITTEN_BY_POUF
 from pouf.saving import CARD, SAVED
@@ -32,7 +32,7 @@ def set_aside(folder: Path) -> None:
     if not aside.is_dir() or _finished(folder):  # else what waits there is the last that came to its end
         discard(aside)
         own = _own(folder)
-        with whole_folder(aside) as partial:
+        with atomic_folder(aside) as partial:
             for child in own:
                 copy(child, partial / child.relative_to(folder))
     _clear(folder)

@@ -13,10 +13,10 @@ import torch
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
-from pouf.distributed import World, started_processes
 from pouf.errors import InputError, optional
-from pouf.files import room_for, whole
-from pouf.inference import FeatureSet, InferenceConfig, in_order, share_skipped
+from pouf.files import atomic_write, check_writable
+from pouf.inference.encode import FeatureSet, InferenceConfig, in_order, share_skipped
+from pouf.parallel.process_group import ProcessGroup, started_processes
 from pouf.predictor import FITTED_ON, Predictions
 
 Row = dict[str, Any]
@@ -105,25 +105,25 @@ def check_place(file: Path) -> None:
         raise InputError(f"can't write predictions to {str(file)!r}: the name must end in {' or '.join(WRITERS)}")
     if file.suffix.lower() == ".parquet":
         optional("pyarrow", "parquet", "a Parquet file")
-    room_for(file if started_processes() == 1 else file.parent / "parts")  # several may find the folder of before
+    check_writable(file if started_processes() == 1 else file.parent / "parts")  # several may find the folder of before
 
 
-def own_part(file: Path, world: World) -> Path:
+def own_part(file: Path, world: ProcessGroup) -> Path:
     """The file that this process writes: `file` itself, or its part of a folder of that name.
 
     A folder of Parquet files is one table to pandas, DuckDB and Spark; so are CSV and JSON lines to the latter two.
     """
     place = file / f"part-{world.rank:05}-of-{world.size:05}{file.suffix}" if world.size > 1 else file
-    if world.size > 1 and world.is_first:
+    if world.size > 1 and world.is_main:
         # What an earlier run left, alone or with more processes.
         for old in [file] if file.is_file() else file.glob("part-*"):
             old.unlink()
     world.gather_objects(0)  # nobody writes before that is done
-    room_for(place)
+    check_writable(place)
     return place
 
 
-def in_turns(rows: Iterator[Row], world: World) -> Iterator[Row]:
+def rows_by_rank(rows: Iterator[Row], world: ProcessGroup) -> Iterator[Row]:
     """The rows of all processes in the order of their ranks, on each of them, some thousands in memory at a time."""
     if world.size == 1:
         yield from rows
@@ -136,7 +136,7 @@ def in_turns(rows: Iterator[Row], world: World) -> Iterator[Row]:
 def write_rows(file: Path, rows: Iterator[Row], safe_csv: bool = False) -> Path:
     """Write the rows to a file of the kind that its name tells."""
     write = WRITERS[file.suffix.lower()]
-    with whole(file) as partial:
+    with atomic_write(file) as partial:
         write(partial, map(_without_formulas, rows) if safe_csv and file.suffix.lower() == ".csv" else rows)
     return file
 

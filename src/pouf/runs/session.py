@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pouf.interruption import catching, held
+from pouf.interruption import catching, defer_signals
 from pouf.runs.states import ShardHolder
 from pouf.runs.writer import RunWriter
 from pouf.training.callbacks import Callback, Callbacks
@@ -26,17 +26,17 @@ def run_session(opens: Callable[[], Writer | None], told: list[Callback]) -> Ite
     writer: Writer | None = None
     with catching():
         try:
-            with held():
+            with defer_signals():
                 writer = opens()
             if isinstance(writer, RunWriter):
                 told.insert(0, writer)
             yield writer
         except BaseException as error:
             if writer is not None:
-                with held():
-                    writer.give_up(error)
+                with defer_signals():
+                    writer.abort(error)
             Callbacks(told).broke_off(error)
             raise
         if writer is not None:
-            with held():
+            with defer_signals():
                 writer.close()

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from pouf.base import BaseClassifier
-from pouf.distributed import join
 from pouf.files import write_json
 from pouf.interruption import is_by_all
+from pouf.parallel.process_group import init_processes
+from pouf.parallel.shards import is_main
 from pouf.runs.names import VERDICT
 from pouf.saving import Use, replacing, write
-from pouf.shards import is_first
 from pouf.training.adaptation import Adaptation
 from pouf.validation.checkpoints import Checkpoint
-from pouf.validation.verdict import Verdict, broken_off
+from pouf.validation.verdict import Verdict, failed_verdict
 from pouf.zero_shot import State
 
 
@@ -48,7 +48,7 @@ def _write_states(classifier: BaseClassifier, result: Adaptation, folder: Path) 
     return {uses[0] for uses in others.values()}
 
 
-def save_broken_off(classifier: BaseClassifier, verdict: Verdict, folder: Path) -> None:
+def save_failed_run(classifier: BaseClassifier, verdict: Verdict, folder: Path) -> None:
     """What was learned so far, as the last step of a run that advises zero-shot or this."""
     with replacing(folder) as partial:
         _write_verdict(verdict, partial)
@@ -63,7 +63,7 @@ def save_broken_off(classifier: BaseClassifier, verdict: Verdict, folder: Path) 
 
 
 def _write_verdict(verdict: Verdict, folder: Path) -> None:
-    if is_first():
+    if is_main():
         write_json(folder / VERDICT, verdict.to_json())
 
 
@@ -74,7 +74,7 @@ def all_can_save(classifier: BaseClassifier, error: BaseException, wanted: bool)
     """
     if not classifier.backbone.sharded:
         return wanted
-    return is_by_all(error) and join(classifier.device).broadcast(wanted)
+    return is_by_all(error) and init_processes(classifier.device).broadcast(wanted)
 
 
 class ShardHolder:
@@ -92,9 +92,9 @@ class ShardHolder:
     def finish_search(self, result: Adaptation, trials: dict[str, Any], ended_by: BaseException | None) -> None:
         self.finish(result)
 
-    def give_up(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         if not self.done and self.classifier.backbone.sharded and all_can_save(self.classifier, error, False):
-            save_broken_off(self.classifier, broken_off(error), self.folder)
+            save_failed_run(self.classifier, failed_verdict(error), self.folder)
 
     def close(self) -> None:
         """There is nothing to close: its weights wait in a temporary folder."""

@@ -17,7 +17,7 @@ from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.data.texts import Texts
 from pouf.errors import Diverged, InputError
-from pouf.files import LOCK, clear_partial, discard, own, write_json, write_text
+from pouf.files import LOCK, clear_partial, discard, lock_folder, write_json, write_text
 from pouf.interruption import AtOnce
 from pouf.recipe import Recipe
 from pouf.runs.folder import read_manifest, versions
@@ -33,12 +33,12 @@ from pouf.runs.names import (
     TRIALS,
 )
 from pouf.runs.overwriting import bring_back, check_apart, clear_moved, remove, set_aside
-from pouf.runs.states import all_can_save, save_broken_off, save_states
+from pouf.runs.states import all_can_save, save_failed_run, save_states
 from pouf.saving import CARD
 from pouf.training.adaptation import Adaptation
 from pouf.training.callbacks import Callback, Step
 from pouf.validation.checkpoints import STATE, Checkpoints
-from pouf.validation.verdict import broken_off
+from pouf.validation.verdict import failed_verdict
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class RunWriter(Callback):
         if overwrite:
             check_apart(self.folder, sources)
         self.fresh = not self.folder.exists() or not any(self.folder.iterdir())
-        self.lock = own(self.folder / CHECKPOINTS)
+        self.lock = lock_folder(self.folder / CHECKPOINTS)
         self.classifier, self.sources, self.logged, self.done = classifier, sources, 0, False
         self.checkpoints: Checkpoints | None = None  # of a run that has come to its end
         self.start = time.perf_counter()
@@ -113,7 +113,7 @@ class RunWriter(Callback):
             (self.folder / METRICS).touch()
         except OSError as error:
             with suppress(OSError):
-                self._as_it_was()
+                self.roll_back()
             self.lock.release()
             raise InputError(f"can't write into the run folder {str(folder)!r}: {error}. Choose another") from None
 
@@ -168,7 +168,7 @@ class RunWriter(Callback):
         with suppress(OSError):
             (self.folder / CHECKPOINTS).rmdir()
 
-    def give_up(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """What was learned before the run broke off; a run that had not begun leaves nothing behind."""
         with ExitStack() as stack:
             stack.callback(self.lock.release)
@@ -178,14 +178,14 @@ class RunWriter(Callback):
             wanted = self.trains and not undoes and not isinstance(error, AtOnce)
             saves = all_can_save(self.classifier, error, wanted)
             if undoes:
-                self._as_it_was()
+                self.roll_back()
             elif saves:
-                self._save_broken_off(error)
+                self._save_failed_run(error)
             elif wanted or not self.trains:
                 with suppress(OSError):
                     write_json(self.folder / MANIFEST, self.manifest | {"status": _status(error), "error": str(error)})
 
-    def _as_it_was(self) -> None:
+    def roll_back(self) -> None:
         """The folder before this run."""
         if self.overwrites and (self.folder / BEFORE).is_dir():
             bring_back(self.folder)
@@ -196,10 +196,10 @@ class RunWriter(Callback):
             for name, text in self.before.items():
                 write_text(self.folder / name, text)
 
-    def _save_broken_off(self, error: BaseException) -> None:
-        verdict = broken_off(error)
+    def _save_failed_run(self, error: BaseException) -> None:
+        verdict = failed_verdict(error)
         try:
-            save_broken_off(self.classifier, verdict, self.folder)
+            save_failed_run(self.classifier, verdict, self.folder)
             self._close(_status(error), error=str(error))
         except Exception as other:  # what broke the run off is what is to be told
             logger.error("the run could not be saved in %s: %s", self.folder, other)

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
-from pouf.data.cache import FeatureCache
 from pouf.data.labelled import Shots
-from pouf.distributed import join
 from pouf.errors import InputError, one_of
-from pouf.inference import InferenceConfig
+from pouf.inference.cache import FeatureCache
+from pouf.inference.encode import InferenceConfig
+from pouf.parallel.fsdp import sync_weights
+from pouf.parallel.process_group import init_processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.pseudo_labels import pseudo_labelled
 from pouf.training.recipe_for_data import recipe_for_data
-from pouf.training.sharding import start_alike
 from pouf.training.trainer import Training, train, watched
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.drift import Drift
@@ -115,13 +115,13 @@ def adapt(
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
     """
     told = Callbacks(callbacks)
-    world = join(classifier.device)
+    world = init_processes(classifier.device)
     inference = told.watching(InferenceConfig.of(recipe.compute, cache, world), "encoding")
     if recipe.temperature:
         classifier.set_temperature(recipe.temperature)
-    start_alike(classifier, recipe, world)
+    sync_weights(classifier, recipe, world)
     for source in (data, shots.inputs if shots is not None else None):
-        world.agree(source.fingerprint() if source is not None else "", "inputs")
+        world.check_equal(source.fingerprint() if source is not None else "", "inputs")
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None
@@ -164,7 +164,7 @@ def undone_if_refused(classifier: BaseClassifier, callbacks: list[Callback]) -> 
     progress = _Progress()
     callbacks.append(progress)
     backbone, state, temperature = classifier.backbone, classifier.state(), classifier.temperature
-    question = classifier.templates, classifier.fresh_head, classifier.base
+    question = classifier.templates, classifier.new_head_seed, classifier.base
     scale = backbone.logit_scale.detach().clone()
     trained = {parameter: parameter.requires_grad for parameter in backbone.parameters()}
     try:
@@ -173,7 +173,7 @@ def undone_if_refused(classifier: BaseClassifier, callbacks: list[Callback]) -> 
         if not progress.begun:
             classifier.backbone = backbone
             classifier.set_state(state)
-            classifier.templates, classifier.fresh_head, classifier.base = question
+            classifier.templates, classifier.new_head_seed, classifier.base = question
             classifier.temperature = temperature
             with torch.no_grad():
                 backbone.logit_scale.copy_(scale)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.texts import Texts
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.models.masked_lm import MaskedLM
 from pouf.predictor import Predictor
 
@@ -45,13 +45,13 @@ class Margins(NamedTuple):
 
 def find_bias(classifier: Predictor, data: Unlabelled, inference: InferenceConfig) -> float:
     """The margin above which a text is of the second class: 0 unless both signs speak against it."""
-    if not can_be_asked(classifier) or len(data) - len(data.skipped) < FEWEST:
+    if not supports_bias_probe(classifier) or len(data) - len(data.skipped) < FEWEST:
         return 0.0
     margins = read_margins(classifier, data, inference)
     return inference.world.broadcast(agreed(by_words(margins), by_shape(margins.plain)))
 
 
-def can_be_asked(classifier: Predictor) -> bool:
+def supports_bias_probe(classifier: Predictor) -> bool:
     """Two classes of a masked language model as it is, and a template for single texts that fits several times."""
     backbone = classifier.backbone
     return (

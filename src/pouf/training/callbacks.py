@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pouf.errors import InputError
 
 if TYPE_CHECKING:
-    from pouf.inference import InferenceConfig
+    from pouf.inference.encode import InferenceConfig
     from pouf.recipe import Recipe
     from pouf.training.adaptation import Adaptation
     from pouf.training.estimate import Estimate
@@ -119,19 +119,19 @@ class Callbacks:
             if not isinstance(callback, Callback):
                 raise InputError(f"{callback!r} is no callback: give an object of a subclass of pouf.Callback")
 
-    def tell(self, event: Callable[[Callback], Any]) -> bool:
+    def notify(self, event: Callable[[Callback], Any]) -> bool:
         """Whether any of them answered with True."""
         answers = [event(callback) for callback in self.all]  # all are told, whatever the first one answers
         return True in answers
 
     def phase(self, phase: str, total: int = 0) -> None:
-        self.tell(lambda callback: callback.on_phase(phase, total))
+        self.notify(lambda callback: callback.on_phase(phase, total))
 
     def progress(self, n: int) -> None:
-        self.tell(lambda callback: callback.on_progress(n))
+        self.notify(lambda callback: callback.on_progress(n))
 
     def broke_off(self, error: BaseException) -> None:
-        self.tell(lambda callback: callback.on_error(error))
+        self.notify(lambda callback: callback.on_error(error))
 
     def watching(self, inference: InferenceConfig, phase: str) -> InferenceConfig:
         """The same, and everything that is encoded is told as this phase."""

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pouf.base import BaseClassifier
-from pouf.distributed import World, launched_precision, launched_sharding, named_losses
 from pouf.errors import InputError
-from pouf.lockstep import PROMPTS, in_pieces
+from pouf.parallel.fsdp import average_gradients, reshard
+from pouf.parallel.padding import PROMPTS, in_pieces
+from pouf.parallel.process_group import ProcessGroup, launched_precision, launched_sharding, name_lost_process
+from pouf.parallel.shards import is_shard, local
 from pouf.recipe import Recipe
-from pouf.shards import is_shard, local
-from pouf.training.sharding import average_gradients, fold
 from pouf.training.step import LossOf, OwnInputs, Piece, PromptPiece, StepLoss, StepModule
 from pouf.tuners import Tuner
 
@@ -35,7 +35,7 @@ class Engine:
     With several processes the weights are copied in each (DDP), unless they were sharded over all before (FSDP2).
     """
 
-    def __init__(self, classifier: BaseClassifier, tuner: Tuner, recipe: Recipe, world: World) -> None:
+    def __init__(self, classifier: BaseClassifier, tuner: Tuner, recipe: Recipe, world: ProcessGroup) -> None:
         self.classifier, self.tuner, self.world = classifier, tuner, world
         self.recipe = as_launched(recipe, world)
         self.device = classifier.device
@@ -85,7 +85,7 @@ class Engine:
         them alone. Then each piece is encoded again with its graph, which takes its rows of that gradient to the
         weights. Processes exchange gradients once, after the last piece; where weights are sharded, after each.
         """
-        with named_losses():
+        with name_lost_process():
             if not self.leaves:
                 self.scaler.scale(loss).backward()
             else:
@@ -158,10 +158,10 @@ class Engine:
         for parameter in self.parameters.values():
             parameter.grad = None
         if self.sharded:
-            fold(self.classifier.backbone)
+            reshard(self.classifier.backbone)
 
 
-def as_launched(recipe: Recipe, world: World) -> Recipe:
+def as_launched(recipe: Recipe, world: ProcessGroup) -> Recipe:
     """With the precision and the sharding that `accelerate launch` asks for."""
     changes: dict[str, Any] = {}
     said, own = launched_precision(), recipe.compute.precision

@@ -15,10 +15,10 @@ from pouf.data.base import Unlabelled
 from pouf.data.loader import Reader
 from pouf.data.random_batches import Draw
 from pouf.errors import InputError
-from pouf.inference import InferenceConfig, to_encode
+from pouf.inference.encode import InferenceConfig, to_encode
 from pouf.losses.objective import unlabelled_terms
 from pouf.recipe import PRESETS, Recipe
-from pouf.training.bias import MOST, can_be_asked
+from pouf.training.bias import MOST, supports_bias_probe
 from pouf.training.step import precision
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.validation.checkpoints import PERTURBED, SAMPLE
@@ -82,7 +82,7 @@ def estimate(
         )
         cropped = recipe.augment != "none" and data.modality == "image"
         looked_up = not (tuner.touches_inputs or shown) and (recipe.views or not cropped)
-        batch = min(max(recipe.batch_size, recipe.samples_per_class * k), n)
+        batch = min(max(recipe.batch_size, recipe.batch_per_class * k), n)
         once, trained = _inputs(classifier, tuner, data, recipe) if recipe.steps else (0.0, 0.0)
         prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
         loss = _loss(classifier, recipe, batch) if recipe.steps else 0.0
@@ -97,12 +97,12 @@ def estimate(
     else:
         encoded = 0
         looks = (min(recipe.snapshots, recipe.steps) + 1) * (min(n, SAMPLE) + sample) if recipe.snapshots else 0
-        forward = looks + n * ((recipe.postprocess != "none") + report + bool(recipe.few_classes))
+        forward = looks + n * ((recipe.postprocess != "none") + report + bool(recipe.min_class_usage))
         # In chunks the features are computed twice, the first time without a gradient.
         chunked = 0 < recipe.compute.chunk < batch and tuner.touches_inputs
         per_step = batch * (trained if tuner.touches_inputs else once) + chunked * batch * once
-    asks = recipe.find_bias and recipe.keep_shares >= k and not (known_shares or shown)
-    if asks and can_be_asked(classifier):
+    asks = recipe.find_bias and recipe.keep_shares_max_classes >= k and not (known_shares or shown)
+    if asks and supports_bias_probe(classifier):
         forward += 2 * min(n, MOST)
     share = max(1, inference.world.size)
     seconds = forward * once / share + recipe.steps * ((per_step + prompts) / share + loss)

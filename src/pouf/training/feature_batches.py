@@ -21,10 +21,10 @@ from pouf.data.augment import AUGMENTATIONS, Augmentation
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.loader import Read, Reader, read_batches
 from pouf.data.random_batches import Draw, RandomBatches
-from pouf.distributed import World
 from pouf.errors import InputError
-from pouf.inference import FeatureSet, InferenceConfig
-from pouf.lockstep import Spare, in_pieces
+from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.parallel.padding import PaddingSample, in_pieces
+from pouf.parallel.process_group import ProcessGroup
 from pouf.recipe import Recipe
 from pouf.training.engine import Engine
 from pouf.training.state import random_state, set_random_state
@@ -96,7 +96,7 @@ class InputBatches(Iterator[InputBatch]):
                 if len(parts) > 1 and trained:
                     yield from parts  # once more, for the gradient
 
-        spare = Spare(world)
+        spare = PaddingSample(world)
         reads = read_batches(reader, pieces(), self.recipe.compute.workers)
         for first in reads:
             size = sizes.popleft()
@@ -124,7 +124,7 @@ class InputBatches(Iterator[InputBatch]):
         most, size = -(-n // self.world.size), self.recipe.compute.chunk
         return max(1, -(-most // size)) if size else 1
 
-    def _at_once(self, read: Read, spare: Spare) -> OwnInputs:
+    def _at_once(self, read: Read, spare: PaddingSample) -> OwnInputs:
         seed = self.dropout.getrandbits(62)
         tensors = spare.instead_of(read)
         return OwnInputs(None, Piece(tensors, seed, len(read.indices)) if tensors is not None else None, None)
@@ -170,7 +170,7 @@ def _crop(classifier: BaseClassifier, data: Unlabelled, recipe: Recipe) -> Crop 
 
 
 def _looked_up(
-    tables: list[FeatureSet], draws: RandomBatches, world: World, device: torch.device
+    tables: list[FeatureSet], draws: RandomBatches, world: ProcessGroup, device: torch.device
 ) -> Generator[InputBatch, None, None]:
     """Each process gives the rows of a batch that lie in its own share of the data."""
     # Each has its own: a file that went while the views were computed is in the first ones alone, and is not drawn.
@@ -203,7 +203,7 @@ class _Parts(NamedTuple):
         return [index for piece in self.pieces for index in piece or ()]
 
     @classmethod
-    def of(cls, reads: Iterator[Read], engine: Engine, dropout: random.Random, spare: Spare) -> _Parts:
+    def of(cls, reads: Iterator[Read], engine: Engine, dropout: random.Random, spare: PaddingSample) -> _Parts:
         """One piece in memory at a time."""
         features: list[Tensor] = []
         pieces: list[list[int] | None] = []
@@ -219,7 +219,7 @@ class _Parts(NamedTuple):
         whole = torch.cat(features) if features else torch.zeros(0, 0, device=engine.device)
         return cls(whole, pieces, seeds, failed)
 
-    def again(self, reads: Iterator[Read], spare: Spare, gradient: Tensor) -> Iterator[tuple[Piece, Tensor]]:
+    def again(self, reads: Iterator[Read], spare: PaddingSample, gradient: Tensor) -> Iterator[tuple[Piece, Tensor]]:
         """All pieces once more, with the gradients of their rows. What has gone meanwhile has no part in this step."""
         gradients = iter(gradient.split([len(piece) for piece in self.pieces if piece is not None]))
         for read, piece, seed in zip(reads, self.pieces, self.seeds, strict=True):

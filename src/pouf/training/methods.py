@@ -53,8 +53,8 @@ class Preparation(NamedTuple):
     postprocessor: Postprocessor | None = None
 
     def apply(self, classifier: BaseClassifier) -> None:
-        if self.head_seed is not None and classifier.fresh_head is None:
-            classifier.start_afresh(self.head_seed)
+        if self.head_seed is not None and classifier.new_head_seed is None:
+            classifier.attach_new_head(self.head_seed)
         if self.demonstrations is not None:
             classifier.demonstrations = self.demonstrations
         if self.postprocessor is not None:
@@ -71,7 +71,7 @@ class Method:
         recipes: the recipe to start from for each kind of model, when none is given.
         needs_shots: it learns from labelled examples.
         demonstrations: it shows shots beside each text, after it (LM-BFF) or before it (in-context learning).
-        fresh_head: it starts with a head that knows nothing, on top of the encoder.
+        new_head: it starts with a head that knows nothing, on top of the encoder.
         kinds: the models it is for.
     """
 
@@ -80,7 +80,7 @@ class Method:
     recipes: Mapping[Kind, str] = field(default_factory=lambda: DEFAULTS)
     needs_shots: bool = False
     demonstrations: Literal["", "after", "before"] = ""
-    fresh_head: bool = False
+    new_head: bool = False
     kinds: tuple[Kind, ...] = ("image", "text", "cloze", "causal", "vector")
 
     def recipe(
@@ -131,9 +131,9 @@ class Method:
         if self is METHODS["majority"] and shots is not None:
             totals = shots.targets.sum(0)
             postprocessor = Postprocessor(1e4 * torch.eye(len(totals))[totals.argmax()])
-        return Preparation(seed if self.fresh_head else None, demonstrations, postprocessor)
+        return Preparation(seed if self.new_head else None, demonstrations, postprocessor)
 
-    def equip(
+    def prepare_classifier(
         self, classifier: BaseClassifier, shots: Shots | None, seed: int, samples: int = 16, **limits: int | None
     ) -> None:
         self.preparation(shots, seed, samples, **limits).apply(classifier)
@@ -165,8 +165,8 @@ METHODS: dict[str, Method] = {
         "entropy alone, on a soft prompt",
         {
             "objective.transport": 0.0, "objective.information": 0.0, "objective.entropy": 0.3,
-            "objective.prior": "uniform", "tuner.name": "prompt", "postprocess": "none", "few_classes": 0.0,
-            "keep_shares": 0,
+            "objective.prior": "uniform", "tuner.name": "prompt", "postprocess": "none", "min_class_usage": 0.0,
+            "keep_shares_max_classes": 0,
         },
         PROMPT,
     ),
@@ -182,7 +182,7 @@ METHODS: dict[str, Method] = {
         "always the most frequent class among the labelled examples given", _UNTRAINED, needs_shots=True
     ),
     "fine-tuning": Method(
-        "labelled shots, under a fresh head", _LABELS_ONLY, FEW_SHOT, needs_shots=True, fresh_head=True, kinds=_TEXTS
+        "labelled shots, under a fresh head", _LABELS_ONLY, FEW_SHOT, needs_shots=True, new_head=True, kinds=_TEXTS
     ),
     "in-context": Method(
         "labelled shots before each text, no training", _UNTRAINED, needs_shots=True, demonstrations="before",

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pouf.parallel.shards import is_shard
 from pouf.recipe import Optimisation
-from pouf.shards import is_shard
 
 Groups = list[dict[str, Any]]
 

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
-from pouf.data.cache import FeatureCache
 from pouf.data.inputs import Inputs
 from pouf.data.labelled import Shots, read_shots
-from pouf.distributed import join
 from pouf.errors import InputError, one_of
-from pouf.inference import InferenceConfig
+from pouf.inference.cache import FeatureCache
+from pouf.inference.encode import InferenceConfig
+from pouf.parallel.fsdp import asks_to_shard
+from pouf.parallel.process_group import init_processes
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
-from pouf.training.sharding import asks_to_shard
 from pouf.training.trainer import check_shots
 
 logger = logging.getLogger(__name__)
@@ -45,14 +45,14 @@ class Plan(NamedTuple):
         return {name: source for name, source in both.items() if source is not None}
 
     def inference(self, classifier: BaseClassifier, cache: FeatureCache) -> InferenceConfig:
-        return InferenceConfig.of(self.recipe.compute, cache, join(classifier.device))
+        return InferenceConfig.of(self.recipe.compute, cache, init_processes(classifier.device))
 
     def estimate(self, classifier: BaseClassifier, cache: FeatureCache, report: bool) -> Estimate | None:
         """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that
         need not fit where it would be timed."""
         if self.data is None or self.data.streamed or not self.recipe.steps:
             return None
-        if asks_to_shard(classifier, self.recipe, join(classifier.device)):
+        if asks_to_shard(classifier, self.recipe, init_processes(classifier.device)):
             return None
         return estimate(
             classifier, self.data, self.recipe, self.inference(classifier, cache), report,
@@ -92,7 +92,7 @@ def make_plan(
     fitting = largest_preset(
         lambda name: plan_with(recipe=name).estimate(classifier, cache, report), max_minutes / runs
     )
-    return plan_with(recipe=join(classifier.device).broadcast(fitting))
+    return plan_with(recipe=init_processes(classifier.device).broadcast(fitting))
 
 
 def settle(
@@ -134,7 +134,9 @@ def settle(
     if prior is not None and not isinstance(prior, str):
         known = _known_shares(prior, len(classifier.classes))
         trains = settled.steps and settled.objective.needs_unlabelled
-        few = len(classifier.classes) <= settled.keep_shares  # then shares are all that refinement would move
+        few = (
+            len(classifier.classes) <= settled.keep_shares_max_classes
+        )  # then shares are all that refinement would move
         ours = settled.objective.prior != "paper"
         if trains and ours and (settled.postprocess == "none" or few) and refine is None:
             # Training pulls towards known shares; these offsets see to it that it ends there.
@@ -173,13 +175,13 @@ def _changes(
     if changes.get("steps") and chosen.settings.get("steps") == 0:
         raise InputError(f"method {method!r} trains nothing: leave the steps out, or set postprocess in a recipe")
     if refine is not None:
-        changes |= {"postprocess": "refinement" if refine else "none", "keep_shares": 0}
+        changes |= {"postprocess": "refinement" if refine else "none", "keep_shares_max_classes": 0}
     if isinstance(prior, str):
-        changes |= {"objective.prior": prior, "keep_shares": 0}
+        changes |= {"objective.prior": prior, "keep_shares_max_classes": 0}
     if seed is not None:
         changes["seed"] = seed
     if "optimisation.lr" in changes:  # what was asked for is what is done
-        changes.setdefault("keep_shares_rate", 1.0)
+        changes.setdefault("keep_shares_lr_factor", 1.0)
     return changes
 
 

@@ -9,7 +9,7 @@ from pouf.base import BaseClassifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.labelled import Shots
 from pouf.errors import InputError
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.predictor import Predictions
 
 

@@ -12,7 +12,7 @@ from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
 from pouf.errors import InputError
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.losses.prior import share_of_classes
 from pouf.recipe import Recipe
 from pouf.training.bias import find_bias
@@ -20,7 +20,7 @@ from pouf.training.bias import find_bias
 logger = logging.getLogger(__name__)
 
 
-class HeldShares(NamedTuple):
+class TargetShares(NamedTuple):
     """Shares of the classes (k,) that training holds to; None where it goes by the recipe."""
 
     probabilities: Tensor | None  # mean_i p(y|x_i)
@@ -34,7 +34,7 @@ class HeldShares(NamedTuple):
         return self.probabilities if self.offsets is None else None
 
 
-FREE = HeldShares(None, None)
+FREE = TargetShares(None, None)
 
 
 def recipe_for_data(
@@ -44,7 +44,7 @@ def recipe_for_data(
     shots: Shots | None,
     inference: InferenceConfig,
     known_shares: Tensor | None = None,
-) -> tuple[Recipe, HeldShares]:
+) -> tuple[Recipe, TargetShares]:
     """The recipe as it fits the inputs and the classes, and the shares that training holds to.
 
     Args:
@@ -55,12 +55,12 @@ def recipe_for_data(
             recipe, "a stream can't be read again" if inputs.streamed else "there is one alone"
         )
     recipe = _for_many_classes(recipe, len(classifier.classes))
-    held = HeldShares(known_shares, known_shares)
+    held = TargetShares(known_shares, known_shares)
     if known_shares is not None or shots is not None:
         return recipe, held
-    if recipe.steps and recipe.few_classes and inputs is not None and (inputs.streamed or len(inputs) > 1):
+    if recipe.steps and recipe.min_class_usage and inputs is not None and (inputs.streamed or len(inputs) > 1):
         recipe = _for_few_classes(classifier, inputs, recipe, inference)
-    if recipe.steps and recipe.keep_shares >= len(classifier.classes) and recipe.objective.prior != "paper":
+    if recipe.steps and recipe.keep_shares_max_classes >= len(classifier.classes) and recipe.objective.prior != "paper":
         return _keep_shares(classifier, inputs, recipe, inference)
     return recipe, held
 
@@ -78,7 +78,7 @@ def _without_correction(recipe: Recipe, why: str) -> Recipe:
 def _for_many_classes(recipe: Recipe, k: int) -> Recipe:
     """With a batch that follows the number of classes: in a batch that holds most of them not even once, the entropy of
     the mean prediction says little about the data. Memory does not follow, since a larger batch is encoded in parts."""
-    wanted = recipe.samples_per_class * k
+    wanted = recipe.batch_per_class * k
     if wanted > recipe.batch_size:
         chunk = recipe.compute.chunk or recipe.batch_size
         recipe = recipe.with_settings({"batch_size": wanted, "compute.chunk": chunk})
@@ -104,7 +104,7 @@ def _for_few_classes(
     for block in classifier.score_blocks(encoded, prototypes=classifier.fixed_prototypes(world)):
         total = total + block.log_probabilities.exp().sum(0)
     used = world.broadcast(share_of_classes(world.sum(total) / sum(world.gather_objects(len(encoded.indices)))))
-    if used >= recipe.few_classes:
+    if used >= recipe.min_class_usage:
         return recipe
     logger.info(
         "predictions use %.0f %% of the classes: nothing is trained, only predictions are corrected", 100 * used
@@ -114,7 +114,7 @@ def _for_few_classes(
 
 def _keep_shares(
     classifier: BaseClassifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig
-) -> tuple[Recipe, HeldShares]:
+) -> tuple[Recipe, TargetShares]:
     """Hold to the shares that zero-shot gives the classes, without its bias where one is found.
 
     With two classes a share is a threshold and nothing else. That zero-shot has it wrong and that the data are skewed
@@ -142,7 +142,7 @@ def _keep_shares(
         whose, kept,
     )  # fmt: skip
     # Where both signs point to a bias, however small, there is something to learn about these texts.
-    rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_rate)
+    rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_lr_factor)
     return recipe.with_settings(
-        {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_rate": 1.0}
-    ), world.broadcast(HeldShares(mean, counts / n, offsets, overpredicted))
+        {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
+    ), world.broadcast(TargetShares(mean, counts / n, offsets, overpredicted))

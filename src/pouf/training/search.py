@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
-from pouf.distributed import ALONE, World
 from pouf.errors import Diverged, InputError
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.interruption import AtOnce
+from pouf.parallel.process_group import ALONE, ProcessGroup
 from pouf.recipe import Recipe
 from pouf.training.adaptation import Adaptation, correct
 from pouf.training.state import check_same, read_state, write_state
@@ -96,12 +96,14 @@ class TrialLog:
         about: what the search is of, by name. One of something else is not gone on with.
     """
 
-    def __init__(self, file: Path | None = None, about: dict[str, Any] | None = None, world: World = ALONE) -> None:
+    def __init__(
+        self, file: Path | None = None, about: dict[str, Any] | None = None, world: ProcessGroup = ALONE
+    ) -> None:
         self.file, self.about, self.world = file, about or {}, world
         self.trials: list[Trial] = []
 
     def read(self) -> None:
-        there = self.file is not None and self.world.is_first and self.file.is_file()
+        there = self.file is not None and self.world.is_main and self.file.is_file()
         stored = self.world.broadcast(read_state(self.file) if there and self.file is not None else None)
         if stored is not None:
             check_same(stored["about"], self.about, "search")
@@ -110,7 +112,7 @@ class TrialLog:
 
     def add(self, trial: Trial) -> None:
         self.trials.append(trial)
-        if self.file is not None and self.world.is_first:
+        if self.file is not None and self.world.is_main:
             rows = [[*each[:-1], sorted(each.kept) if each.kept is not None else None] for each in self.trials]
             write_state(self.file, {"about": self.about, "trials": rows})
 
@@ -126,7 +128,7 @@ def search(
     adapt: Adapt,
     on_trial: Callable[[dict[str, Any]], None],
     log: TrialLog,
-    world: World = ALONE,
+    world: ProcessGroup = ALONE,
 ) -> Search:
     """Adapt a copy of the classifier with each setting, and choose among all their steps.
 
@@ -191,7 +193,7 @@ def _judged(changes: dict[str, Any], result: Adaptation) -> Trial:
     return judge_trial(changes, result.checkpoints, result.checkpoints.choose())
 
 
-def stand_at(result: Adaptation, step: int, data: Unlabelled, inference: InferenceConfig) -> None:
+def select_step(result: Adaptation, step: int, data: Unlabelled, inference: InferenceConfig) -> None:
     """Let a trial be as if it had chosen this step itself."""
     checkpoints = result.checkpoints
     assert checkpoints is not None

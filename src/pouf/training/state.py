@@ -15,12 +15,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pouf.distributed import ALONE, World
 from pouf.errors import InputError
 from pouf.files import write_tensors
 from pouf.interruption import asked_to_end, by_all, ended
+from pouf.parallel.process_group import ALONE, ProcessGroup
+from pouf.parallel.shards import from_first, is_main, is_shard, write_shards
 from pouf.reading import read_tensor
-from pouf.shards import from_first, is_first, is_shard, write_shards
 from pouf.training.callbacks import Callbacks, Step
 from pouf.validation.checkpoints import STATE, Checkpoints
 
@@ -48,7 +48,7 @@ class TrainingState:
     terms: Stateful  # of the loss: where in the data it is, the estimated prior, seeds of dropout
     checkpoints: Checkpoints | None
     callbacks: Callbacks
-    world: World
+    world: ProcessGroup
     history: list[Step] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,7 +118,12 @@ class Saver:
     """
 
     def __init__(
-        self, folder: Path | None, every: float, about: dict[str, Any], world: World = ALONE, sharded: bool = False
+        self,
+        folder: Path | None,
+        every: float,
+        about: dict[str, Any],
+        world: ProcessGroup = ALONE,
+        sharded: bool = False,
     ) -> None:
         self.file = folder / STATE if folder is not None else None
         self.every, self.about, self.world, self.sharded = every, about, world, sharded
@@ -127,7 +132,7 @@ class Saver:
     def read(self) -> dict[str, Any] | None:
         """The state that was saved last, if any was."""
         stored = None
-        if self.file is not None and self.world.is_first and self.file.is_file():
+        if self.file is not None and self.world.is_main and self.file.is_file():
             stored = read_state(self.file, ("parameters", "optimizer") if self.sharded else ())
         stored = self.world.broadcast(stored)
         if stored is None:
@@ -149,9 +154,9 @@ class Saver:
         assert self.file is not None
         start = time.monotonic()
         whole = {"about": self.about, "state": state.state_dict()}
-        if self.world.is_first:
+        if self.world.is_main:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-        if self.world.is_first or self.sharded:
+        if self.world.is_main or self.sharded:
             write_state(self.file, whole)
         if state.checkpoints is not None:
             state.checkpoints.saved()
@@ -174,7 +179,7 @@ def write_state(file: Path, state: Any) -> None:
     text = json.dumps(_flat(state, tensors))
     if any(map(is_shard, tensors.values())):
         write_shards(file, tensors, {"state": text})
-    elif is_first():
+    elif is_main():
         write_tensors(file, tensors, {"state": text})
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pouf.base import BaseClassifier
-from pouf.distributed import World
 from pouf.errors import InputError
 from pouf.models.base import Scores
+from pouf.parallel.process_group import ProcessGroup
 from pouf.recipe import Recipe
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -55,7 +55,7 @@ LossOf = Callable[[list[Scores]], StepLoss]
 class StepModule(nn.Module):
     """Inputs and prompts of this process -> the loss of all processes."""
 
-    def __init__(self, classifier: BaseClassifier, recipe: Recipe, world: World, touches_inputs: bool) -> None:
+    def __init__(self, classifier: BaseClassifier, recipe: Recipe, world: ProcessGroup, touches_inputs: bool) -> None:
         super().__init__()
         self.classifier, self.recipe, self.world, self.touches_inputs = classifier, recipe, world, touches_inputs
         encode = classifier.backbone.encode_inputs

@@ -16,19 +16,19 @@ from torch import Tensor
 from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
-from pouf.distributed import World
 from pouf.errors import Diverged, InputError
-from pouf.inference import InferenceConfig
-from pouf.interruption import held
+from pouf.inference.encode import InferenceConfig
+from pouf.interruption import defer_signals
 from pouf.losses import PaperPrior, PriorEstimate, effective_classes
 from pouf.losses.objective import LABEL_LOSSES, UNIFORM, Shares, total_loss, unlabelled_terms
 from pouf.models.base import Scores, check_modality
+from pouf.parallel.process_group import ProcessGroup
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.engine import Engine
 from pouf.training.feature_batches import InputBatches
 from pouf.training.optim import learning_rate, make_optimizer, set_rate
-from pouf.training.recipe_for_data import FREE, HeldShares
+from pouf.training.recipe_for_data import FREE, TargetShares
 from pouf.training.state import Saver, TrainingState, random_state, set_random_state
 from pouf.training.step import StepLoss, checkpointing
 from pouf.validation.checkpoints import Checkpoints, Sample
@@ -52,7 +52,7 @@ def train(
     inference: InferenceConfig,
     callbacks: Callbacks,
     checkpoint_dir: Path | None = None,
-    shares: HeldShares = FREE,
+    shares: TargetShares = FREE,
     resume: bool = False,
 ) -> Training:
     """Tune a classifier in place, to its last step.
@@ -75,42 +75,46 @@ def train(
     # follows the noise.
     classifier.eval()
     about = (
-        about_run(classifier, stream, shots, recipe, inference.world, shares.known)
+        run_identity(classifier, stream, shots, recipe, inference.world, shares.known)
         if checkpoint_dir is not None
         else {}
     )
     saver = Saver(checkpoint_dir, recipe.compute.save_every, about, inference.world, classifier.backbone.sharded)
     saved = saver.read() if resume else None
-    own_dir = checkpoint_dir if inference.world.is_first else None
+    own_dir = checkpoint_dir if inference.world.is_main else None
     checkpoints = watched(classifier, stream, recipe, callbacks.watching(inference, LOOKING), own_dir, shares)
     tuner = classifier.tune(recipe.tuner)
     if checkpoints is not None:
         checkpoints.begin(tuner)
     total = sum(parameter.numel() for parameter in classifier.parameters())
-    callbacks.tell(lambda callback: callback.on_start(recipe, tuner.trainable, total))
+    callbacks.notify(lambda callback: callback.on_start(recipe, tuner.trainable, total))
     engine = Engine(classifier, tuner, recipe, inference.world)
     terms = Terms(classifier, engine, stream, shots, recipe, inference, shares.probabilities)
     callbacks.phase(TRAINING, recipe.steps)
-    start = [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.anchor else []
+    start = [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.weight_pull else []
     optimizer = make_optimizer(engine.parameters, recipe.optimisation)
     state = TrainingState(engine, optimizer, terms, checkpoints, callbacks, inference.world)
     if saved is not None:
         state.load_state_dict(saved)
-        callbacks.tell(lambda callback: callback.on_resume(state.history))
+        callbacks.notify(lambda callback: callback.on_resume(state.history))
     try:
-        with closing(terms), held(), checkpointing(classifier) if recipe.compute.checkpointing else nullcontext():
+        with (
+            closing(terms),
+            defer_signals(),
+            checkpointing(classifier) if recipe.compute.checkpointing else nullcontext(),
+        ):
             _train(state, recipe, saver, start)
     finally:
         engine.settle()
     return Training(state.history, tuner.trainable, checkpoints)
 
 
-def about_run(
+def run_identity(
     classifier: BaseClassifier,
     data: Unlabelled,
     shots: Shots | None,
     recipe: Recipe,
-    world: World,
+    world: ProcessGroup,
     known_shares: Tensor | None,
 ) -> dict[str, Any]:
     """What must be the same where a run goes on, by what to call it."""
@@ -133,7 +137,7 @@ def watched(
     recipe: Recipe,
     inference: InferenceConfig,
     folder: Path | None,
-    shares: HeldShares = FREE,
+    shares: TargetShares = FREE,
 ) -> Checkpoints | None:
     """Checkpoints with zero-shot as the first; None where there is no choice to be made."""
     if recipe.snapshots == 0 or data.streamed or not recipe.objective.needs_unlabelled:
@@ -275,7 +279,7 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence
 
     def agreed(event: Callable[[Callback], bool | None]) -> bool:
         """Whether a callback of any process answered with True: all go on, or none."""
-        return any(state.world.gather_objects(callbacks.tell(event)))
+        return any(state.world.gather_objects(callbacks.notify(event)))
 
     def look(step: int) -> bool:
         if state.checkpoints is not None:
@@ -309,7 +313,7 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence
                     raise
                 raise Diverged(step, "the update", recipe.optimisation.lr) from None
             engine.scaler.update()
-            _pull(parameters, anchors, recipe.anchor)
+            _pull(parameters, anchors, recipe.weight_pull)
             if recipe.optimisation.dropout:
                 engine.classifier.eval()
             history.append(

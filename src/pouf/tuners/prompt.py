@@ -12,7 +12,7 @@ from pouf.errors import InputError
 from pouf.models.base import class_means
 from pouf.models.masked_lm import MaskedLM
 from pouf.models.text_side import TextSide, replaced_embeddings
-from pouf.shards import full
+from pouf.parallel.shards import full
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
 

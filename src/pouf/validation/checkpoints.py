@@ -18,9 +18,9 @@ from pouf.base import BaseClassifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
+from pouf.parallel.shards import from_first, is_main, write_shards
 from pouf.reading import read_tensor, read_tensors
-from pouf.shards import from_first, is_first, write_shards
 from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
 from pouf.validation.names import NamesFit, check_names
@@ -183,8 +183,8 @@ class Checkpoints:
         self._clear(set(state["kept"]))  # the other steps will be taken again
         for step in state["kept"]:
             if not self._sharded:
-                tensors = world.broadcast(self._read(step) if world.is_first else {})
-                if not world.is_first:  # its weights were in a temporary folder
+                tensors = world.broadcast(self._read(step) if world.is_main else {})
+                if not world.is_main:  # its weights were in a temporary folder
                     write_tensors(self._file(step), tensors)
             self._note(step)
             if step > 0:
@@ -274,7 +274,7 @@ class Checkpoints:
 
     def _note(self, step: int) -> None:
         """The file is this object's own; where weights are sharded, the first process alone has one."""
-        if not self._sharded or is_first():
+        if not self._sharded or is_main():
             self.files.add(self._file(step))
 
     def _shared_out(self, step: int, name: str, like: Tensor) -> Tensor:

@@ -190,7 +190,7 @@ RULES = (
         "caution",
     ),
     Rule(
-        "doubtful names",
+        "unreliable names",
         lambda d: 0.05 <= d.names_near < 0.5 and d.names_span < 0.5,
         "the class names fit these inputs no better than random words do: {d.names_near:.0%} of such sets are less "
         "near to the inputs, {d.names_span:.0%} tell them less apart. The worst fit: {d.names_worst}",

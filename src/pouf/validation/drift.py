@@ -15,7 +15,7 @@ from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import Classes, class_set, read_classes, same_name
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.models.precomputed import Precomputed
 from pouf.models.prompts import fill
 from pouf.validation.diagnostics import share
@@ -46,7 +46,7 @@ def other_names(given: Classes | str, classifier: BaseClassifier) -> tuple[str, 
 
     For a masked language model, those of them that are one token to it.
     """
-    if isinstance(classifier.backbone, Precomputed) or classifier.fresh_head is not None:
+    if isinstance(classifier.backbone, Precomputed) or classifier.new_head_seed is not None:
         raise InputError("other names can't be kept: there is no text side here that could read them")
     if isinstance(given, str):
         names = ordinary_words() if given == WORDS else read_classes(given).names
@@ -64,7 +64,7 @@ def other_names(given: Classes | str, classifier: BaseClassifier) -> tuple[str, 
     return tuple(left)
 
 
-class KeptNames:
+class DriftBaseline:
     """Predictions of a classifier among other names, as it is before training.
 
     Args:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pouf.base import BaseClassifier
 from pouf.data.labelled import Labelled
-from pouf.distributed import World
 from pouf.errors import InputError
-from pouf.inference import FeatureSet, InferenceConfig
+from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.parallel.process_group import ProcessGroup
 from pouf.predictor import INFERENCE
 
 ROWS = 8192  # samples that are scored at once
@@ -123,7 +123,7 @@ class Counts(NamedTuple):
 
 
 @torch.no_grad()
-def _log_marginal(classifier: BaseClassifier, own: FeatureSet, prototypes: Tensor, world: World) -> Tensor:
+def _log_marginal(classifier: BaseClassifier, own: FeatureSet, prototypes: Tensor, world: ProcessGroup) -> Tensor:
     """log mean_i p(y|x_i) over the inputs of all processes: (k,)."""
     sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, ROWS, prototypes)]
     told = world.gather_objects((sums, len(own.indices)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pouf.base import BaseClassifier
 from pouf.errors import InputError
-from pouf.inference import FeatureSet
+from pouf.inference.encode import FeatureSet
 from pouf.losses.prior import gated_shares
 from pouf.models.masked_lm import MaskedLM
 from pouf.models.precomputed import Precomputed
@@ -60,7 +60,7 @@ def word_prototypes(classifier: BaseClassifier) -> Tensor | None:
     For a masked language model these are the words of the list that are one token to it.
     """
     backbone, own = classifier.backbone, set(classifier.classes)
-    if isinstance(backbone, Precomputed) or classifier.fresh_head is not None:
+    if isinstance(backbone, Precomputed) or classifier.new_head_seed is not None:
         return None
     words = [word for word in ordinary_words() if word not in own]
     try:

@@ -15,7 +15,7 @@ from pouf.data.base import Unlabelled
 from pouf.data.class_names import same_name
 from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError
-from pouf.inference import InferenceConfig
+from pouf.inference.encode import InferenceConfig
 from pouf.validation.diagnostics import FEW_CLASSES
 
 DISAGREE, AGREE = "disagree", "agree"
@@ -165,7 +165,7 @@ def _labels(file: str | Path, instead: Sequence[str]) -> list[tuple[Any, Any]]:
     raise missing
 
 
-def conclude(review: Review, answers: Mapping[str, str], classes: Sequence[str]) -> ReviewResult:
+def score_answers(review: Review, answers: Mapping[str, str], classes: Sequence[str]) -> ReviewResult:
     """What the answers say of zero-shot and of the adapted model, and of the shares of the classes."""
     answered = [question for question in review.questions if question.id in answers]
     if not answers:

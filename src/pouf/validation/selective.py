@@ -9,7 +9,7 @@ from pouf.base import BaseClassifier
 from pouf.data.base import Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.errors import InputError
-from pouf.inference import FeatureSet, InferenceConfig
+from pouf.inference.encode import FeatureSet, InferenceConfig
 
 VIEWS = 3  # slightly changed looks at each input
 UNKNOWN = "unknown"
@@ -55,7 +55,7 @@ def kept_at(rate: float, estimated: Tensor) -> Tensor:
     return kept
 
 
-def doubtful(
+def unreliable(
     classifier: BaseClassifier,
     zero_shot: BaseClassifier,
     data: Unlabelled,
@@ -74,7 +74,7 @@ def doubtful(
     return left_out, dict(zip(encoded.indices, estimated.tolist(), strict=True))
 
 
-def strangers(classifier: BaseClassifier, encoded: FeatureSet, near: float | None) -> list[int]:
+def out_of_distribution(classifier: BaseClassifier, encoded: FeatureSet, near: float | None) -> list[int]:
     """Positions of inputs whose cosine with the nearest prototype is below that of 99 % of the run's own inputs."""
     if near is None:
         raise InputError("this run does not know how near inputs usually are: it kept no checkpoints")

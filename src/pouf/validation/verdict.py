@@ -146,7 +146,7 @@ def nothing_to_judge() -> Verdict:
     return Verdict("last", "Nothing was trained.", True)
 
 
-def broken_off(error: BaseException) -> Verdict:
+def failed_verdict(error: BaseException) -> Verdict:
     """Of a run that did not come to its end."""
     if isinstance(error, Diverged):
         return Verdict("zero-shot", f"{error} Zero-shot is used instead.", False)

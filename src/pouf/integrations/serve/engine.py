@@ -16,10 +16,10 @@ from torch import Tensor
 from pouf.base import BaseClassifier
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unreadable
-from pouf.data.cache import FeatureCache
 from pouf.data.inputs import as_data
 from pouf.errors import InputError
-from pouf.inference import InferenceConfig
+from pouf.inference.cache import FeatureCache
+from pouf.inference.encode import InferenceConfig
 from pouf.models.base import evaluating
 from pouf.models.demonstrations import Shown
 from pouf.reporting.pages import as_text, shorten, thumbnail

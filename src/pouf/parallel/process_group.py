@@ -29,14 +29,14 @@ T = TypeVar("T")
 BEAT, LOST = 2.0, 30.0  # seconds between two signs of life, and without one after which a process counts as lost
 
 
-class World(NamedTuple):
+class ProcessGroup(NamedTuple):
     """The processes of a run. Alone, everything here is the identity."""
 
     rank: int = 0
     size: int = 1
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         """The one that writes and speaks."""
         return self.rank == 0
 
@@ -50,7 +50,7 @@ class World(NamedTuple):
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with named_losses():
+        with name_lost_process():
             dist.all_gather_object(values, value)
         return values
 
@@ -59,7 +59,7 @@ class World(NamedTuple):
         if self.size == 1:
             return value
         values = [value]
-        with named_losses():
+        with name_lost_process():
             dist.broadcast_object_list(values, source)
         return values[0]
 
@@ -75,7 +75,7 @@ class World(NamedTuple):
         """Over all processes, on the CPU or a device; not differentiable."""
         return tensor if self.size == 1 else torch.stack(self.gather_objects(tensor)).sum(0)
 
-    def agree(self, value: str, what: str) -> None:
+    def check_equal(self, value: str, what: str) -> None:
         """An error on all processes, where they do not have the same."""
         if len(set(values := self.gather_objects(value))) > 1:
             other = next(rank for rank, each in enumerate(values) if each != values[0])
@@ -85,17 +85,17 @@ class World(NamedTuple):
     def broadcast_weights(self, module: nn.Module) -> None:
         """All start from the weights of the first."""
         if self.size > 1:
-            with named_losses():
+            with name_lost_process():
                 for tensor in [*module.parameters(), *module.buffers()]:
                     dist.broadcast(tensor, 0)
 
 
-ALONE = World()
+ALONE = ProcessGroup()
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, world: World, shapes: list[tuple[int, int]]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, world: ProcessGroup, shapes: list[tuple[int, int]]) -> Tensor:
         sizes = [n for n, _ in shapes]
         ctx.world, ctx.sizes, ctx.width = world, sizes, rows.shape[1]
         # All must send alike: shorter parts are filled up, and the filling is cut off again.
@@ -103,7 +103,7 @@ class _Gather(torch.autograd.Function):
         if len(rows):
             padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in sizes]
-        with named_losses():
+        with name_lost_process():
             dist.all_gather(parts, padded)
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
@@ -113,7 +113,7 @@ class _Gather(torch.autograd.Function):
         return own[:, : ctx.width] * ctx.world.size, None, None
 
 
-def join(device: torch.device) -> World:
+def init_processes(device: torch.device) -> ProcessGroup:
     """The processes that `accelerate launch` or `torchrun` started, or this one alone."""
     check_launch()
     started = started_processes()
@@ -129,7 +129,7 @@ def join(device: torch.device) -> World:
             f"{started} processes were started, but {state.num_processes} found each other: on CPU say so to the "
             "launcher, as accelerate launch --cpu, or use torchrun"
         )
-    world = World(state.process_index, state.num_processes)
+    world = ProcessGroup(state.process_index, state.num_processes)
     if not _signs:
         _signs.append(SignsOfLife(world))
         atexit.register(_leave)
@@ -204,7 +204,7 @@ class SignsOfLife:
     A collective call can wait for ever on a machine that is gone; this needs no answer of anyone but the store.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ProcessGroup) -> None:
         self.world = world
         self.store = dist.distributed_c10d.PrefixStore("pouf", dist.distributed_c10d._get_default_store())
         self.store.set(f"host {world.rank}", socket.gethostname())
@@ -224,7 +224,7 @@ class SignsOfLife:
             number += 1
             try:
                 self.store.set(f"sign {self.world.rank}", str(number))
-                if not self.world.is_first and self.store.get("left 0"):
+                if not self.world.is_main and self.store.get("left 0"):
                     self.ending.set()
                     self.store.set(f"free {self.world.rank}", "yes")
                     return
@@ -272,7 +272,7 @@ class SignsOfLife:
             self.store.set(f"left {self.world.rank}", "yes")
             end = time.monotonic() + 3 * BEAT
             # The store may end with the first process: whoever still watches must not take that for an accident.
-            while self.world.is_first and time.monotonic() < end and not all(map(self._is_free, self.seen)):
+            while self.world.is_main and time.monotonic() < end and not all(map(self._is_free, self.seen)):
                 time.sleep(0.05)
         # A thread that the interpreter ends in the middle of a call to the store takes the whole process down with it.
         self.watch.join(3 * BEAT)
@@ -289,7 +289,7 @@ def _lost_text(who: str) -> str:
 
 
 @contextmanager
-def named_losses() -> Iterator[None]:
+def name_lost_process() -> Iterator[None]:
     """Where the processes lose touch, the error says with whom."""
     try:
         yield

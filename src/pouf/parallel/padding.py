@@ -9,17 +9,17 @@ from typing import TypeVar
 from torch import Tensor
 
 from pouf.data.loader import Read
-from pouf.distributed import World
+from pouf.parallel.process_group import ProcessGroup
 
 T = TypeVar("T")
 PROMPTS = 256  # encoded at once at most: encoders cut there by themselves, and would do so unequally often
 NOTHING = Read([], {}, {})
 
 
-class Spare:
+class PaddingSample:
     """A sample to go through the model with, for a process that could read none while others did."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ProcessGroup) -> None:
         self.world = world
         self.own: dict[str, Tensor] = {}
 
@@ -39,12 +39,12 @@ class Spare:
         return read.tensors if read.indices else self.own
 
 
-def in_step(reads: Iterator[Read], world: World) -> Iterator[tuple[Read, dict[str, Tensor]]]:
+def in_step(reads: Iterator[Read], world: ProcessGroup) -> Iterator[tuple[Read, dict[str, Tensor]]]:
     """What this process reads, with what to go through the model with: equally often on all processes.
 
     Who has read everything goes on with samples that do not count, until all have.
     """
-    spare = Spare(world)
+    spare = PaddingSample(world)
     while True:
         read = next(reads, None)
         if not any(world.gather_objects(read is not None)):

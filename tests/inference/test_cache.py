@@ -11,9 +11,9 @@ from small_models import clip, masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Texts
 from pouf.data.augment import crop_flip
-from pouf.data.cache import FeatureCache
 from pouf.demo import DIGITS
-from pouf.inference import InferenceConfig
+from pouf.inference.cache import FeatureCache
+from pouf.inference.encode import InferenceConfig
 from pouf.training.feature_batches import Crop
 
 

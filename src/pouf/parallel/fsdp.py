@@ -9,27 +9,35 @@ From then on whatever computes with the backbone is computed by all processes to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pouf.base import BaseClassifier
-from pouf.distributed import World, join, launched_resharding, launched_sharding, launched_wrapping, named_losses
 from pouf.errors import InputError
-from pouf.models.base import Backbone
-from pouf.models.precomputed import Precomputed
-from pouf.recipe import Recipe
-from pouf.shards import is_first, is_shard
+from pouf.parallel.process_group import (
+    ProcessGroup,
+    init_processes,
+    launched_resharding,
+    launched_sharding,
+    launched_wrapping,
+    name_lost_process,
+)
+from pouf.parallel.shards import is_main, is_shard
+
+if TYPE_CHECKING:
+    from pouf.base import BaseClassifier
+    from pouf.models.base import Backbone
+    from pouf.recipe import Recipe
 
 ENTRIES = ("encode_inputs", "encode_prompts", "prototypes")  # of a backbone: what computes with its matrices
 
 
-def asks_to_shard(classifier: BaseClassifier, recipe: Recipe, world: World) -> bool:
+def asks_to_shard(classifier: BaseClassifier, recipe: Recipe, world: ProcessGroup) -> bool:
     """Whether the recipe or the launcher wants shards. Bare vectors have no model that could be sharded."""
     wanted = recipe.compute.shard or launched_sharding()
-    return wanted and world.size > 1 and not isinstance(classifier.backbone, Precomputed)
+    return wanted and world.size > 1 and classifier.kind != "vector"
 
 
 def wait_for_shards(backbone: Backbone, device: str | torch.device) -> None:
@@ -37,23 +45,23 @@ def wait_for_shards(backbone: Backbone, device: str | torch.device) -> None:
     backbone.logit_scale.data = backbone.logit_scale.data.to(device)
 
 
-def share_out(classifier: BaseClassifier) -> None:
+def shard_classifier(classifier: BaseClassifier) -> None:
     """Shard a classifier over all processes that were started, for prediction or before it is adapted."""
-    world = join(classifier.device)
-    if world.size > 1 and not isinstance(classifier.backbone, Precomputed) and not classifier.backbone.sharded:
+    world = init_processes(classifier.device)
+    if world.size > 1 and classifier.kind != "vector" and not classifier.backbone.sharded:
         shard(classifier.backbone, world)
 
 
-def start_alike(classifier: BaseClassifier, recipe: Recipe, world: World) -> None:
+def sync_weights(classifier: BaseClassifier, recipe: Recipe, world: ProcessGroup) -> None:
     """All processes get the weights of the first: its shards where these are asked for, else copies."""
     if asks_to_shard(classifier, recipe, world):
-        share_out(classifier)
+        shard_classifier(classifier)
     elif not classifier.backbone.sharded:
         world.broadcast_weights(classifier)
 
 
 @torch.no_grad()
-def shard(backbone: Backbone, world: World) -> None:
+def shard(backbone: Backbone, world: ProcessGroup) -> None:
     """Share the weights of the first process out over all, in place: layer by layer, so that no device needs room for
     more than a layer beside its shards."""
     try:
@@ -85,9 +93,9 @@ def shard(backbone: Backbone, world: World) -> None:
 
 def _take_from_first(tensors: Iterable[Tensor], device: torch.device) -> None:
     """In new memory: what was mapped from a file stays there, unread."""
-    with named_losses():
+    with name_lost_process():
         for tensor in tensors:
-            fresh = tensor.detach().to(device, copy=True) if is_first() else torch.empty_like(tensor, device=device)
+            fresh = tensor.detach().to(device, copy=True) if is_main() else torch.empty_like(tensor, device=device)
             dist.broadcast(fresh, 0)
             tensor.data = fresh
 
@@ -118,7 +126,7 @@ def _guard_entries(backbone: Backbone) -> None:
             finally:
                 inside = False
                 if not torch.is_grad_enabled():
-                    fold(backbone)
+                    reshard(backbone)
 
         return entered
 
@@ -128,7 +136,7 @@ def _guard_entries(backbone: Backbone) -> None:
         backbone.text_side.encode_tokens = through_forward(backbone.text_side.encode_tokens)
 
 
-def fold(backbone: Backbone) -> None:
+def reshard(backbone: Backbone) -> None:
     """Nothing is whole any more, also where layers stay so between the two passes of a step."""
     from torch.distributed.fsdp import FSDPModule
 
@@ -137,7 +145,7 @@ def fold(backbone: Backbone) -> None:
             part.reshard()
 
 
-def average_gradients(parameters: Iterable[Tensor], world: World) -> None:
+def average_gradients(parameters: Iterable[Tensor], world: ProcessGroup) -> None:
     """Of what is whole on every process, in one message."""
     plain = [parameter for parameter in parameters if not is_shard(parameter)]
     told = world.gather_objects([parameter.grad is not None for parameter in plain])
@@ -146,7 +154,7 @@ def average_gradients(parameters: Iterable[Tensor], world: World) -> None:
         return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
     flat = torch.cat([gradient.flatten().float() for gradient in gradients])
-    with named_losses():
+    with name_lost_process():
         dist.all_reduce(flat)
     for parameter, part in zip(used, (flat / world.size).split([g.numel() for g in gradients]), strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from pouf.data.base import Transform, Unlabelled
-from pouf.data.cache import CachedFeatures, FeatureCache
 from pouf.data.loader import Reader, read_batches
-from pouf.distributed import ALONE, World
 from pouf.errors import InputError
-from pouf.lockstep import in_step
+from pouf.inference.cache import CachedFeatures, FeatureCache
 from pouf.models.base import Backbone
 from pouf.models.demonstrations import Shown
+from pouf.parallel.padding import in_step
+from pouf.parallel.process_group import ALONE, ProcessGroup
 from pouf.recipe import Compute
 
 MOST_WORKERS = 1024  # more is a slip of the pen
@@ -47,7 +47,7 @@ class InferenceConfig:
     workers: int = 0
     cache: FeatureCache | None = None
     on_batch: Callable[[int], None] | None = None
-    world: World = ALONE
+    world: ProcessGroup = ALONE
     on_start: Callable[[int], None] | None = None
     skip_not_finite: bool = True
 
@@ -58,7 +58,7 @@ class InferenceConfig:
             raise InputError(f"the number of worker processes must be from 0 to {MOST_WORKERS}, not {self.workers}")
 
     @classmethod
-    def of(cls, compute: Compute, cache: FeatureCache | None, world: World) -> InferenceConfig:
+    def of(cls, compute: Compute, cache: FeatureCache | None, world: ProcessGroup) -> InferenceConfig:
         """As a recipe says."""
         return cls(compute.chunk or cls.batch_size, compute.workers, cache, world=world)
 
@@ -70,7 +70,7 @@ class InferenceConfig:
         if self.on_start is not None:
             self.on_start(n)
 
-    def tell(self, n: int) -> None:
+    def notify(self, n: int) -> None:
         if self.on_batch is not None:
             self.on_batch(n)
 
@@ -138,7 +138,7 @@ def encode_blocks(
         block = places[start : start + rows]
         if ready is not None:
             if inference.on_start is None:
-                inference.tell(len(block))
+                inference.notify(len(block))
             yield FeatureSet(block, ready if len(block) == len(data) else ready[block])
         elif cache is None or kept is None:
             inference.begin(len(block))
@@ -147,7 +147,7 @@ def encode_blocks(
             yield _looked_up(backbone, data, block, inference, transform, kept, cache.every)
 
 
-def share_skipped(data: Unlabelled, world: World, readable: int) -> int:
+def share_skipped(data: Unlabelled, world: ProcessGroup, readable: int) -> int:
     """All come to know what any of them could not read. How many each could read -> how many there are in all."""
     told = world.gather_objects((dict(data.skipped), readable))
     for skipped, _ in told:
@@ -192,7 +192,7 @@ def _batches(
             if read.indices:
                 encoded = FeatureSet(read.indices, features)
                 yield _finite(encoded, data) if inference.skip_not_finite else encoded
-        inference.tell(len(read.indices))
+        inference.notify(len(read.indices))
 
 
 def _finite(encoded: FeatureSet, data: Unlabelled) -> FeatureSet:
@@ -222,7 +222,7 @@ def _looked_up(
     if missing:
         inference.begin(len(places))
     if missing or inference.on_start is None:  # who is told of no start has counted them all
-        inference.tell(len(known))
+        inference.notify(len(known))
     waiting: list[FeatureSet] = []
     held: list[FeatureSet] = []  # what can't be kept
 

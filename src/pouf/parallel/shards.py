@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pouf.files import whole
+from pouf.files import atomic_write
 
 # As safetensors calls them.
 DTYPES = {
@@ -23,7 +23,7 @@ DTYPES = {
 }  # fmt: skip
 
 
-def is_first() -> bool:
+def is_main() -> bool:
     """The process that writes and reads files for all."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
@@ -47,8 +47,8 @@ def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     known: dict[int, Tensor] = {}
     for tensor in tensors.values():
         if id(tensor) not in known:
-            known[id(tensor)] = full(tensor).detach().cpu() if is_first() else _handed_over(tensor)
-    return {name: known[id(tensor)] for name, tensor in tensors.items()} if is_first() else {}
+            known[id(tensor)] = full(tensor).detach().cpu() if is_main() else _handed_over(tensor)
+    return {name: known[id(tensor)] for name, tensor in tensors.items()} if is_main() else {}
 
 
 def _handed_over(tensor: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def _handed_over(tensor: Tensor) -> Tensor:
 
 def write_shards(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """As safetensors. The first process writes, and no process holds more than one whole tensor at a time."""
-    if not is_first():
+    if not is_main():
         for tensor in tensors.values():
             _handed_over(tensor)
         return
@@ -69,7 +69,7 @@ def write_shards(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with whole(file) as partial, partial.open("wb") as stream:
+    with atomic_write(file) as partial, partial.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little"))
         stream.write(text)
         for tensor in tensors.values():
@@ -80,7 +80,7 @@ def write_shards(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
 def from_first(like: Tensor, read: Callable[[], Tensor]) -> Tensor:
     """What the first process reads, sharded as `like` is; each process gets its part alone."""
     device = local(like).device
-    given = read().to(device) if is_first() else torch.empty(like.shape, dtype=like.dtype, device=device)
+    given = read().to(device) if is_main() else torch.empty(like.shape, dtype=like.dtype, device=device)
     if not dist.is_initialized():
         return given
     if not is_shard(like):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pouf.files import whole
+from pouf.files import atomic_write
 
 DIGEST = np.dtype("V16")
 FEATURES, DIGESTS = ".features.npy", ".digests.npy"
@@ -50,7 +50,7 @@ class FeatureCache:
         return CachedFeatures(self.folder / model)
 
 
-class RunMemory(FeatureCache):
+class InMemoryFeatureCache(FeatureCache):
     """Features for the time of one run, in memory: where none are kept on disk, an input is still encoded once."""
 
     def __init__(self) -> None:
@@ -169,5 +169,5 @@ def _checksum(features: NDArray[np.float32], digests: NDArray[Any]) -> str:
 
 
 def _write(file: Path, array: NDArray[np.generic]) -> None:
-    with whole(file) as partial, partial.open("wb") as stream:
+    with atomic_write(file) as partial, partial.open("wb") as stream:
         np.save(stream, array, allow_pickle=False)
