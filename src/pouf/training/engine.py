@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.errors import InputError
 from pouf.parallel.fsdp import average_gradients, reshard
 from pouf.parallel.padding import PROMPTS, in_pieces
@@ -35,7 +35,7 @@ class Engine:
     With several processes the weights are copied in each (DDP), unless they were sharded over all before (FSDP2).
     """
 
-    def __init__(self, classifier: BaseClassifier, tuner: Tuner, recipe: Recipe, world: ProcessGroup) -> None:
+    def __init__(self, classifier: Classifier, tuner: Tuner, recipe: Recipe, world: ProcessGroup) -> None:
         self.classifier, self.tuner, self.world = classifier, tuner, world
         self.recipe = as_launched(recipe, world)
         self.device = classifier.device
