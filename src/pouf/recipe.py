@@ -147,7 +147,7 @@ class TunerSettings(Settings):
     """What is trained."""
 
     name: Literal["full", "prompt", "layernorm", "lora", "prototypes", "map"] = Field(
-        default="full", description="What to train; map is for vectors."
+        default="full", description="What to train."
     )
     context: str = Field(
         default="a photo of a", description="Prompt: words whose embeddings the context vectors start from."
@@ -190,7 +190,7 @@ class Compute(Settings):
         "encodes a batch whole.",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="Of the encoders; losses are in fp32."
+        default="fp32", description="Number format of the encoders; losses are in fp32."
     )
     shard: bool = Field(
         default=False,
