@@ -19,7 +19,7 @@ from pouf.cli.bench import bench
 from pouf.cli.deploy import export, serve
 from pouf.cli.judge import evaluate, figures, report, review
 from pouf.cli.predict import predict
-from pouf.errors import Diverged, InputError
+from pouf.errors import Diverged, InputError, ProcessLost
 from pouf.interruption import catching
 
 DEBUG = "--debug"
@@ -90,7 +90,7 @@ def _message(error: Exception) -> tuple[str, int]:
     """What to print of an error, and the exit code."""
     if isinstance(error, InputError):
         return str(error), 2
-    if isinstance(error, Diverged):
+    if isinstance(error, (Diverged, ProcessLost)):
         return str(error), 1
     if hasattr(error, "format_message"):  # from the command line itself; empty after help was printed
         return error.format_message(), 2
