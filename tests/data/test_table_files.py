@@ -207,12 +207,6 @@ def test_any_bytes_are_columns_of_one_length_or_one_clear_error(folder: Path, en
     assert all(value is None or isinstance(value, (str, BadRow, int, float, dict, list)) for value in table["text"])
 
 
-def test_a_text_that_names_a_file_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "reviews.csv").write_text("text\\na\\n")
-    given = as_data(str(tmp_path / "reviews.csv"), "text")
-    assert given.single and "is read as a text, though a file has that name" in caplog.text
-
-
 def test_a_class_is_found_by_its_name_or_by_the_beginning_of_one_name_alone() -> None:
     classes = ["phone", "mobile_phone", "punchers", "paper_notebook", "phone_book"]
     assert [find_class(name, classes) for name in ("Puncher", "Phone", "Mobile phone", "paper")] == [2, 0, 1, 3]
@@ -221,3 +215,12 @@ def test_a_class_is_found_by_its_name_or_by_the_beginning_of_one_name_alone() ->
     for name in ("pone", " "):
         with pytest.raises(InputError, match=f"no class '{name}' among phone, mobile_phone"):
             find_class(name, classes)
+
+
+def test_a_text_that_names_a_file_is_an_error(tmp_path: Path) -> None:
+    """Whether the file is there or not: a text that looks like a data file is a slip."""
+    (tmp_path / "reviews.csv").write_text("text\na\n")
+    for name in (str(tmp_path / "reviews.csv"), "nothere.csv"):
+        with pytest.raises(InputError, match=r"give Path\("):
+            as_data(name, "text")
+    assert as_data("what a great film.", "text").single
