@@ -124,7 +124,7 @@ def review(
         _score_answers(run, answers, options)
         return
     folder = Run(run)
-    zero_shot, adapted = _load(run, options, "zero-shot", folder.adapted)
+    zero_shot, adapted = _load(run, options, "zero-shot", "adapted")
     data = read_inputs(folder, adapted, inputs, text_column, id_column)
     with encoding(options) as inference:
         questions, samples = ask(zero_shot, adapted, data, n, seed=seed, inference=inference)
@@ -168,9 +168,9 @@ def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
     lines += [
         f"From {result.answered} answers{none}. {result.advice}", f"The verdict and the report in {run} now say so."
     ]  # fmt: skip
-    better = folder.adapted if result.better == "adapted" else result.better
-    if better is not None and better != folder.verdict.advised:
-        lines.append(f"That is not what the run advises: pouf predict {run} INPUT --use {better}")
+    advised = "zero-shot" if folder.verdict.advised == "zero-shot" else "adapted"
+    if result.better not in (None, advised):
+        lines.append(f"That is not what the run advises: pouf predict {run} INPUT --use {result.better}")
     console.show_result(result.to_json(), "\n".join(lines), options)
 
 
@@ -211,7 +211,7 @@ def figures(
     wanted = [
         one_of("figure", name.strip(), {n: n for n in FIGURES}) for name in (only or ",".join(FIGURES)).split(",")
     ]
-    zero_shot, adapted = _load(run, options, "zero-shot", folder.adapted)
+    zero_shot, adapted = _load(run, options, "zero-shot", "adapted")
     chosen = [find_class(name, adapted.classes) for name in classes.split(",")] if classes else []
     data, labels = read_labelled_or_not(folder, adapted, inputs, labelled, text_column, label_column)
     with encoding(options) as inference:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def load_classifiers(run: str | Path, *uses: str, device: str = "cpu", trust_model: bool = False) -> list[Classifier]:
-    """States of a run, by their `use`, in this order; sharded where the launcher says so."""
+    """States of a run, by their `use` or as "adapted", in this order; sharded where the launcher says so."""
 
     def load(use: str) -> Classifier:
         classifier = Classifier.from_pretrained(run, use=use, trust_model=trust_model)  # type: ignore[arg-type]
@@ -30,7 +30,7 @@ def load_classifiers(run: str | Path, *uses: str, device: str = "cpu", trust_mod
         shard_classifier(classifier)
         return classifier
 
-    return [load(use) for use in uses]
+    return [load(Run(run).adapted if use == "adapted" else use) for use in uses]
 
 
 def split_columns(columns: str | None, usual: Sequence[str]) -> tuple[str, ...]:
