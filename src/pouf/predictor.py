@@ -13,7 +13,7 @@ from torch import Tensor
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.inputs import Inputs, ParsedInput, as_data
 from pouf.errors import InputError, one_of
-from pouf.inference.encode import FeatureSet, InferenceConfig, encode, encode_blocks, encode_share
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models.base import Scores, check_modality, evaluating
 from pouf.models.demonstrations import Shown
 from pouf.parallel.padding import PROMPTS, in_pieces
@@ -76,14 +76,14 @@ class Predictor(ZeroShot):
         Args:
             transform: what the model is shown instead of the samples as they are.
         """
-        return self._encode(encode, data, inference, transform)
+        return self._encode("features", data, inference, transform)
 
     @torch.no_grad()
     def encode_share(
         self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
     ) -> FeatureSet:
         """The same for what falls to this process, where several share the work: nobody holds all features."""
-        return self._encode(encode_share, data, inference, transform)
+        return self._encode("share", data, inference, transform)
 
     @torch.no_grad()
     def infer_blocks(
@@ -103,7 +103,7 @@ class Predictor(ZeroShot):
         def features() -> Iterator[FeatureSet]:
             shown = self.backbone if self.demonstrations is None else Shown(self.backbone, self.demonstrations)
             kept = inference if self.demonstrations is None else replace(inference, cache=None)
-            for encoded in encode_blocks(shown, data, kept):
+            for encoded in FeatureStore(shown, kept).blocks(data):
                 seen(encoded)
                 yield encoded
 
@@ -119,14 +119,15 @@ class Predictor(ZeroShot):
             raise InputError(f"{data.source} has no known end: take some of it with take(n)")
 
     def _encode(
-        self, how: Callable[..., FeatureSet], data: Unlabelled, inference: InferenceConfig, transform: Transform | None
+        self, how: str, data: Unlabelled, inference: InferenceConfig, transform: Transform | None
     ) -> FeatureSet:
         self._check(data)
         with evaluating(self):
-            if self.demonstrations is None:
-                return how(self.backbone, data, inference, transform)
-            shown = Shown(self.backbone, self.demonstrations)
-            return how(shown, data, replace(inference, cache=None), transform)
+            store = FeatureStore(self.backbone, inference)
+            if self.demonstrations is not None:
+                store = FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
+            encoded: FeatureSet = getattr(store, how)(data, transform)
+            return encoded
 
     def some_features(self, own: FeatureSet, world: ProcessGroup, seed: int = 0) -> FeatureSet:
         """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
