@@ -66,7 +66,7 @@ def test_nothing_is_written_where_nothing_can_be_read(tmp_path: Path, tiny: Clas
 def test_features_for_a_fit_are_the_same_rows_however_many_there_are(
     tiny: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pouf.predictor.FITTED_ON", 5)
+    monkeypatch.setattr("pouf.classifier.FITTED_ON", 5)
     own = tiny.encode(Images([Image.new("RGB", (8, 8), (i, 0, 0)) for i in range(12)]))
     some = tiny.some_features(own, ProcessGroup())
     assert len(some.indices) == 5 and some.indices == sorted(set(some.indices))

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.augment import AUGMENTATIONS, Augmentation
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.loader import Read, Reader, read_batches
@@ -43,7 +43,7 @@ class InputBatches(Iterator[InputBatch]):
 
     def __init__(
         self,
-        classifier: BaseClassifier,
+        classifier: Classifier,
         engine: Engine,
         data: Unlabelled,
         recipe: Recipe,
@@ -158,7 +158,7 @@ class View:
         return self.crop(image, int.from_bytes(mixed, "big"))
 
 
-def _crop(classifier: BaseClassifier, data: Unlabelled, recipe: Recipe) -> Crop | None:
+def _crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop | None:
     augment = AUGMENTATIONS[recipe.augment] if data.modality == "image" else None
     if augment is None:
         return None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.errors import InputError
 from pouf.models.base import Scores
 from pouf.parallel.process_group import ProcessGroup
@@ -55,7 +55,7 @@ LossOf = Callable[[list[Scores]], StepLoss]
 class StepModule(nn.Module):
     """Inputs and prompts of this process -> the loss of all processes."""
 
-    def __init__(self, classifier: BaseClassifier, recipe: Recipe, world: ProcessGroup, touches_inputs: bool) -> None:
+    def __init__(self, classifier: Classifier, recipe: Recipe, world: ProcessGroup, touches_inputs: bool) -> None:
         super().__init__()
         self.classifier, self.recipe, self.world, self.touches_inputs = classifier, recipe, world, touches_inputs
         encode = classifier.backbone.encode_inputs
@@ -110,7 +110,7 @@ def precision(recipe: Recipe, device: torch.device, losses: bool = False) -> tor
 
 
 @contextmanager
-def training_mode(classifier: BaseClassifier, recipe: Recipe, seed: int) -> Iterator[None]:
+def training_mode(classifier: Classifier, recipe: Recipe, seed: int) -> Iterator[None]:
     """With dropout where the recipe asks for it, by a seed of its own: the caller's random numbers are left alone.
 
     The classifier stays in training mode: activations that are computed again, for their gradient, drop the same units.
@@ -125,7 +125,7 @@ def training_mode(classifier: BaseClassifier, recipe: Recipe, seed: int) -> Iter
 
 
 @contextmanager
-def checkpointing(classifier: BaseClassifier) -> Iterator[None]:
+def checkpointing(classifier: Classifier) -> Iterator[None]:
     """While open, layers forget their activations and compute them again when their gradient is needed.
 
     transformers does so only for layers in training mode; these get it for themselves and not for their parts, so that

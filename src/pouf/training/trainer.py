@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
 from pouf.errors import Diverged, InputError
@@ -45,7 +45,7 @@ class Training(NamedTuple):
 
 
 def train(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled | None,
     recipe: Recipe,
     shots: Shots | None,
@@ -110,7 +110,7 @@ def train(
 
 
 def run_identity(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled,
     shots: Shots | None,
     recipe: Recipe,
@@ -132,7 +132,7 @@ def run_identity(
 
 
 def watched(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled,
     recipe: Recipe,
     inference: InferenceConfig,
@@ -158,7 +158,7 @@ def watched(
     return checkpoints
 
 
-def check_shots(shots: Shots | None, recipe: Recipe, classifier: BaseClassifier) -> None:
+def check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:
     """Labelled shots are there just where the recipe weighs them, with a target for each class."""
     if (shots is not None) != (recipe.objective.labels > 0):
         raise InputError(
@@ -178,7 +178,7 @@ class Terms(Iterator[StepLoss]):
 
     def __init__(
         self,
-        classifier: BaseClassifier,
+        classifier: Classifier,
         engine: Engine,
         stream: Unlabelled,
         shots: Shots | None,
