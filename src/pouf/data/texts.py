@@ -180,7 +180,7 @@ class _Lines:
     def all(self) -> Iterator[bytes]:
         stream = self._opened()
         stream.seek(0)
-        yield from stream
+        yield from iter(stream.readline, b"")  # closing this generator would close the stream itself
 
     def _opened(self) -> BinaryIO:
         if self.stream is None or self.process != os.getpid():  # a worker must not move its parent's place in the file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
@@ -25,7 +26,8 @@ from pouf.recipe import Compute
 
 MOST_WORKERS = 1024  # more is a slip of the pen
 BLOCK = 2**14  # samples whose features are in memory at once, where they need not be all
-COUNTED = 32  # samples that are looked for in the cache, to tell how many are missing
+COUNTED, FEWEST_COUNTED = 1000, 16  # samples that are looked for in the cache, to tell how many are missing
+COUNTING = 0.1  # seconds that this may take, but for the first few
 logger = logging.getLogger(__name__)
 
 
@@ -175,8 +177,13 @@ class FeatureStore:
         cached = self.open_cache(None)
         if cached is None or not cached.places:
             return len(data)
-        places = range(0, len(data), max(1, len(data) // COUNTED))[:COUNTED]
-        return round(len(data) * sum(data.digest(place) not in cached for place in places) / len(places))
+        counted, missing, start = 0, 0, time.monotonic()
+        for place in random.Random(0).sample(range(len(data)), min(len(data), COUNTED)):
+            missing += data.digest(place) not in cached
+            counted += 1
+            if counted >= FEWEST_COUNTED and time.monotonic() - start > COUNTING:
+                break
+        return round(len(data) * missing / counted)
 
     def open_cache(self, transform: Transform | None) -> CachedFeatures | None:
         """Where this model's features of samples, or of transformed ones, are kept."""
