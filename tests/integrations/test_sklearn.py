@@ -71,7 +71,7 @@ def test_without_prototypes_fit_says_what_to_give(vectors: tuple[Any, Any, Any])
     with pytest.raises(InputError, match=r"X has 5 feature\(s\), but the prototypes have \d+: take both"):
         estimator(prototypes).fit(features[:, :5])
     with pytest.raises(InputError, match="give their names, or labels"):
-        PoufClassifier().fit(["a.png"])
+        PoufClassifier(EMBEDDED).fit(["a.png"])
 
 
 def test_predictions_have_types() -> None:

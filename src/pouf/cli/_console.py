@@ -130,15 +130,17 @@ def _show_end(result: Adaptation, task: Task, inputs: list[Unlabelled]) -> None:
     show_absent(result.absent, len(task.classifier.classes))
     show_files(result)
     run = shlex.quote(str(result.files["run"]))
-    print_out(
-        f"Next:\n  pouf predict {run} {_other(inputs[0])}" + (f"\n  pouf review {run}" if task.data is not None else "")
-    )
+    review = f"\n  pouf review {run}" if task.data is not None else ""
+    print_out(f"Next:\n  pouf predict {run} {_example(inputs[0])}{review}")
 
 
-def _other(data: Unlabelled) -> str:
-    """A name for data like these, but not the same: those are predicted already."""
+def _example(data: Unlabelled) -> str:
+    """Something to predict that is there: an image of the run, a text, or the vectors themselves."""
+    if data.modality == "text":
+        return '"a text of your own"'
     source = Path(data.source.split("::")[0])
-    return shlex.quote(f"more-{source.name}" + ("/" if data.modality == "image" and not source.suffix else ""))
+    image = next((source / name for name in data.ids[:100] if (source / name).is_file()), source)
+    return shlex.quote(str(image if data.modality == "image" and source.is_dir() else source))
 
 
 def show_absent(names: list[str], classes: int) -> None:

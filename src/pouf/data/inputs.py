@@ -54,6 +54,9 @@ def as_data(
         return ParsedInput(_from_dataset(inputs, modality, columns), False)
     if hasattr(inputs, "iloc") and hasattr(inputs, "columns"):
         return ParsedInput(_from_frame(inputs, modality, columns), False)
+    if isinstance(inputs, (bytes, bytearray)):
+        decoded = "data.decode()" if modality == "text" else "Image.open(io.BytesIO(data))"
+        raise InputError(f"expected {modality}s, a path or a list of them, not bytes: give {decoded}")
     if not isinstance(inputs, (Path, Image.Image, Iterable)):  # a str is iterable
         raise InputError(f"expected {modality}s, a path or a list of them, not {type(inputs).__name__}")
     read = {"image": _images, "text": _texts, "vector": _vectors}[modality]

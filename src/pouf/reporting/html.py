@@ -172,7 +172,7 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
 
 
 def _shares(comparison: Comparison) -> list[dict[str, Any]]:
-    """Predicted shares before and after; of many classes those that changed most, else the largest first."""
+    """Mean probabilities before and after; of many classes those that changed most, else the largest first."""
     before, after = (view.probabilities.mean(0) for view in comparison[:2])
     many = len(comparison.classes) > CLASSES
     order = ((after - before).abs() if many else after).argsort(descending=True)[:CLASSES].tolist()
