@@ -1,4 +1,4 @@
-"""The errors that a user can cause and mend."""
+"""The errors that a user can cause and mend, and words that they need."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class Diverged(RuntimeError):
 
 class ProcessLost(RuntimeError):
     """Another process of the same run has ended, or has not answered in time."""
+
+
+def plural(n: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`, `2 classes`."""
+    return f"{n:,} {noun if n == 1 else noun + ('es' if noun.endswith('s') else 's')}"
 
 
 def one_of(what: str, name: str, choices: Mapping[str, Any]) -> Any:

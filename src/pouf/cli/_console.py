@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from rich.console import Console
 
+from pouf.errors import plural
+
 if TYPE_CHECKING:
     from pouf.cli._inputs import Task
     from pouf.cli._options import OutputOptions
@@ -149,11 +151,6 @@ def show_absent(names: list[str], classes: int) -> None:
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         listed = ", ".join(names[:MAX_NAMES])
         print_out(f"{len(names)} of {classes} class names seem not to occur in the inputs: {listed}{more}")
-
-
-def plural(n: int, noun: str) -> str:
-    """`1 step`, `2,000 steps`."""
-    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def show_result(facts: dict[str, Any], text: str, output: OutputOptions) -> None:

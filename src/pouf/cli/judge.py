@@ -12,6 +12,7 @@ import typer
 from pouf.cli import _console as console
 from pouf.cli._options import IdColumn, InferenceOptions, LabelColumn, RunFolder, TextColumn, grouped
 from pouf.cli._progress import encoding
+from pouf.errors import plural
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
@@ -138,7 +139,7 @@ def _how_to_answer(run: Path, table: Path, page: Path, n: int) -> str:
 
     command = f"  pouf review {shlex.quote(str(run))} --answers"
     return (
-        f"Answer the {n} questions in a browser: {page}\n"
+        f"Answer {plural(n, 'question')} in a browser: {page}\n"
         f"Save the answers there; then, with the path of the file that your browser saved:\n{command} answers.csv\n"
         f"Or fill in the column label of {table} ({NONE!r} is an answer); then:\n{command} {shlex.quote(str(table))}"
     )
@@ -165,9 +166,8 @@ def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
         for name, (value, low, high) in (("zero-shot", result.zero_shot), ("adapted", result.adapted))
     ]
     none = f", {result.none_of_these} of them {NONE!r}" if result.none_of_these else ""
-    lines += [
-        f"From {result.answered} answers{none}. {result.advice}", f"The verdict and the report in {run} now say so."
-    ]  # fmt: skip
+    lines.append(f"From {plural(result.answered, 'answer')}{none}. {result.advice}")
+    lines.append(f"The verdict and the report in {run} now say so.")
     advised = "zero-shot" if folder.verdict.advised == "zero-shot" else "adapted"
     if result.better not in (None, advised):
         lines.append(f"That is not what the run advises: pouf predict {run} INPUT --use {result.better}")
