@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pouf.cli._progress import Shown
     from pouf.data.base import Unlabelled
     from pouf.data.labelled import Labelled, Shots
+    from pouf.options import KeepNames
     from pouf.runs.folder import Run
     from pouf.training.callbacks import Callback
 
@@ -166,6 +167,14 @@ def adapt_arguments(
         "refine": model.refine,
         "cache": place.features(),
     }
+
+
+def names_to_keep(names: str | None, data: Path | None) -> KeepNames | None:
+    from pouf.options import KeepNames
+
+    if names is None and data is not None:
+        raise InputError("inputs of other names, and no names: give the names that are to be kept as well")
+    return KeepNames(names, data) if names is not None else None
 
 
 def trackers(names: Sequence[str] | None, out_dir: Path, quiet: bool) -> list[Callback]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import adapt_arguments, check_options, read_task, trackers
+from pouf.cli._inputs import adapt_arguments, check_options, names_to_keep, read_task, trackers
 from pouf.cli._options import (
     DataOption,
     DataOptions,
@@ -52,6 +52,7 @@ def adapt(
     keep_data: KeepData = None,
 ) -> None:
     """Adapt a model to unlabelled images or texts, given the names of the classes."""
+    from pouf.options import Output
     from pouf.parallel.process_group import launched_sharding
     from pouf.runs.writer import check_new
 
@@ -68,14 +69,10 @@ def adapt(
         result = task.classifier.adapt(
             task.data,
             **adapt_arguments(task, model, training, speed, place),
-            output_dir=out_dir,
-            resume=existing.resume,
-            overwrite=existing.overwrite,
-            report=report,
+            output=Output(out_dir, existing.resume, existing.overwrite, report),
             callbacks=[shown, *told],
             command=sys.argv,
-            keep_classes=keep_classes,
-            keep_data=keep_data,
+            keep=names_to_keep(keep_classes, keep_data),
         )
     if console.speaks():
         console.show_adaptation(result, task, output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -63,7 +62,7 @@ def figures(
     chosen = [find_class(name, adapted.classes) for name in classes.split(",")] if classes else []
     data, labels = labelled_or_not(adapted, inputs, labelled, text_column, label_column, there)
     with encoding(place, output) as inference:
-        comparison = look(nullcontext(zero_shot), nullcontext(adapted), data, labels, inference)
+        comparison = look(lambda: zero_shot, lambda: adapted, data, labels, inference)
     drawn = paper_figures(comparison, centred, chosen, wanted)
     files = [write(figure, out_dir / f"{name}.svg") for name, figure in drawn.items()]
     if output.as_json:

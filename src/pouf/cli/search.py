@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import adapt_arguments, check_options, read_task, trackers
+from pouf.cli._inputs import adapt_arguments, check_options, names_to_keep, read_task, trackers
 from pouf.cli._options import (
     DataOptions,
     FolderOptions,
@@ -47,6 +47,7 @@ def search(
     keep_data: KeepData = None,
 ) -> None:
     """Try a few learning rates (and lambdas), and choose among all their steps without labels."""
+    from pouf.options import Output
     from pouf.runs.writer import check_new
 
     console.calm_libraries()
@@ -65,15 +66,11 @@ def search(
             task.data,
             grid or None,
             **adapt_arguments(task, model, training, speed, place),
-            output_dir=out_dir,
-            resume=existing.resume,
-            overwrite=existing.overwrite,
-            report=report,
+            output=Output(out_dir, existing.resume, existing.overwrite, report),
             callbacks=[shown, *told],
             on_trial=lambda settings: shown.say(console.told(settings)),
             command=sys.argv,
-            keep_classes=keep_classes,
-            keep_data=keep_data,
+            keep=names_to_keep(keep_classes, keep_data),
         )
     if console.speaks():
         console.show_search(found, task, output)
