@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -43,9 +42,8 @@ from pouf.data.labelled import Labelled, Shots
 from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
-from pouf.parallel import process_group
 from pouf.parallel.fsdp import shard_classifier
-from pouf.parallel.process_group import ProcessGroup, init_processes
+from pouf.parallel.process_group import ProcessGroup, init_processes, leave
 from pouf.parallel.shards import full, local
 from pouf.runs.predictions import predict_share
 from pouf.training import adaptation, trainer
@@ -342,21 +340,6 @@ def lost(world: ProcessGroup) -> None:
     world.gather_objects(0)
 
 
-def left_while_watching() -> None:
-    """The processes end in the middle of looking for signs of life, which takes long here."""
-    plain = process_group.SignsOfLife._lost
-
-    def slow(signs: process_group.SignsOfLife) -> str | None:
-        end, found = time.monotonic() + 2 * process_group.BEAT, None
-        while time.monotonic() < end:
-            found = plain(signs)
-        return found
-
-    process_group.SignsOfLife._lost = slow  # type: ignore[method-assign]
-    init_processes(torch.device("cpu"))
-    time.sleep(1.5 * process_group.BEAT)
-
-
 def _engine(engine: Engine) -> str:
     return type(engine.classifier.backbone if engine.sharded else engine.model).__name__
 
@@ -383,11 +366,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--runs", action="store_true", help="whole runs with their folders as well")
     given = parser.parse_args()
-    process_group.BEAT, process_group.LOST = 0.5, 5.0
     trainer.Engine = Watched  # type: ignore[misc]
-    if "LEFT_WHILE_WATCHING" in os.environ:
-        left_while_watching()
-        return
     world = init_processes(torch.device("cpu"))
     assert world.size == int(os.environ["WORLD_SIZE"]) > 1
     if "ENDED_BY" in os.environ:
@@ -423,7 +402,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    if "LEFT_WHILE_WATCHING" not in os.environ:
-        # All is written and told. On a busy machine, threads of sharded models have aborted the end of the interpreter.
-        process_group._leave()
-        os._exit(0)
+    # All is written. On a busy machine, threads of sharded models have aborted the end of the interpreter.
+    leave()
+    os._exit(0)

@@ -36,7 +36,7 @@ from pouf.models.demonstrations import Demonstrations, Shown
 from pouf.models.load import lasting_name
 from pouf.models.precomputed import Precomputed, read_prototypes
 from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, class_texts, fill
-from pouf.options import KeepNames, Output, RunOptions
+from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.padding import PROMPTS, in_pieces
 from pouf.parallel.process_group import ALONE, ProcessGroup
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
@@ -248,7 +248,7 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         from pouf import workflow
 
-        options = RunOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
         return workflow.adapt(self, data, options, workflow.RunContext(output, keep, callbacks, cache, command))
 
     def search(
@@ -284,7 +284,7 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         from pouf import workflow
 
-        options = RunOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
         context = workflow.RunContext(output, keep, callbacks, cache, command)
         return workflow.search(self, data, grid, on_trial, options, context)
 

@@ -44,7 +44,7 @@ class KeepNames:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class AdaptOptions:
     """What is to be done: the arguments of `Classifier.adapt` that decide on the result."""
 
     method: str = "pouf"

@@ -18,7 +18,7 @@ from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.interruption import defer_signals
 from pouf.model_card import model_card
-from pouf.options import KeepNames, Output, RunOptions
+from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.fsdp import asks_to_shard, shard_classifier
 from pouf.parallel.process_group import init_processes
 from pouf.recipe import Recipe
@@ -36,6 +36,7 @@ from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, make_plan
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, select_step, usual_grid
 from pouf.training.trainer import run_identity
+from pouf.validation.diagnostics import rows_of
 from pouf.validation.drift import DriftBaseline, other_names
 from pouf.validation.names import absent_names
 
@@ -65,7 +66,7 @@ class RunContext:
         self.callbacks = Callbacks(callbacks).all
 
 
-def adapt(classifier: Classifier, data: Inputs | None, options: RunOptions, context: RunContext) -> Adaptation:
+def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, context: RunContext) -> Adaptation:
     """See `Classifier.adapt`."""
     callbacks, cache = context.callbacks, context.cache
     Callbacks(callbacks).phase("reading")
@@ -103,7 +104,7 @@ def search(
     data: Inputs | None,
     grid: Mapping[str, Sequence[Any]] | None,
     on_trial: Callable[[dict[str, Any]], None],
-    options: RunOptions,
+    options: AdaptOptions,
     context: RunContext,
 ) -> Search:
     """See `Classifier.search`."""
@@ -190,6 +191,7 @@ def _described(result: Adaptation, plan: Plan, baseline: DriftBaseline | None) -
         "method": result.method,
         "sources": {name: len(source) for name, source in result.sources.items()},
         "verdict": result.verdict.to_json(),
+        "diagnostics": rows_of(result.verdict.diagnostics),
         "trainable": result.trainable,
         "total": result.total,
         "drift": None if drift is None else str(drift),

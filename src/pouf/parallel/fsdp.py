@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from pouf.errors import InputError
 from pouf.parallel.process_group import (
     ProcessGroup,
+    connection_errors,
     init_processes,
     launched_resharding,
     launched_sharding,
     launched_wrapping,
-    name_lost_process,
 )
 from pouf.parallel.shards import is_main, is_shard
 
@@ -93,7 +93,7 @@ def shard(backbone: Backbone, world: ProcessGroup) -> None:
 
 def _take_from_first(tensors: Iterable[Tensor], device: torch.device) -> None:
     """In new memory: what was mapped from a file stays there, unread."""
-    with name_lost_process():
+    with connection_errors():
         for tensor in tensors:
             fresh = tensor.detach().to(device, copy=True) if is_main() else torch.empty_like(tensor, device=device)
             dist.broadcast(fresh, 0)
@@ -154,7 +154,7 @@ def average_gradients(parameters: Iterable[Tensor], world: ProcessGroup) -> None
         return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
     flat = torch.cat([gradient.flatten().float() for gradient in gradients])
-    with name_lost_process():
+    with connection_errors():
         dist.all_reduce(flat)
     for parameter, part in zip(used, (flat / world.size).split([g.numel() for g in gradients]), strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)

@@ -20,7 +20,7 @@ from pouf.classifier import Classifier
 from pouf.errors import InputError
 from pouf.parallel.fsdp import average_gradients, reshard
 from pouf.parallel.padding import PROMPTS, in_pieces
-from pouf.parallel.process_group import ProcessGroup, launched_precision, launched_sharding, name_lost_process
+from pouf.parallel.process_group import ProcessGroup, connection_errors, launched_precision, launched_sharding
 from pouf.parallel.shards import is_shard, local
 from pouf.recipe import Recipe
 from pouf.training.step import LossOf, OwnInputs, Piece, PromptPiece, StepLoss, StepModule
@@ -85,7 +85,7 @@ class Engine:
         them alone. Then each piece is encoded again with its graph, which takes its rows of that gradient to the
         weights. Processes exchange gradients once, after the last piece; where weights are sharded, after each.
         """
-        with name_lost_process():
+        with connection_errors():
             if not self.leaves:
                 self.scaler.scale(loss).backward()
             else:

@@ -19,7 +19,7 @@ from pouf.data.labelled import Shots, read_shots
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
-from pouf.options import RunOptions
+from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard
 from pouf.parallel.process_group import init_processes
 from pouf.recipe import PRESETS, Recipe
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
 def make_plan(
     classifier: Classifier,
     data: Inputs | None,
-    options: RunOptions,
+    options: AdaptOptions,
     *,
     cache: FeatureCache,
     report: bool,
@@ -93,7 +93,7 @@ def make_plan(
     return plan_with(replace(options, recipe=init_processes(classifier.device).broadcast(fitting)))
 
 
-def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: RunOptions) -> Plan:
+def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
     method, recipe, shots, prior = options.method, options.recipe, options.shots, options.prior
     settings = options.settings
@@ -150,7 +150,7 @@ def _known_shares(proportions: Sequence[float] | Tensor, k: int) -> Tensor:
     return shares / shares.sum()
 
 
-def _changes(chosen: Method, options: RunOptions) -> dict[str, Any]:
+def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:
     """All changes to the recipe, by dotted name."""
     changes = dict(options.settings or {})
     if changes.get("steps") and chosen.settings.get("steps") == 0:
