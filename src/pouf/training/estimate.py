@@ -15,7 +15,7 @@ from pouf.data.base import Unlabelled
 from pouf.data.loader import Reader
 from pouf.data.random_batches import Draw
 from pouf.errors import InputError
-from pouf.inference.encode import InferenceConfig, to_encode
+from pouf.inference.encode import FeatureStore, InferenceConfig
 from pouf.losses.objective import unlabelled_terms
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
@@ -84,7 +84,7 @@ def estimate(
     once, trained = _inputs(classifier, tuner, data, recipe) if recipe.steps else (0.0, 0.0)
     prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
     loss = _loss(classifier, recipe, batch) if recipe.steps else 0.0
-    missing, sample = to_encode(classifier.backbone, data, inference), min(n, PERTURBED)
+    missing, sample = FeatureStore(classifier.backbone, inference).missing(data), min(n, PERTURBED)
     if looked_up:
         encoded = missing * (recipe.views if cropped else 1)
         forward, per_step = encoded + (sample if recipe.snapshots else 0), 0.0
