@@ -588,7 +588,7 @@ def test_predictions_name_inputs_as_the_user_does_and_hold_all_probabilities(tmp
     assert table.to_dict("records") == lines
     assert (tmp_path / "p.csv").read_text().splitlines()[1].startswith("r0,bad film about the air,")
     error = one_line_error(pouf("predict", "my run", "my texts.csv", "--id-column", "key", cwd=tmp_path, code=2))
-    assert "'my texts.csv' has no column 'key', only: Id, Review." in error
+    assert "'my texts.csv' has no column 'key', only: Id, Review" in error
 
     # Report and review speak of the run's own inputs by the same ids, and answers may come in the user's own table.
     names = {i for i, _ in rows}

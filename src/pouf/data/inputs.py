@@ -63,6 +63,17 @@ def as_data(
     return read(inputs, columns)
 
 
+def split_columns(columns: str | None, usual: Sequence[str]) -> tuple[str, ...]:
+    """The columns that make a sample: as many as the template or the model reads."""
+    if columns is None:
+        return tuple(usual)
+    names = tuple(columns.split(","))
+    if len(names) != len(usual):
+        expected = "one column" if len(usual) == 1 else "two columns, as question,answer"
+        raise InputError(f"text_column={columns!r} names {len(names)} columns, expected {expected}")
+    return names
+
+
 def _named_data(inputs: Any, modality: Modality, columns: Sequence[str], id_columns: Sequence[str]) -> Unlabelled:
     if modality == "image" or not isinstance(inputs, (str, Path)):
         raise InputError("columns of ids are read from a file of texts or vectors; images are named by their paths")
