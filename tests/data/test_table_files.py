@@ -92,7 +92,7 @@ def test_columns_match_in_any_case_and_the_nearest_is_named(tmp_path: Path, capl
     assert "a.csv has no column 'text': 'Text ' is read." in caplog.text and "'TEXT' is read" in caplog.text
     assert LargeTexts(tmp_path / "a.jsonl", ["text"]).read(0) == "a"
     with pytest.raises(
-        InputError, match=r"no column 'text', only: texts, n. Say which column to read. Did you mean 'texts'"
+        InputError, match=r"no column 'text', only: texts, n: give text_column= to read another. Did you mean 'texts'"
     ):
         read(tmp_path / "a.csv", "texts,n\na,1\n")
 
