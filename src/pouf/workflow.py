@@ -21,7 +21,7 @@ from pouf.inference.encode import InferenceConfig
 from pouf.interruption import defer_signals
 from pouf.model_card import model_card
 from pouf.parallel.fsdp import asks_to_shard, shard_classifier
-from pouf.parallel.process_group import init_processes
+from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.reporting.html import before_and_after, write_report
 from pouf.runs.folder import note
@@ -44,6 +44,7 @@ TRIALS_STATE = "trials.safetensors"
 logger = logging.getLogger(__name__)
 
 
+@by_all_processes
 def adapt(
     classifier: Classifier,
     data: Inputs | None,
@@ -73,7 +74,7 @@ def adapt(
     opens = partial(_writer, classifier, output_dir, plan, command, resume, overwrite)
     with run_session(opens, told) as writer, undone_if_refused(classifier, told):
         plan.preparation.apply(classifier)
-        if asks_to_shard(classifier, plan.recipe, init_processes(classifier.device)):
+        if asks_to_shard(classifier, plan.recipe):
             shard_classifier(classifier)  # before anything is computed
         kept = _kept(classifier, keep_classes, keep_data, plan, cache)
         result = adaptation.adapt(
@@ -95,6 +96,7 @@ def adapt(
     return result
 
 
+@by_all_processes
 def search(
     classifier: Classifier,
     data: Inputs | None,
@@ -123,13 +125,13 @@ def search(
     combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
     if grid is not None and "optimisation.lr" in grid:
         plan = plan._replace(recipe=plan.recipe.with_settings(keep_shares_lr_factor=1.0))
-    world, log, root = init_processes(classifier.device), TrialLog(), None
+    log, root = TrialLog(), None
     if output_dir is not None:
         root = Path(output_dir) / CHECKPOINTS
         first = next(iter(plan.sources().values()))
-        about = run_identity(classifier, first, plan.shots, plan.recipe, world, plan.known_shares)
+        about = run_identity(classifier, first, plan.shots, plan.recipe, plan.known_shares)
         about["the grid"] = combinations
-        log = TrialLog(root / TRIALS_STATE, about, world)
+        log = TrialLog(root / TRIALS_STATE, about)
 
     def one(classifier: Classifier, changed: Recipe, number: int) -> Adaptation:
         folder = root / str(number) if root is not None else None
@@ -144,7 +146,7 @@ def search(
         kept = _kept(classifier, keep_classes, keep_data, plan, cache)
         if resume:
             log.read()
-        found = searching.search(classifier, plan.recipe, combinations, one, on_trial, log, world)
+        found = searching.search(classifier, plan.recipe, combinations, one, on_trial, log)
         result = found.result = replace(found.result, method=plan.method, sources=plan.sources())
         inputs, inference = next(iter(plan.sources().values())), plan.inference(classifier, cache)
         assert result.checkpoints is not None
@@ -179,7 +181,7 @@ def _writer(
     """Of the run folder: the first process alone writes it."""
     if folder is None:
         return None
-    if not init_processes(classifier.device).is_main:
+    if not processes().is_main:
         return ShardHolder(Path(folder), classifier)
     facts: dict[str, Any] = {}
     if plan.known_shares is not None:
@@ -240,16 +242,17 @@ def _report(
     All processes encode; the first one writes.
     """
     Callbacks(told).phase("writing predictions and report")
-    world = inference.world
     own = classifier.encode_share(data, inference)
-    blocks = classifier.score_blocks(own, prototypes=classifier.fixed_prototypes(world))
-    rows = rows_by_rank(prediction_rows(classifier.classes, data, blocks), world)
-    if world.is_main:
+    blocks = classifier.score_blocks(own, prototypes=classifier.fixed_prototypes())
+    rows = rows_by_rank(prediction_rows(classifier.classes, data, blocks))
+    if processes().is_main:
         result.files["predictions"] = write_rows(run / PREDICTIONS, rows)
     else:
         deque(rows, maxlen=0)  # hand over what is asked for
-    result.absent = absent_names(classifier, classifier.some_features(own, world))
+    result.absent = absent_names(classifier, classifier.some_features(own))
     seen = before_and_after(result, data, inference)
-    if world.is_main:
+    if processes().is_main:
         note(run, absent=result.absent)
-        result.files["report"] = write_report(run, data, inference=inference.alone(), comparison=seen)
+        quiet = replace(inference, on_batch=None, on_start=None)
+        with alone():
+            result.files["report"] = write_report(run, data, inference=quiet, comparison=seen)

@@ -37,7 +37,7 @@ def evaluate(
     intervals, and macro-F1.
     """
     from pouf.inference.encode import InferenceConfig
-    from pouf.parallel.process_group import init_processes
+    from pouf.parallel.process_group import together
     from pouf.runs.folder import Run
     from pouf.training.callbacks import Callbacks
     from pouf.validation.evaluation import compare
@@ -45,13 +45,12 @@ def evaluate(
     console.calm_libraries()
     zero_shot, last, advised = load_run(run, place, "zero-shot", "last", "advised")
     data = read_labels(advised, labelled, text_column, label_column, Run(run))
-    world = init_processes(advised.device)
-    inference = InferenceConfig(batch_size, place.workers or 0, place.features(), world=world)
-    with progress(output.hidden or not world.is_main) as shown:
+    inference = InferenceConfig(batch_size, place.workers or 0, place.features())
+    with together(advised.device) as group, progress(output.hidden or not group.is_main) as shown:
         result = compare(zero_shot, last, advised, data, Callbacks([shown]).watching(inference, "encoding"))
-    if world.is_main and output.as_json:
+    if group.is_main and output.as_json:
         console.tell_json(result.to_json() | ({"confusion": result.confusion} if confusion else {}))
-    elif world.is_main and not output.quiet:
+    elif group.is_main and not output.quiet:
         console.show_skipped([data.inputs], None)
         console.show_evaluation(result, f"{result.n:,} labelled {advised.backbone.modality}s in {labelled}")
         if confusion:

@@ -47,7 +47,7 @@ def predict(
 
     from pouf.inference.cache import InMemoryFeatureCache
     from pouf.inference.encode import FeatureSet, InferenceConfig
-    from pouf.parallel.process_group import init_processes
+    from pouf.parallel.process_group import alone, together
     from pouf.runs.folder import Run
     from pouf.runs.predictions import Extras, check_place, predict_share
     from pouf.training.callbacks import Callbacks
@@ -60,22 +60,23 @@ def predict(
         check_rate(abstain)
     there = Run(run)
     (classifier,) = load_run(run, place, use)
-    world = init_processes(classifier.device)
     data = read_inputs(classifier, inputs, text_column, there, id_column)
-    world.check_equal(data.fingerprint(), "inputs")
     said: dict[int, str] = {}
     flags: dict[str, set[int]] = {}
     more: dict[str, dict[int, float]] = {}
 
     def mark_strangers(encoded: FeatureSet) -> None:
         used = there.verdict.advised if use == "advised" else use
-        said.update(dict.fromkeys(out_of_distribution(classifier, encoded, there.verdict.near.get(used)), UNKNOWN))
+        with alone():  # processes need not have equally many blocks
+            far = out_of_distribution(classifier, encoded, there.verdict.near.get(used))
+        said.update(dict.fromkeys(far, UNKNOWN))
 
-    with progress(output.hidden or not world.is_main) as shown:
+    with together(classifier.device) as group, progress(output.hidden or not group.is_main) as shown:
+        group.check_equal(data.fingerprint(), "inputs")
         cache = place.features()
         if abstain is not None and cache is None:
             cache = InMemoryFeatureCache()  # what is looked at again need not be encoded again
-        inference = InferenceConfig(batch_size, place.workers or 0, cache, world=world)
+        inference = InferenceConfig(batch_size, place.workers or 0, cache)
         inference = Callbacks([shown]).watching(inference, "encoding")
         if abstain is not None:
             (zero_shot,) = load_run(run, place, "zero-shot")
@@ -85,10 +86,10 @@ def predict(
         extras = Extras(said, flags, more, probabilities, safe_csv)
         seen = mark_strangers if unknown else lambda encoded: None
         share = predict_share(out_file, classifier, data, inference, extras, seen)
-    counts = {name: len(where) for name, where in flags.items()} | ({"unknown": len(said)} if unknown else {})
-    counts = {name: sum(world.gather_objects(count)) for name, count in counts.items()}
-    absent = absent_names(classifier, share.sample)
-    if not world.is_main:
+        counts = {name: len(where) for name, where in flags.items()} | ({"unknown": len(said)} if unknown else {})
+        counts = {name: sum(group.gather_objects(count)) for name, count in counts.items()}
+        absent = absent_names(classifier, share.sample)
+    if not group.is_main:
         return
     facts: dict[str, Any] = {
         "n": share.n, "skipped": len(data.skipped), "used": use, "predictions": str(out_file),

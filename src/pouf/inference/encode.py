@@ -19,7 +19,7 @@ from pouf.inference.cache import CachedFeatures, FeatureCache
 from pouf.models.base import Backbone
 from pouf.models.demonstrations import Shown
 from pouf.parallel.padding import in_step
-from pouf.parallel.process_group import ALONE, ProcessGroup
+from pouf.parallel.process_group import alone, processes
 from pouf.recipe import Compute
 
 MOST_WORKERS = 1024  # more is a slip of the pen
@@ -38,7 +38,6 @@ class InferenceConfig:
         cache: where features are kept and found again.
         on_start: is told how many samples there are, before the first that is not kept is encoded.
         on_batch: is told how many samples each batch had.
-        world: the processes that share the work.
         skip_not_finite: leave out what the model has no finite answer to. While it is trained, that is no fault of the
             input, and its features are given as they are.
     """
@@ -47,7 +46,6 @@ class InferenceConfig:
     workers: int = 0
     cache: FeatureCache | None = None
     on_batch: Callable[[int], None] | None = None
-    world: ProcessGroup = ALONE
     on_start: Callable[[int], None] | None = None
     skip_not_finite: bool = True
 
@@ -58,13 +56,9 @@ class InferenceConfig:
             raise InputError(f"the number of worker processes must be from 0 to {MOST_WORKERS}, not {self.workers}")
 
     @classmethod
-    def of(cls, compute: Compute, cache: FeatureCache | None, world: ProcessGroup) -> InferenceConfig:
+    def of(cls, compute: Compute, cache: FeatureCache | None) -> InferenceConfig:
         """As a recipe says."""
-        return cls(compute.chunk or cls.batch_size, compute.workers, cache, world=world)
-
-    def alone(self) -> InferenceConfig:
-        """The same for one process that works by itself, and tells nobody."""
-        return replace(self, world=ALONE, on_batch=None, on_start=None)
+        return cls(compute.chunk or cls.batch_size, compute.workers, cache)
 
     def begin(self, n: int) -> None:
         if self.on_start is not None:
@@ -91,12 +85,13 @@ def encode(
 ) -> FeatureSet:
     """Features of all that can be read; what can't is listed in `data.skipped`."""
     if transform is None and backbone.ready_features(data) is not None:
-        return encode_share(backbone, data, replace(inference, world=ALONE))
-    own, world = encode_share(backbone, data, inference, transform), inference.world
-    if world.size == 1:
+        with alone():
+            return encode_share(backbone, data, inference)
+    own, group = encode_share(backbone, data, inference, transform), processes()
+    if group.size == 1:
         return own
-    indices = [index for part in world.gather_objects(own.indices) for index in part]
-    return FeatureSet(indices, world.gather(own.features.to(backbone.device)).cpu())
+    indices = [index for part in group.gather_objects(own.indices) for index in part]
+    return FeatureSet(indices, group.gather(own.features.to(backbone.device)).cpu())
 
 
 @torch.no_grad()
@@ -105,7 +100,7 @@ def encode_share(
 ) -> FeatureSet:
     """The same, of this process's share alone; what any of them could not read is known to all."""
     own = in_order(list(encode_blocks(backbone, data, inference, transform, rows=len(data))))
-    readable = share_skipped(data, inference.world, len(own.indices))
+    readable = share_skipped(data, len(own.indices))
     if not readable:
         data.check_readable()
     return own
@@ -124,7 +119,7 @@ def encode_blocks(
     `share_skipped` has to be called at the end, by all processes.
     """
     rows = BLOCK if rows is None else max(rows, 1)
-    places = [place for place in inference.world.share(range(len(data))) if place not in data.skipped]
+    places = [place for place in processes().share(range(len(data))) if place not in data.skipped]
     ready = backbone.ready_features(data) if transform is None else None
     if ready is not None:
         data.check_readable()
@@ -133,7 +128,7 @@ def encode_blocks(
     if len(places) > rows:
         inference.begin(len(places))
         inference = replace(inference, on_start=None)
-    most = max(inference.world.gather_objects(len(places))) if backbone.sharded and ready is None else len(places)
+    most = max(processes().gather_objects(len(places))) if backbone.sharded and ready is None else len(places)
     for start in range(0, most, rows):
         block = places[start : start + rows]
         if ready is not None:
@@ -147,9 +142,9 @@ def encode_blocks(
             yield _looked_up(backbone, data, block, inference, transform, kept, cache.every)
 
 
-def share_skipped(data: Unlabelled, world: ProcessGroup, readable: int) -> int:
+def share_skipped(data: Unlabelled, readable: int) -> int:
     """All come to know what any of them could not read. How many each could read -> how many there are in all."""
-    told = world.gather_objects((dict(data.skipped), readable))
+    told = processes().gather_objects((dict(data.skipped), readable))
     for skipped, _ in told:
         data.skipped.update(skipped)
     return sum(n for _, n in told)
@@ -182,9 +177,7 @@ def _batches(
     reader = Reader(data, backbone.prepare, transform.apply if transform is not None else None, backbone.image_size)
     draws = data.batches(inference.batch_size, places, seeded=transform is not None)
     reads = read_batches(reader, draws, inference.workers)
-    for read, given in (
-        in_step(reads, inference.world) if backbone.sharded else ((read, read.tensors) for read in reads)
-    ):
+    for read, given in in_step(reads) if backbone.sharded else ((read, read.tensors) for read in reads):
         data.skipped.update(read.failed)
         if given:
             tensors = {name: tensor.to(backbone.device) for name, tensor in given.items()}
