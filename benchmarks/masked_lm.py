@@ -36,7 +36,7 @@ from pouf.models.cloze import Sample
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.runs.folder import versions
-from pouf.validation.metrics import METRICS
+from pouf.validation.metrics import TASK_METRICS
 
 DOMAINS = ("tweets", "amazon", "nyt")
 GLUE_LIKE = ("SST-2", "SST-5", "MR", "Subj", "TREC", "CoLA", "RTE", "MRPC")
@@ -79,7 +79,7 @@ class Bench:
 
     def __init__(self, model: Path, task: Task, unlabelled: list[Sample], labelled: Shots) -> None:
         self.model, self.task, self.unlabelled, self.labelled = model, task, unlabelled, labelled
-        self.measure = METRICS[task.metrics[0]]
+        self.measure = TASK_METRICS[task.metrics[0]]
 
     def classifier(self) -> Classifier:
         words = list(self.task.words.values())

@@ -37,6 +37,7 @@ from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, make_plan
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, select_step, usual_grid
 from pouf.training.trainer import run_identity
+from pouf.validation.diagnostics import rows_of
 from pouf.validation.drift import DriftBaseline, other_names
 from pouf.validation.names import absent_names
 
@@ -222,6 +223,7 @@ def _describe(classifier: Classifier, result: Adaptation, plan: Plan, kept: Drif
         "method": result.method,
         "sources": {name: len(source) for name, source in plan.sources().items()},
         "verdict": result.verdict.to_json(),
+        "diagnostics": rows_of(result.verdict.diagnostics),
         "trainable": result.trainable,
         "total": result.total,
         "drift": None if result.drift is None else str(result.drift),

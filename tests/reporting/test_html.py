@@ -93,7 +93,10 @@ def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> No
     )
     assert page.count('class="star"') == 20 and "Colour and shape show the true class" in page
     assert page.count("share of inputs on which both agree") == 1, "the signs that alarms go by"
-    assert "<td>classes in use <span" in page and "classes in use" not in page.split("Over time")[1].split("<h2>")[0]
+    assert (
+        "<td>classes in use (exp H of the mean prediction) <span" in page
+        and "classes in use" not in page.split("Over time")[1].split("<h2>")[0]
+    )
     assert f"<b>step {Run(image_run).verdict.chosen} of 150</b>" in page
     assert page.count("second opinion:") == 2
     assert "Most often taken for each other" in page

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pouf import Classifier, FeatureCache, Images, InferenceConfig, InputError, inference
+from pouf import Classifier, FeatureCache, Images, InferenceConfig, InputError
 from pouf.runs.predictions import predict_share
 
 
@@ -26,7 +26,7 @@ def test_blocks_hold_few_inputs_and_are_the_whole_together(
     broken: Path, tmp_path: Path, tiny: Classifier, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     data, whole = Images.from_folder(broken), tiny.infer(Images.from_folder(broken))
-    monkeypatch.setattr(inference, "BLOCK", 7)
+    monkeypatch.setattr("pouf.inference.encode.BLOCK", 7)
     seen: list[int] = []
     told: list[int] = []
     total: list[int] = []
@@ -45,7 +45,7 @@ def test_blocks_hold_few_inputs_and_are_the_whole_together(
 def test_one_process_writes_one_file_with_the_rows_of_all_blocks(
     broken: Path, tmp_path: Path, tiny: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference, "BLOCK", 7)
+    monkeypatch.setattr("pouf.inference.encode.BLOCK", 7)
     data = Images.from_folder(broken)
     share = predict_share(tmp_path / "p.csv", tiny, data, InferenceConfig())
     rows = list(csv.DictReader((tmp_path / "p.csv").open()))

@@ -30,7 +30,7 @@ from pouf.training.adaptation import Adaptation, adapt
 from pouf.training.callbacks import Callback
 from pouf.training.methods import METHODS
 from pouf.validation.evaluation import accuracy
-from pouf.validation.metrics import METRICS
+from pouf.validation.metrics import TASK_METRICS
 
 SHOTS = 16
 
@@ -295,7 +295,7 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
 
     def measure(given: Shots) -> float:
         probabilities = classifier.infer(given.inputs, InferenceConfig(setting.batch_size)).log_probabilities.exp()
-        return METRICS[task.metrics[0]](probabilities, given.targets)
+        return TASK_METRICS[task.metrics[0]](probabilities, given.targets)
 
     on_dev: list[float] = []
 
