@@ -26,7 +26,7 @@ from pouf.data.labelled import Labelled, Shots
 from pouf.data.vectors import as_table
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
-from pouf.inference.encode import FeatureSet, InferenceConfig, encode, encode_blocks, encode_share
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.base import Scores, check_modality, class_means, evaluating
 from pouf.models.causal_lm import CausalLM
@@ -475,14 +475,14 @@ class Classifier(nn.Module, ModelHubMixin):
         Args:
             transform: what the model is shown instead of the samples as they are.
         """
-        return self._encode(encode, data, inference, transform)
+        return self._encode("features", data, inference, transform)
 
     @torch.no_grad()
     def encode_share(
         self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
     ) -> FeatureSet:
         """The same for what falls to this process, where several share the work: nobody holds all features."""
-        return self._encode(encode_share, data, inference, transform)
+        return self._encode("share", data, inference, transform)
 
     @torch.no_grad()
     def infer_blocks(
@@ -502,7 +502,7 @@ class Classifier(nn.Module, ModelHubMixin):
         def features() -> Iterator[FeatureSet]:
             shown = self.backbone if self.demonstrations is None else Shown(self.backbone, self.demonstrations)
             kept = inference if self.demonstrations is None else replace(inference, cache=None)
-            for encoded in encode_blocks(shown, data, kept):
+            for encoded in FeatureStore(shown, kept).blocks(data):
                 seen(encoded)
                 yield encoded
 
@@ -518,14 +518,15 @@ class Classifier(nn.Module, ModelHubMixin):
             raise InputError(f"{data.source} has no known end: take some of it with take(n)")
 
     def _encode(
-        self, how: Callable[..., FeatureSet], data: Unlabelled, inference: InferenceConfig, transform: Transform | None
+        self, how: str, data: Unlabelled, inference: InferenceConfig, transform: Transform | None
     ) -> FeatureSet:
         self._check(data)
         with evaluating(self):
-            if self.demonstrations is None:
-                return how(self.backbone, data, inference, transform)
-            shown = Shown(self.backbone, self.demonstrations)
-            return how(shown, data, replace(inference, cache=None), transform)
+            store = FeatureStore(self.backbone, inference)
+            if self.demonstrations is not None:
+                store = FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
+            encoded: FeatureSet = getattr(store, how)(data, transform)
+            return encoded
 
     def some_features(self, own: FeatureSet, seed: int = 0) -> FeatureSet:
         """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.

@@ -158,7 +158,9 @@ def test_bad_requests_get_a_status_and_a_line(images: Served, texts: Served) -> 
     told(images.ask("POST", "/api/predict", {"texts": ["a"]}), 422, "this model reads images: give images")
     told(images.ask("POST", "/api/predict", {"images": ["%%%"]}), 422, "image 0 is not base64")
     told(images.ask("POST", "/api/predict", {"pictures": []}), 422, "pictures: Extra inputs")
-    told(images.upload("/api/files", "a.png", b"0", "image"), 422, "files: .*What /api/files takes is told at /docs")
+    told(
+        images.upload("/api/files", "a.png", b"0", "image"), 422, "files: .*What /api/files takes is described at /docs"
+    )
     told(images.ask("POST", "/api/predict", "{", **{"Content-Type": "application/json"}), 422, "JSON")
     told(images.upload("/api/table", "a.csv", b"text\na\n", "file"), 422, "a table is for texts")
     told(images.ask("GET", "/nothing"), 404, "Not Found")

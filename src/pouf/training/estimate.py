@@ -15,7 +15,7 @@ from pouf.data.base import Unlabelled
 from pouf.data.loader import Reader
 from pouf.data.random_batches import Draw
 from pouf.errors import InputError
-from pouf.inference.encode import InferenceConfig, to_encode
+from pouf.inference.encode import FeatureStore, InferenceConfig
 from pouf.losses.objective import unlabelled_terms
 from pouf.parallel.process_group import processes
 from pouf.recipe import PRESETS, Recipe
@@ -91,7 +91,7 @@ def estimate(
         classifier.set_state(state)
         for parameter, needs_gradient in had_gradient.items():
             parameter.requires_grad_(needs_gradient)
-    missing, sample = to_encode(classifier.backbone, data, inference), min(n, PERTURBED)
+    missing, sample = FeatureStore(classifier.backbone, inference).missing(data), min(n, PERTURBED)
     if looked_up:
         encoded = missing * (recipe.views if cropped else 1)
         forward, per_step = encoded + (sample if recipe.snapshots else 0), 0.0
