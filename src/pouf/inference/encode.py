@@ -382,7 +382,7 @@ def _in_batches(
 ) -> Iterator[tuple[int, Read, dict[str, Tensor]]]:
     """(number of the view, read, what to go through the model with), in batches as large as may be."""
     if store.model.sharded:
-        for read, tensors in in_step((each.views[0] for each in reads)):
+        for read, tensors in in_step(each.views[0] for each in reads):
             yield 0, read, tensors
         return
     waiting = [_Batcher(store.config.batch_size) for _ in range(views)]
