@@ -107,6 +107,8 @@ def embed(view: View, centred: bool = False) -> tuple[NDArray[np.float32], NDArr
 
     parts = (view.features, view.prototypes[stars(view)])
     points = F.normalize(torch.cat([part - part.mean(0) if centred else part for part in parts]), dim=1).numpy()
+    if np.ptp(points, axis=0).max() < 1e-6:  # all are one: t-SNE would divide by their spread
+        return np.zeros((len(view.features), 2), np.float32), np.zeros((len(parts[1]), 2), np.float32)
     perplexity = min(30.0, max(2.0, (len(points) - 1) / 4))
     placed = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points)
     return placed[: len(view.features)], placed[len(view.features) :]
