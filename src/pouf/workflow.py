@@ -95,8 +95,7 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, co
             result.files["run"] = writer.folder
         if plan.data is not None:
             _report(result, plan.data, plan, context)
-    for callback in callbacks:
-        callback.on_end(result)
+    Callbacks(callbacks).notify(lambda callback: callback.on_end(result))
     return result
 
 
@@ -148,8 +147,7 @@ def search(
         if found.ended_by is not None:
             raise found.ended_by
         _report(result, inputs, plan, context)
-    for callback in callbacks:
-        callback.on_end(result)
+    Callbacks(callbacks).notify(lambda callback: callback.on_end(result))
     return found
 
 
