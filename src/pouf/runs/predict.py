@@ -13,7 +13,7 @@ from pouf.data.texts import Texts
 from pouf.errors import InputError
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.parallel.process_group import init_processes
+from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.runs.folder import Run
 from pouf.runs.inputs import load_classifiers, read_inputs
 from pouf.runs.predictions import Extras, Row, check_place, predict_share
@@ -85,26 +85,39 @@ def predict(
     if file is not None:
         check_place(file, options.overwrite)
     (classifier,) = _load(run, options, options.use)
-    world = init_processes(classifier.device)
-    inference = replace(inference, world=world)
+    return _predict(classifier, run, inputs, file, options, inference)
+
+
+@by_all_processes
+def _predict(
+    classifier: Classifier,
+    run: Run,
+    inputs: Path | Sequence[str],
+    file: Path | None,
+    options: PredictOptions,
+    inference: InferenceConfig,
+) -> Predicted:
+    group = processes()
     data = _read(run, classifier, inputs, options)
-    world.check_equal(data.fingerprint(), "inputs")
+    group.check_equal(data.fingerprint(), "inputs")
     if options.abstain is not None and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
     by = {"advised": run.verdict.advised, "adapted": run.adapted}.get(options.use, options.use)
     replaced: dict[int, str] = {}
 
     def mark_unknown(encoded: FeatureSet) -> None:
-        far = out_of_distribution(classifier, encoded, run.verdict.near.get(by)) if options.unknown else []
+        with alone():  # processes need not have equally many blocks
+            far = out_of_distribution(classifier, encoded, run.verdict.near.get(by)) if options.unknown else []
         replaced.update(dict.fromkeys(far, UNKNOWN))
 
     flags, figures = _abstained(run, classifier, data, options, inference)
     extras = Extras(replaced, flags, figures, options.probabilities, options.safe_csv)
     share = predict_share(file, classifier, data, inference, extras, mark_unknown)
     counts = {name: len(rows) for name, rows in flags.items()} | ({"unknown": len(replaced)} if options.unknown else {})
-    counts = {name: sum(world.gather_objects(count)) for name, count in counts.items()}
+    counts = {name: sum(group.gather_objects(count)) for name, count in counts.items()}
     skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
-    return Predicted(share.n, share.rows, by, skipped, absent_names(classifier, share.sample), counts, world.is_main)
+    absent = absent_names(classifier, share.sample)
+    return Predicted(share.n, share.rows, by, skipped, absent, counts, group.is_main)
 
 
 def _read(run: Run, classifier: Classifier, inputs: Path | Sequence[str], options: PredictOptions) -> Unlabelled:
