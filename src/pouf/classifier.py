@@ -55,13 +55,10 @@ if TYPE_CHECKING:
 _NO_LABELS = "No labels are needed, and none are taken: give the inputs alone; a few labelled examples go into shots="
 _OUTPUT = "Give output=Output('run', resume=…, overwrite=…, report=…)"
 WRONG_ARGUMENTS = {  # what callers of `adapt` try, and what to give instead
+    **{name: f"Give settings={{{name!r}: …}}" for name in (full.rsplit(".", 1)[-1] for full in Recipe().flat())},
     **dict.fromkeys(("", "labels", "label", "y", "targets"), _NO_LABELS),
     **dict.fromkeys(("output_dir", "resume", "overwrite", "report", "out"), _OUTPUT),
-    **{
-        name.rsplit(".", 1)[-1]: f"Give settings={{{name.rsplit('.', 1)[-1]!r}: …}}"
-        for name in Recipe().flat() if name != "seed"
-    },
-}  # fmt: skip
+}
 INFERENCE = InferenceConfig()
 _CONSTANT = ("transformers.", "tokenizers.")  # packages whose objects, but for modules, are never changed here
 FITTED_ON = 2**14  # inputs that a postprocessor is fitted on at most, drawn at random
