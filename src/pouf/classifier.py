@@ -29,12 +29,11 @@ from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.base import Scores, check_modality, class_means, evaluating
-from pouf.models.causal_lm import CausalLM
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations, Shown
 from pouf.models.load import lasting_name
 from pouf.models.precomputed import Precomputed, read_prototypes
-from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, class_texts, fill
+from pouf.models.prompts import DEFAULT_TEMPLATES, check_templates, class_texts, fill
 from pouf.parallel.padding import PROMPTS, in_pieces
 from pouf.parallel.process_group import ALONE, ProcessGroup
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
@@ -95,7 +94,7 @@ class Classifier(nn.Module, ModelHubMixin):
         super().__init__()
         self.backbone = backbone
         self.classes, self.descriptions = class_set(classes)
-        self.templates = _check_question(backbone, ClassSet(self.classes, self.descriptions), templates)
+        self.templates = backbone.check_question(ClassSet(self.classes, self.descriptions), templates)
         self.model, self.revision = model, revision
         self.tuner_settings: TunerSettings | None = None
         self.prompt: nn.Module | None = None  # gives the prototypes in the place of the text side
@@ -314,9 +313,7 @@ class Classifier(nn.Module, ModelHubMixin):
     @property
     def kind(self) -> Kind:
         """What decides which recipe is the default."""
-        if isinstance(self.backbone, CausalLM):
-            return "causal"
-        return "cloze" if self.backbone.cloze is not None else self.backbone.modality
+        return self.backbone.kind
 
     @property
     def device(self) -> torch.device:
@@ -325,7 +322,7 @@ class Classifier(nn.Module, ModelHubMixin):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a file of texts that make a sample: one, or two for pairs."""
-        return self.backbone.cloze.columns if self.backbone.cloze is not None else ("text",)
+        return self.backbone.columns
 
     @property
     def adapted(self) -> bool:
@@ -375,7 +372,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def base_fingerprint(self) -> str | None:
         """Of the weights before tuning; None where they are in the saved folder anyway, or come from a seed."""
-        if self.base is None and self.new_head_seed is None and not isinstance(self.backbone, Precomputed):
+        if self.base is None and self.new_head_seed is None and not self.backbone.saved_whole:
             self.base = self.backbone.weights_digest()
         return self.base
 
@@ -661,19 +658,3 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         saving.check_shareable(self, merge)
         return str(super().push_to_hub(repo_id, config={"merge": merge}, **hub))
-
-
-def _check_question(backbone: Backbone, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
-    """The templates of a classifier; a masked language model brings its own with its words."""
-    if classes.descriptions is not None and (backbone.cloze is not None or backbone.modality == "vector"):
-        raise InputError("this model has its own words or vectors for the classes and reads no descriptions: name them")
-    if backbone.cloze is None:
-        usual = DEFAULT_TEMPLATES[backbone.modality] if classes.descriptions is None else ("{}",)
-        checked = check_templates(usual if templates is None else templates)
-        if backbone.text_side is not None:
-            check_distinct(backbone.text_side, classes, checked)
-        return checked
-    words, k = len(backbone.cloze.words), len(classes.names)
-    if words != k:
-        raise InputError(f"the model has label words for {words} classes, not for {k}")
-    return (backbone.cloze.template,)

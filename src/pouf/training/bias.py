@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.texts import Texts
 from pouf.inference.encode import InferenceConfig
-from pouf.models.masked_lm import MaskedLM
 
 MOST, FEWEST = 600, 200  # texts that are looked at
 STEEPEST = 0.8  # of the line: where added words hardly count, a small error moves its crossing far
@@ -53,10 +52,9 @@ def find_bias(classifier: Classifier, data: Unlabelled, inference: InferenceConf
 
 def supports_bias_probe(classifier: Classifier) -> bool:
     """Two classes of a masked language model as it is, and a template for single texts that fits several times."""
-    backbone = classifier.backbone
+    backbone: Any = classifier.backbone
     return (
-        classifier.kind == "cloze"
-        and isinstance(backbone, MaskedLM)
+        backbone.supports_followed_texts
         and len(classifier.classes) == 2
         and backbone.texts.cloze.columns == ("text",)
         and classifier.demonstrations is None
@@ -67,8 +65,7 @@ def supports_bias_probe(classifier: Classifier) -> bool:
 
 def read_margins(classifier: Classifier, data: Unlabelled, inference: InferenceConfig) -> Margins:
     """Margins of at most `MOST` texts, drawn at random."""
-    backbone = classifier.backbone
-    assert isinstance(backbone, MaskedLM)
+    backbone: Any = classifier.backbone
     prototypes, world = classifier.fixed_prototypes(inference.world), inference.world
 
     def margins(texts: Unlabelled) -> Tensor:
