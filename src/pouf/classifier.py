@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pouf import saving
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.class_names import Classes, ClassSet, class_set, numbered
-from pouf.data.inputs import Inputs, ParsedInput, as_data
+from pouf.data.inputs import Inputs, NormalisedInput, normalise
 from pouf.data.labelled import Labelled, Shots
 from pouf.data.vectors import as_table
 from pouf.errors import InputError, one_of
@@ -432,7 +432,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def data(self, inputs: Inputs) -> Unlabelled:
         """Whatever can be handed to `predict`, as data of the backbone's kind."""
-        return as_data(inputs, self.backbone.modality, self.columns).data
+        return normalise(inputs, self.backbone.modality, self.columns).data
 
     def features(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
         """(n, d), each of length 1."""
@@ -611,8 +611,8 @@ class Classifier(nn.Module, ModelHubMixin):
         features = F.normalize(encoded.features.float().to(prototypes.device), dim=1)
         return (features @ prototypes.T).max(1).values.cpu()
 
-    def _complete(self, inputs: Inputs, batch_size: int) -> tuple[ParsedInput, FeatureSet]:
-        given = as_data(inputs, self.backbone.modality, self.columns)
+    def _complete(self, inputs: Inputs, batch_size: int) -> tuple[NormalisedInput, FeatureSet]:
+        given = normalise(inputs, self.backbone.modality, self.columns)
         given = given._replace(data=given.data.for_one_reader())
         encoded = self.encode(given.data, InferenceConfig(batch_size))
         if given.data.skipped:

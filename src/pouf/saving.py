@@ -56,11 +56,11 @@ class Card(BaseModel):
     classes: tuple[str, ...]
     descriptions: tuple[tuple[str, ...], ...] | None = None
     templates: tuple[str, ...]
-    words: tuple[tuple[str, ...], ...] | None
-    max_length: int | None
+    words: tuple[tuple[str, ...], ...] | None = None
+    max_length: int | None = None
     new_head_seed: int | None
-    regression: bool
-    vectors: bool
+    regression: bool = False
+    vectors: bool = False
     demonstrations: Demonstrations | None
     temperature: float | None
     prior: list[float] | None = None  # of earlier versions; known shares are those of a run's data, in its manifest
