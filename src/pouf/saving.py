@@ -151,7 +151,7 @@ def write(
         classes=classifier.classes,
         descriptions=classifier.descriptions,
         templates=classifier.templates,
-        new_head_seed=classifier.new_head_seed,
+        new_head_seed=classifier.head_seed,
         demonstrations=classifier.demonstrations,
         temperature=classifier.temperature,
         postprocessed=classifier.postprocessor is not None,
@@ -269,7 +269,7 @@ def load(
         )
     classes = ClassSet(card.classes, card.descriptions).as_given()
     classifier = cls(backbone, classes, card.templates, model=card.model, revision=card.revision)
-    classifier.new_head_seed, classifier.base = card.new_head_seed, card.base
+    classifier.base = card.base
     if adapted and card.demonstrations is not None:  # they have labels: not part of zero-shot
         classifier.demonstrations = card.demonstrations
     # A temperature that was set holds until training moves it; then it lies in the weights.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -215,7 +214,7 @@ def figures(
     chosen = [find_class(name, adapted.classes) for name in classes.split(",")] if classes else []
     data, labels = read_labelled_or_not(folder, adapted, inputs, labelled, text_column, label_column)
     with encoding(options) as inference:
-        comparison = look(nullcontext(zero_shot), nullcontext(adapted), data, labels, inference)
+        comparison = look(lambda: zero_shot, lambda: adapted, data, labels, inference)
     drawn = paper_figures(comparison, centred, chosen, wanted)
     files = [str(write(figure, out / f"{name}.svg")) for name, figure in drawn.items()]
     console.show_result({"files": files}, "\n".join(files), options)

@@ -142,19 +142,16 @@ def watched(
     """Checkpoints with zero-shot as the first; None where there is no choice to be made."""
     if recipe.snapshots == 0 or data.streamed or not recipe.objective.needs_unlabelled:
         return None
-    # Demonstrations have labels: they are no part of zero-shot.
-    demonstrations, classifier.demonstrations = classifier.demonstrations, None
-    try:
-        sample = Sample(classifier, data, recipe.seed, inference)
-        checkpoints = Checkpoints(
-            classifier, sample, recipe.steps, folder if recipe.steps else None,
-            without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", keeps=shares.offsets,
-            known_shares=shares.known,
-        )  # fmt: skip
-        checkpoints.overpredicted = shares.overpredicted
-        checkpoints.take_zero_shot()
-    finally:
-        classifier.demonstrations = demonstrations
+    zero_shot = classifier.copy()
+    zero_shot.demonstrations = None  # they have labels
+    sample = Sample(zero_shot, data, recipe.seed, inference)
+    checkpoints = Checkpoints(
+        classifier, zero_shot, sample, recipe.steps, folder if recipe.steps else None,
+        without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", keeps=shares.offsets,
+        known_shares=shares.known,
+    )  # fmt: skip
+    checkpoints.overpredicted = shares.overpredicted
+    checkpoints.take_zero_shot()
     return checkpoints
 
 
@@ -286,7 +283,7 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence
             state.checkpoints.take(step)
             if not state.checkpoints.finite:
                 raise Diverged(step, "a prediction", recipe.optimisation.lr)
-        return agreed(lambda callback: callback.on_checkpoint(step))
+        return agreed(lambda callback: callback.on_checkpoint(step, engine.classifier))
 
     try:
         if 0 in to_look_at and not history:
