@@ -37,7 +37,7 @@ from pouf.models.precomputed import Precomputed, read_prototypes
 from pouf.models.prompts import check_templates, class_texts, fill
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.padding import PROMPTS, in_pieces
-from pouf.parallel.process_group import ALONE, ProcessGroup
+from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.recipe import Kind, Recipe, TunerSettings
 from pouf.saving import Use
@@ -504,7 +504,7 @@ class Classifier(nn.Module, ModelHubMixin):
                 yield encoded
 
         self._check(data)
-        prototypes = self.fixed_prototypes(inference.world) if prototypes is None else prototypes
+        prototypes = self.fixed_prototypes() if prototypes is None else prototypes
         with evaluating(self):
             for encoded in features():
                 yield from self.score_blocks(encoded, prototypes=prototypes)
@@ -525,43 +525,44 @@ class Classifier(nn.Module, ModelHubMixin):
             encoded: FeatureSet = getattr(store, how)(data, transform)
             return encoded
 
-    def some_features(self, own: FeatureSet, world: ProcessGroup, seed: int = 0) -> FeatureSet:
+    def some_features(self, own: FeatureSet, seed: int = 0) -> FeatureSet:
         """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
 
         Args:
             own: from `encode_share`.
         """
-        sizes = world.gather_objects(len(own.indices))
+        group = processes()
+        sizes = group.gather_objects(len(own.indices))
         chosen = torch.arange(sum(sizes))
         if len(chosen) > FITTED_ON:
             drawn = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
             chosen = drawn[:FITTED_ON].sort().values
-        if world.size == 1:
+        if group.size == 1:
             rows = chosen.tolist()
             return (
                 own if len(rows) == len(own.indices) else FeatureSet([own.indices[i] for i in rows], own.features[rows])
             )
-        first = sum(sizes[: world.rank])
-        rows = [int(i) - first for i in chosen if first <= i < first + sizes[world.rank]]
-        indices = world.gather_objects([own.indices[row] for row in rows])
-        features = world.gather(own.features[rows].to(self.device)).cpu()
+        first = sum(sizes[: group.rank])
+        rows = [int(i) - first for i in chosen if first <= i < first + sizes[group.rank]]
+        indices = group.gather_objects([own.indices[row] for row in rows])
+        features = group.gather(own.features[rows].to(self.device)).cpu()
         return FeatureSet([index for part in indices for index in part], features)
 
     @torch.no_grad()
-    def fixed_prototypes(self, world: ProcessGroup = ALONE) -> Tensor:
+    def fixed_prototypes(self) -> Tensor:
         """For prediction: without a gradient and without dropout, also in the middle of training.
 
-        Args:
-            world: the processes that share the prompts, and all get the prototypes.
+        Processes that compute together each encode a share of the prompts, and all get the prototypes.
         """
+        group = processes()
         with evaluating(self):
-            total = sum(self.prompts_per_class()) if world.size > 1 else 0
+            total = sum(self.prompts_per_class()) if group.size > 1 else 0
             if not total:
                 return self.prototypes()
-            own, most = list(world.share(range(total))), -(-total // world.size)
+            own, most = list(group.share(range(total))), -(-total // group.size)
             cut = in_pieces(own, -(-most // PROMPTS))
             encoded = torch.cat([self.encode_prompts(rows or [0])[: len(rows)] for rows in cut])
-            return self.prototypes_of(world.gather(encoded))
+            return self.prototypes_of(group.gather(encoded))
 
     @torch.no_grad()
     def scores(self, encoded: FeatureSet) -> Scores:
@@ -587,9 +588,7 @@ class Classifier(nn.Module, ModelHubMixin):
         return torch.cat(blocks) if blocks else torch.zeros(0, len(self.classes))
 
     @torch.no_grad()
-    def fit_postprocessor(
-        self, name: str, encoded: FeatureSet, seed: int = 0, prior: Tensor | None = None, world: ProcessGroup = ALONE
-    ) -> None:
+    def fit_postprocessor(self, name: str, encoded: FeatureSet, seed: int = 0, prior: Tensor | None = None) -> None:
         """Fit one of `POSTPROCESSORS` on these features (a random part where they are very many), and use it.
 
         Args:
@@ -597,10 +596,11 @@ class Classifier(nn.Module, ModelHubMixin):
             prior: (k,), shares of the classes, where they are known.
         """
         fit = one_of("postprocessor", name, POSTPROCESSORS)
-        encoded = self.some_features(encoded, world, seed)
+        encoded = self.some_features(encoded, seed)
         features = encoded.features.to(self.device).float()
         fitted = fit(features, self.fixed_prototypes(), self.scores(encoded), prior)
-        self.postprocessor = world.broadcast(fitted.cpu()).to(self.device)  # a tensor of a GPU would stay on that one
+        # On the CPU: a tensor of a GPU would stay on that one.
+        self.postprocessor = processes().broadcast(fitted.cpu()).to(self.device)
 
     @torch.no_grad()
     def nearness(self, encoded: FeatureSet, prototypes: Tensor | None = None) -> Tensor:

@@ -19,6 +19,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pouf.errors import InputError
+from pouf.parallel.process_group import alone
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
@@ -124,7 +125,8 @@ class Callbacks:
 
     def notify(self, event: Callable[[Callback], Any]) -> bool:
         """Whether any of them answered with True."""
-        answers = [event(callback) for callback in self.all]  # all are told, whatever the first one answers
+        with alone():  # a callback of one process may predict
+            answers = [event(callback) for callback in self.all]  # all of them, whatever the first one answers
         return True in answers
 
     def phase(self, phase: str, total: int = 0) -> None:

@@ -21,7 +21,7 @@ from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard
-from pouf.parallel.process_group import init_processes
+from pouf.parallel.process_group import processes
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
@@ -46,14 +46,14 @@ class Plan(NamedTuple):
         return {name: source for name, source in both.items() if source is not None}
 
     def inference(self, classifier: Classifier, cache: FeatureCache) -> InferenceConfig:
-        return InferenceConfig.of(self.recipe.compute, cache, init_processes(classifier.device))
+        return InferenceConfig.of(self.recipe.compute, cache)
 
     def estimate(self, classifier: Classifier, cache: FeatureCache, report: bool) -> Estimate | None:
         """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that
         need not fit where it would be timed."""
         if self.data is None or self.data.streamed or not self.recipe.steps:
             return None
-        if asks_to_shard(classifier, self.recipe, init_processes(classifier.device)):
+        if asks_to_shard(classifier, self.recipe):
             return None
         return estimate(
             classifier, self.data, self.recipe, self.inference(classifier, cache), report,
@@ -90,7 +90,7 @@ def make_plan(
         lambda name: plan_with(replace(options, recipe=name)).estimate(classifier, cache, report),
         options.max_minutes / runs,
     )
-    return plan_with(replace(options, recipe=init_processes(classifier.device).broadcast(fitting)))
+    return plan_with(replace(options, recipe=processes().broadcast(fitting)))
 
 
 def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
