@@ -92,7 +92,7 @@ def test_columns_match_in_any_case_and_the_nearest_is_named(tmp_path: Path, capl
     assert "a.csv has no column 'text': 'Text ' is read." in caplog.text and "'TEXT' is read" in caplog.text
     assert LargeTexts(tmp_path / "a.jsonl", ["text"]).read(0) == "a"
     with pytest.raises(
-        InputError, match=r"no column 'text', only: texts, n. Say which column to read. Did you mean 'texts'"
+        InputError, match=r"no column 'text', only: texts, n: give text_column= to read another. Did you mean 'texts'"
     ):
         read(tmp_path / "a.csv", "texts,n\na,1\n")
 
@@ -126,7 +126,7 @@ def test_excel_cells_that_are_no_texts_are_skipped_and_name_inputs_all_the_same(
     kinds = [f"<expected a text, not {kind}>" for kind in ("datetime", "bool", "float")]
     assert found == ["a", *kinds, "<the cell holds the error #DIV/0!>", "#hash"]
     named = Texts.from_file(tmp_path / "a.xlsx", id_columns=["id"])
-    assert named.shown()["id"] == ["2024-01-01 00:00:00", "b", "3", "4.5", "", "c"]
+    assert named.display_columns()["id"] == ["2024-01-01 00:00:00", "b", "3", "4.5", "", "c"]
 
 
 @pytest.mark.parametrize("content", ['{"text": ["a"], "n": [1, 2]}', '{"text": "a"}', "3", "[", ""])

@@ -50,11 +50,11 @@ def read_task(options: RunOptions, reporter: ProgressReporter, shard: bool = Fal
         shard: the weights will be sharded over several processes.
     """
     from pouf.data.class_names import read_classes
+    from pouf.data.inputs import split_columns
     from pouf.data.labelled import read_shots
     from pouf.models.base import check_modality
     from pouf.parallel.fsdp import wait_for_shards
     from pouf.parallel.process_group import started_processes
-    from pouf.runs.inputs import split_columns
 
     options = _with_kind(options)
     reporter.on_phase(f"reading {options.images or options.texts or options.features or options.shots or 'data'}")

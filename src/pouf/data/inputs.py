@@ -56,10 +56,24 @@ def normalise(
         return NormalisedInput(_from_dataset(inputs, modality, columns), False)
     if hasattr(inputs, "iloc") and hasattr(inputs, "columns"):
         return NormalisedInput(_from_frame(inputs, modality, columns), False)
+    if isinstance(inputs, (bytes, bytearray)):
+        decoded = "data.decode()" if modality == "text" else "Image.open(io.BytesIO(data))"
+        raise InputError(f"expected {modality}s, a path or a list of them, not bytes: give {decoded}")
     if not isinstance(inputs, (Path, Image.Image, Iterable)):  # a str is iterable
         raise InputError(f"expected {modality}s, a path or a list of them, not {type(inputs).__name__}")
     read = {"image": _images, "text": _texts, "vector": _vectors}[modality]
     return read(inputs, columns)
+
+
+def split_columns(columns: str | None, usual: Sequence[str]) -> tuple[str, ...]:
+    """The columns that make a sample: as many as the template or the model reads."""
+    if columns is None:
+        return tuple(usual)
+    names = tuple(columns.split(","))
+    if len(names) != len(usual):
+        expected = "one column" if len(usual) == 1 else "two columns, as question,answer"
+        raise InputError(f"text_column={columns!r} names {len(names)} columns, expected {expected}")
+    return names
 
 
 def _named_data(inputs: Any, modality: Modality, columns: Sequence[str], id_columns: Sequence[str]) -> Unlabelled:

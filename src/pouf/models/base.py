@@ -160,7 +160,7 @@ class Backbone(nn.Module, ABC):
 
     def add_map(self) -> nn.Parameter:
         """A trainable linear map of the features (d, d), at first the identity."""
-        raise InputError("a map is for vectors without a model: tune 'prototypes' or another instead")
+        raise InputError("'map' is for vectors without a model: tune 'prototypes' or another instead")
 
     def card_facts(self) -> dict[str, Any]:
         """What a saved classifier must know to build this model again: fields of `saving.Card`."""
