@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pouf import saving
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.class_names import Classes, ClassSet, class_set, numbered
-from pouf.data.inputs import Inputs, ParsedInput, as_data, split_columns
+from pouf.data.inputs import Inputs, NormalisedInput, normalise, split_columns
 from pouf.data.labelled import Shots
 from pouf.data.vectors import as_table
 from pouf.errors import InputError, explain_wrong_call, one_of
@@ -30,12 +30,11 @@ from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.base import Scores, check_modality, class_means, evaluating
-from pouf.models.causal_lm import CausalLM
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations, Shown
 from pouf.models.load import lasting_name
 from pouf.models.precomputed import Precomputed, read_prototypes
-from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, class_texts, fill
+from pouf.models.prompts import check_templates, class_texts, fill
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.padding import PROMPTS, in_pieces
 from pouf.parallel.process_group import processes
@@ -96,7 +95,7 @@ class Classifier(nn.Module, ModelHubMixin):
         super().__init__()
         self.backbone = backbone
         self.classes, self.descriptions = class_set(classes)
-        self.templates = _check_question(backbone, ClassSet(self.classes, self.descriptions), templates)
+        self.templates = backbone.check_question(ClassSet(self.classes, self.descriptions), templates)
         self.model, self.revision = model, revision
         self.tuner_settings: TunerSettings | None = None
         self.prompt: nn.Module | None = None  # gives the prototypes in the place of the text side
@@ -313,9 +312,7 @@ class Classifier(nn.Module, ModelHubMixin):
     @property
     def kind(self) -> Kind:
         """What decides which recipe is the default."""
-        if isinstance(self.backbone, CausalLM):
-            return "causal"
-        return "cloze" if self.backbone.cloze is not None else self.backbone.modality
+        return self.backbone.kind
 
     @property
     def device(self) -> torch.device:
@@ -324,7 +321,7 @@ class Classifier(nn.Module, ModelHubMixin):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a file of texts that make a sample: one, or two for pairs."""
-        return self.backbone.cloze.columns if self.backbone.cloze is not None else ("text",)
+        return self.backbone.columns
 
     @property
     def adapted(self) -> bool:
@@ -406,7 +403,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def base_fingerprint(self) -> str | None:
         """Of the weights before tuning; None where they are in the saved folder anyway, or come from a seed."""
-        if self.base is None and self.head_seed is None and not isinstance(self.backbone, Precomputed):
+        if self.base is None and self.head_seed is None and not self.backbone.saved_whole:
             self.base = self.backbone.weights_digest()
         return self.base
 
@@ -475,8 +472,8 @@ class Classifier(nn.Module, ModelHubMixin):
         """Whatever can be handed to `predict`, as data of the backbone's kind."""
         return self._parse(inputs, text_column).data
 
-    def _parse(self, inputs: Inputs, text_column: str | None) -> ParsedInput:
-        return as_data(inputs, self.backbone.modality, split_columns(text_column, self.columns))
+    def _parse(self, inputs: Inputs, text_column: str | None) -> NormalisedInput:
+        return normalise(inputs, self.backbone.modality, split_columns(text_column, self.columns))
 
     def features(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
         """(n, d), each of length 1."""
@@ -691,7 +688,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def _complete(
         self, inputs: Inputs, batch_size: int, text_column: str | None = None
-    ) -> tuple[ParsedInput, FeatureSet]:
+    ) -> tuple[NormalisedInput, FeatureSet]:
         given = self._parse(inputs, text_column)
         given = given._replace(data=given.data.for_one_reader())
         encoded = self.encode(given.data, InferenceConfig(batch_size))
@@ -744,19 +741,3 @@ def _view(tensor: Tensor) -> Tensor:
     """Another tensor in the same memory: moving one of both to a device, or freezing it, leaves the other."""
     view = tensor.detach()
     return nn.Parameter(view, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else view
-
-
-def _check_question(backbone: Backbone, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
-    """The templates of a classifier; a masked language model brings its own with its words."""
-    if classes.descriptions is not None and (backbone.cloze is not None or backbone.modality == "vector"):
-        raise InputError("this model has its own words or vectors for the classes and reads no descriptions: name them")
-    if backbone.cloze is None:
-        usual = DEFAULT_TEMPLATES[backbone.modality] if classes.descriptions is None else ("{}",)
-        checked = check_templates(usual if templates is None else templates)
-        if backbone.text_side is not None:
-            check_distinct(backbone.text_side, classes, checked)
-        return checked
-    words, k = len(backbone.cloze.words), len(classes.names)
-    if words != k:
-        raise InputError(f"the model has label words for {words} classes, not for {k}")
-    return (backbone.cloze.template,)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pouf import InputError, Texts
 from pouf.data.base import Unreadable
 from pouf.data.class_names import class_set, find_class
-from pouf.data.inputs import as_data
+from pouf.data.inputs import normalise
 from pouf.data.tables import BadRow, read_table
 from pouf.data.texts import LargeTexts
 
@@ -150,11 +150,11 @@ def test_excel_files_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 def test_data_frames_are_data() -> None:
     frame = pandas.DataFrame({"Text": ["a", "b"], "label": [1, 2]}, index=["x", "y"])
-    texts = as_data(frame, "text").data
+    texts = normalise(frame, "text").data
     assert [texts.read(0), texts.read(1)] == ["a", "b"] and list(texts.ids) == ["x", "y"]
-    pair = as_data(frame.rename(columns={"label": "b"}), "text", ("text", "b")).data
+    pair = normalise(frame.rename(columns={"label": "b"}), "text", ("text", "b")).data
     assert pair.items[0] == ("a", 1)
-    assert as_data(frame[["label"]].astype(float), "vector").data.read(1).tolist() == [2.0]
+    assert normalise(frame[["label"]].astype(float), "vector").data.read(1).tolist() == [2.0]
 
 
 def test_descriptions_are_read_from_csv(tmp_path: Path) -> None:
@@ -222,5 +222,5 @@ def test_a_text_that_names_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "reviews.csv").write_text("text\na\n")
     for name in (str(tmp_path / "reviews.csv"), "nothere.csv"):
         with pytest.raises(InputError, match=r"give Path\("):
-            as_data(name, "text")
-    assert as_data("what a great film.", "text").single
+            normalise(name, "text")
+    assert normalise("what a great film.", "text").single

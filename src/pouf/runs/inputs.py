@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.inputs import as_data, split_columns
+from pouf.data.inputs import normalise, split_columns
 from pouf.data.labelled import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.parallel.fsdp import shard_classifier, wait_for_shards
@@ -44,7 +44,7 @@ def read_inputs(
     source = Path(run.source()) if inputs is None else inputs
     ids = id_column.split(",") if id_column else run.id_columns() if inputs is None else ()
     modality = classifier.backbone.modality
-    return _by_columns(run, classifier, text_column, lambda columns: as_data(source, modality, columns, ids).data)
+    return _by_columns(run, classifier, text_column, lambda columns: normalise(source, modality, columns, ids).data)
 
 
 def read_labels(

@@ -113,7 +113,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     if shots is not None and settled.steps and settled.objective.labels == 0:
         settled = settled.with_settings({"objective.labels": 1.0})
     if options.demonstrations:
-        if shots is None or classifier.backbone.cloze is None:
+        if shots is None or not classifier.backbone.supports_demonstrations:
             raise InputError("demonstrations are shots in a template: give shots, and a template with [MASK]")
         chosen = replace(chosen, demonstrations="after")
     if data is None and shots is None:
