@@ -16,7 +16,7 @@ from pouf.runs.folder import Run
 from pouf.runs.inputs import load_classifiers, read_inputs
 from pouf.runs.predictions import Extras, check_place, predict_share
 from pouf.validation.names import absent_names
-from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, unreliable
+from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, reliability_views, unreliable
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def predict(
     world = init_processes(classifier.device)
     inference = replace(inference, world=world)
     data = read_inputs(run, classifier, inputs, options.text_column, options.id_column)
-    world.check_equal(data.fingerprint(), "inputs")
+    if world.size > 1:
+        world.check_equal(data.fingerprint(), "inputs")
     if options.abstain is not None and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
     by = run.verdict.advised if options.use == "advised" else options.use
@@ -103,6 +104,7 @@ def _abstained(
     if options.abstain is None:
         return {}, {}
     (zero_shot,) = _load(run, options, "zero-shot")
+    classifier.fill(data, reliability_views(data), inference)
     encoded, silent = classifier.encode_share(data, inference), replace(inference, on_batch=None, on_start=None)
     left_out, reliability = unreliable(classifier, zero_shot, data, encoded, options.abstain, silent)
     return {"abstained": set(left_out)}, {"reliability": reliability}

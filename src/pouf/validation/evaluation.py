@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from pouf.classifier import INFERENCE, Classifier
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError
+from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import ProcessGroup
 
@@ -62,6 +64,8 @@ def compare(
     Where several processes share the work, each scores its own share; counts of classes are all that they exchange.
     """
     inputs, world = labelled.inputs, inference.world
+    if inference.cache is None:
+        inference = replace(inference, cache=InMemoryFeatureCache())
     before = zero_shot.encode_share(inputs, inference)
     labels = torch.tensor([labelled.labels[index] for index in before.indices], dtype=torch.long)
     prototypes = zero_shot.fixed_prototypes(world)
