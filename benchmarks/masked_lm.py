@@ -117,7 +117,7 @@ class Bench:
         if shots is not None and demonstrate:
             classifier.demonstrations = Demonstrations.from_shots(shots, samples=self.task.draws, seed=seed)
         data = Texts(self.unlabelled) if unlabelled else None
-        classifier.adapt(data, recipe=recipe, shots=shots, seed=seed, prior=prior).restore("last")
+        classifier = classifier.adapt(data, recipe=recipe, shots=shots, seed=seed, prior=prior).at("last")
         return self.assess(classifier.infer(self.labelled.inputs).log_probabilities)
 
 

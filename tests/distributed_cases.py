@@ -30,6 +30,7 @@ from pouf import (
     Diverged,
     Images,
     InputError,
+    Output,
     Recipe,
     Step,
     Stream,
@@ -42,7 +43,7 @@ from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
 from pouf.parallel.fsdp import shard_classifier
-from pouf.parallel.process_group import ProcessGroup, init_processes, leave
+from pouf.parallel.process_group import ProcessGroup, init_processes, leave, together
 from pouf.parallel.shards import full, local
 from pouf.runs.predictions import predict_share
 from pouf.training import adaptation, trainer
@@ -205,10 +206,10 @@ def other_choice(folder: Path) -> Classifier:
         Checkpoints.choose = lambda self: plain[0](self)._replace(step=0)  # type: ignore[method-assign]
         adaptation.assess = lambda *given: replace(plain[1](*given), advised="zero-shot")  # type: ignore[assignment]
     try:
-        adaptation.adapt(classifier, Images.from_folder(folder / "images"), recipe("full", snapshots=2))
+        result = adaptation.adapt(classifier, Images.from_folder(folder / "images"), recipe("full", snapshots=2))
     finally:
         Checkpoints.choose, adaptation.assess = plain  # type: ignore[method-assign]
-    return classifier
+    return result.classifier
 
 
 def resumed(
@@ -254,19 +255,17 @@ class EndsOne(Callback):
 
 def whole_run(folder: Path, run: Path, interrupted: bool) -> Classifier:
     """All that `adapt` does with a folder, ended by a signal and gone on with where that is asked for."""
-    given = {"recipe": recipe("full", snapshots=2), "output_dir": run}
+    given = recipe("full", snapshots=2)
 
     def classifier() -> Classifier:
         return Classifier.from_pretrained(EMBEDDED, DIGITS)
 
     if interrupted:
         try:
-            classifier().adapt(folder / "images", **given, callbacks=[EndsOne()])  # type: ignore[arg-type]
+            classifier().adapt(folder / "images", recipe=given, output=run, callbacks=[EndsOne()])
         except SystemExit as error:
             assert error.code == 143
-    again = classifier()
-    again.adapt(folder / "images", **given, resume=interrupted)  # type: ignore[arg-type]
-    return again
+    return classifier().adapt(folder / "images", recipe=given, output=Output(run, resume=interrupted)).classifier
 
 
 def diverged(folder: Path, run: Path) -> None:
@@ -274,20 +273,21 @@ def diverged(folder: Path, run: Path) -> None:
     with suppress(Diverged):
         Classifier.from_pretrained(EMBEDDED, DIGITS).adapt(
             folder / "images", recipe=recipe("full", **{"optimisation.lr": 1e30, "optimisation.clip": 0.0}),
-            output_dir=run,
+            output=run,
         )  # fmt: skip
 
 
-def used(folder: Path, run: Path, out: Path, world: ProcessGroup, shard: bool) -> dict[str, Any]:
+def used(folder: Path, run: Path, out: Path, shard: bool) -> dict[str, Any]:
     """Predictions of a saved run in parts, and its evaluation on made-up labels."""
     classifier = Classifier.from_pretrained(run, use="last")
     if shard:
         shard_classifier(classifier)
     data = Images.from_folder(folder / "images")
-    predict_share(out, classifier, data, InferenceConfig(3, world=world))
-    labelled = Labelled(data, [i % len(DIGITS) for i in range(len(data))])
     zero_shot = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    return compare(zero_shot, classifier, classifier, labelled, InferenceConfig(3, world=world)).to_json()
+    with together(classifier.device):
+        predict_share(out, classifier, data, InferenceConfig(3))
+        labelled = Labelled(data, [i % len(DIGITS) for i in range(len(data))])
+        return compare(zero_shot, classifier, classifier, labelled, InferenceConfig(3)).to_json()
 
 
 def held(classifier: Classifier) -> float:
@@ -395,7 +395,7 @@ def main() -> None:
             del adapted
             diverged(given.folder, given.out / engine / "diverged")
             table = given.out / engine / "predictions.parquet"
-            Watched.seen |= used(given.folder, run, table, world, engine == "fsdp")
+            Watched.seen |= used(given.folder, run, table, engine == "fsdp")
         facts[engine] = Watched.seen | {}
     if world.is_main:
         (given.out / "facts.json").write_text(json.dumps(facts))

@@ -71,7 +71,7 @@ def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = Texts([f"the film is {word} {i} {NASTY}" for i in range(10) for word in ("good", "bad", "okay")])
     classifier = Classifier.from_pretrained(model, [f"good {NASTY}", "bad"], ["it is {}"])
     recipe = Recipe.load("texts").with_settings(steps=4, snapshots=2)
-    classifier.adapt(texts, recipe=recipe, output_dir=folder / "run")
+    classifier.adapt(texts, recipe=recipe, output=folder / "run")
     asked(folder / "run", texts)
     return folder / "run"
 

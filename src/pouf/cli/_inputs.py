@@ -168,13 +168,17 @@ def _read_data(options: RunOptions, columns: Sequence[str]) -> Unlabelled | None
 
 def adapt_arguments(task: Task, options: RunOptions) -> dict[str, Any]:
     """What the options say to `adapt` and `search` alike."""
+    from pouf.options import KeepNames, Output
+
+    if options.keep_classes is None and options.keep_data is not None:
+        raise InputError("--keep-data without --keep-classes: give the names of its classes as well")
     return {
         "method": options.method, "recipe": options.preset or options.recipe, "max_minutes": options.max_minutes,
         "settings": options.changes | parse_settings(options.settings or []), "shots": task.shots,
         "demonstrations": options.demonstrations, "prior": _proportions(options.prior), "refine": options.refine,
-        "cache": options.features_cache(), "output_dir": options.out, "resume": options.resume,
-        "overwrite": options.overwrite, "report": options.report, "command": sys.argv,
-        "keep_classes": options.keep_classes, "keep_data": options.keep_data,
+        "cache": options.features_cache(), "command": sys.argv,
+        "output": Output(options.out, options.resume, options.overwrite, options.report),
+        "keep": KeepNames(options.keep_classes, options.keep_data) if options.keep_classes is not None else None,
     }  # fmt: skip
 
 

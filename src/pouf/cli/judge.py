@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,21 +53,18 @@ def evaluate(
     Recall per class for all four, precision and F1 for what the run advises; accuracies with 95 % confidence
     intervals, and macro-F1.
     """
-    from dataclasses import replace
-
-    from pouf.parallel.process_group import init_processes
+    from pouf.parallel.process_group import together
     from pouf.runs.folder import Run
     from pouf.runs.inputs import read_labels
     from pouf.validation.evaluation import compare
 
     zero_shot, last, advised = _load(run, options, "zero-shot", "last", "advised")
     data = read_labels(Run(run), advised, labelled, text_column, label_column)
-    world = init_processes(advised.device)
-    with encoding(options, batch_size) as inference:
-        result = compare(zero_shot, last, advised, data, replace(inference, world=world))
-    if world.is_main and options.as_json:
+    with together(advised.device) as group, encoding(options, batch_size) as inference:
+        result = compare(zero_shot, last, advised, data, inference)
+    if group.is_main and options.as_json:
         console.print_json(result.to_json() | ({"confusion": result.confusion} if confusion else {}))
-    elif world.is_main and not options.quiet:
+    elif group.is_main and not options.quiet:
         console.show_skipped([data.inputs], None)
         console.show_evaluation(result, f"{result.n:,} labelled {advised.backbone.modality}s in {labelled}")
         if confusion:
@@ -215,7 +211,7 @@ def figures(
     chosen = [find_class(name, adapted.classes) for name in classes.split(",")] if classes else []
     data, labels = read_labelled_or_not(folder, adapted, inputs, labelled, text_column, label_column)
     with encoding(options) as inference:
-        comparison = look(nullcontext(zero_shot), nullcontext(adapted), data, labels, inference)
+        comparison = look(lambda: zero_shot, lambda: adapted, data, labels, inference)
     drawn = paper_figures(comparison, centred, chosen, wanted)
     files = [str(write(figure, out / f"{name}.svg")) for name, figure in drawn.items()]
     console.show_result({"files": files}, "\n".join(files), options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,18 +67,17 @@ def write_report(
     """
     there, inference = Run(run), inference or InferenceConfig()
 
-    def at(use: Use) -> AbstractContextManager[Classifier]:
+    def at(use: Use) -> Classifier:
         if result is not None and result.checkpoints is not None:
             return result.at(use)
-        return nullcontext(Classifier.from_pretrained(run, use=use, device=device, trust_model=trust_model))
+        return Classifier.from_pretrained(run, use=use, device=device, trust_model=trust_model)
 
     if comparison is None:
-        comparison = look(at("zero-shot"), at(there.adapted), data, labels, inference, POINTS)
+        comparison = look(partial(at, "zero-shot"), partial(at, there.adapted), data, labels, inference, POINTS)
     compared: dict[str, Use] = {"zero-shot": "zero-shot", "last step": "last", "advised": "advised"}
     guesses = {}
     for name, use in compared.items() if labels is not None else ():
-        with at(use) as classifier:
-            guesses[name] = classifier.infer(data, inference)
+        guesses[name] = at(use).infer(data, inference)
     evaluation = _evaluation(guesses, labels, comparison.classes) if labels is not None else None
     file = Path(file) if file is not None else there.folder / REPORT
     write_text(file, _page(there, comparison, len(data), evaluation))
@@ -89,7 +88,9 @@ def before_and_after(result: Adaptation, data: Unlabelled, inference: InferenceC
     """What a report shows of a run that has just come to its end, by all its processes; None without checkpoints."""
     if result.checkpoints is None:
         return None
-    return look(result.at("zero-shot"), result.at(result.verdict.adapted), data, None, inference, POINTS)
+    return look(
+        partial(result.at, "zero-shot"), partial(result.at, result.verdict.adapted), data, None, inference, POINTS
+    )
 
 
 def update_verdict(run: Path) -> None:

@@ -11,7 +11,7 @@ from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.parallel.process_group import init_processes
+from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.runs.folder import Run
 from pouf.runs.inputs import load_classifiers, read_inputs
 from pouf.runs.predictions import Extras, check_place, predict_share
@@ -70,27 +70,34 @@ def predict(
     options, inference = options or PredictOptions(), inference or InferenceConfig()
     check_place(file)
     (classifier,) = _load(run, options, options.use)
-    world = init_processes(classifier.device)
-    inference = replace(inference, world=world)
+    return _predict(classifier, run, inputs, file, options, inference)
+
+
+@by_all_processes
+def _predict(
+    classifier: Classifier, run: Run, inputs: Path, file: Path, options: PredictOptions, inference: InferenceConfig
+) -> Predicted:
+    group = processes()
     data = read_inputs(run, classifier, inputs, options.text_column, options.id_column)
-    if world.size > 1:
-        world.check_equal(data.fingerprint(), "inputs")
+    if group.size > 1:
+        group.check_equal(data.fingerprint(), "inputs")
     if options.abstain is not None and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
     by = run.verdict.advised if options.use == "advised" else options.use
     replaced: dict[int, str] = {}
 
     def mark_unknown(encoded: FeatureSet) -> None:
-        far = out_of_distribution(classifier, encoded, run.verdict.near.get(by)) if options.unknown else []
+        with alone():  # processes need not have equally many blocks
+            far = out_of_distribution(classifier, encoded, run.verdict.near.get(by)) if options.unknown else []
         replaced.update(dict.fromkeys(far, UNKNOWN))
 
     flags, figures = _abstained(run, classifier, data, options, inference)
     extras = Extras(replaced, flags, figures, options.probabilities, options.safe_csv)
     share = predict_share(file, classifier, data, inference, extras, mark_unknown)
     counts = {name: len(rows) for name, rows in flags.items()} | ({"unknown": len(replaced)} if options.unknown else {})
-    counts = {name: sum(world.gather_objects(count)) for name, count in counts.items()}
+    counts = {name: sum(group.gather_objects(count)) for name, count in counts.items()}
     skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
-    return Predicted(share.n, by, skipped, absent_names(classifier, share.sample), counts, world.is_main)
+    return Predicted(share.n, by, skipped, absent_names(classifier, share.sample), counts, group.is_main)
 
 
 def _load(run: Run, options: PredictOptions, *uses: str) -> list[Classifier]:

@@ -16,7 +16,7 @@ from pouf.data.base import Unlabelled
 from pouf.errors import InputError, optional
 from pouf.files import atomic_write, check_writable
 from pouf.inference.encode import FeatureSet, InferenceConfig, in_order, share_skipped
-from pouf.parallel.process_group import ProcessGroup, started_processes
+from pouf.parallel.process_group import processes, started_processes
 
 Row = dict[str, Any]
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # beginnings of what spreadsheets compute
@@ -107,29 +107,31 @@ def check_place(file: Path) -> None:
     check_writable(file if started_processes() == 1 else file.parent / "parts")  # several may find the folder of before
 
 
-def own_part(file: Path, world: ProcessGroup) -> Path:
+def own_part(file: Path) -> Path:
     """The file that this process writes: `file` itself, or its part of a folder of that name.
 
     A folder of Parquet files is one table to pandas, DuckDB and Spark; so are CSV and JSON lines to the latter two.
     """
-    place = file / f"part-{world.rank:05}-of-{world.size:05}{file.suffix}" if world.size > 1 else file
-    if world.size > 1 and world.is_main:
+    group = processes()
+    place = file / f"part-{group.rank:05}-of-{group.size:05}{file.suffix}" if group.size > 1 else file
+    if group.size > 1 and group.is_main:
         # What an earlier run left, alone or with more processes.
         for old in [file] if file.is_file() else file.glob("part-*"):
             old.unlink()
-    world.gather_objects(0)  # nobody writes before that is done
+    group.gather_objects(0)  # nobody writes before that is done
     check_writable(place)
     return place
 
 
-def rows_by_rank(rows: Iterator[Row], world: ProcessGroup) -> Iterator[Row]:
+def rows_by_rank(rows: Iterator[Row]) -> Iterator[Row]:
     """The rows of all processes in the order of their ranks, on each of them, some thousands in memory at a time."""
-    if world.size == 1:
+    group = processes()
+    if group.size == 1:
         yield from rows
         return
-    for rank in range(world.size):
-        while group := world.broadcast(list(islice(rows, ROWS)) if rank == world.rank else [], rank):
-            yield from group
+    for rank in range(group.size):
+        while block := group.broadcast(list(islice(rows, ROWS)) if rank == group.rank else [], rank):
+            yield from block
 
 
 def write_rows(file: Path, rows: Iterator[Row], safe_csv: bool = False) -> Path:
@@ -161,7 +163,7 @@ def predict_share(
         file: one process writes it, several write a folder of that name.
         seen: is shown the features of each block before its rows are written, and may add to the extras.
     """
-    world, place = inference.world, own_part(file, inference.world)
+    place = own_part(file)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     chosen, some, count = set(order[:FITTED_ON].tolist()), [], 0
 
@@ -173,14 +175,14 @@ def predict_share(
 
     def blocks() -> Iterator[Predictions]:
         yield from classifier.infer_blocks(data, inference, noted)
-        if not count and world.size == 1:
+        if not count and processes().size == 1:
             data.check_readable()
 
     rows = prediction_rows(classifier.classes, data, blocks(), extras)
     first = next(rows, None)
     if first is not None:
         write_rows(place, chain([first], rows), extras.safe_csv)
-    n = share_skipped(data, world, count)
+    n = share_skipped(data, count)
     if not n:
         data.check_readable()
-    return Share(n, classifier.some_features(in_order(some), world))
+    return Share(n, classifier.some_features(in_order(some)))

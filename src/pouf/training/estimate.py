@@ -17,6 +17,7 @@ from pouf.data.random_batches import Draw
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureStore, InferenceConfig
 from pouf.losses.objective import unlabelled_terms
+from pouf.parallel.process_group import processes
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
 from pouf.training.step import precision
@@ -71,25 +72,19 @@ def estimate(
         demonstrations: solved examples will be shown beside each input.
         known_shares: those of the classes are known, and need not be looked for.
     """
-    state, n, k = classifier.state(), len(data), len(classifier.classes)
-    had_gradient = {parameter: parameter.requires_grad for parameter in classifier.parameters()}
+    classifier, n, k = classifier.copy(), len(data), len(classifier.classes)
     few, shown = min(k, TIMED), demonstrations or classifier.demonstrations is not None
-    try:
-        # Of a few classes: a thousand prompts would take longer than the answer is worth.
-        tuner: Tuner = TUNERS[recipe.tuner.name](
-            Target(classifier.backbone, classifier.texts()[:few], None, lambda: _some_prototypes(classifier, few)),
-            recipe.tuner,
-        )
-        cropped = recipe.augment != "none" and data.modality == "image"
-        looked_up = not (tuner.touches_inputs or shown) and (recipe.views or not cropped)
-        batch = min(max(recipe.batch_size, recipe.batch_per_class * k), n)
-        once, trained = _inputs(classifier, tuner, data, recipe) if recipe.steps else (0.0, 0.0)
-        prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
-        loss = _loss(classifier, recipe, batch) if recipe.steps else 0.0
-    finally:
-        classifier.set_state(state)
-        for parameter, needs_gradient in had_gradient.items():
-            parameter.requires_grad_(needs_gradient)
+    # Of a few classes: a thousand prompts would take longer than the answer is worth.
+    tuner: Tuner = TUNERS[recipe.tuner.name](
+        Target(classifier.backbone, classifier.texts()[:few], None, lambda: _some_prototypes(classifier, few)),
+        recipe.tuner,
+    )
+    cropped = recipe.augment != "none" and data.modality == "image"
+    looked_up = not (tuner.touches_inputs or shown) and (recipe.views or not cropped)
+    batch = min(max(recipe.batch_size, recipe.batch_per_class * k), n)
+    once, trained = _inputs(classifier, tuner, data, recipe) if recipe.steps else (0.0, 0.0)
+    prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
+    loss = _loss(classifier, recipe, batch) if recipe.steps else 0.0
     missing, sample = FeatureStore(classifier.backbone, inference).missing(data), min(n, PERTURBED)
     if looked_up:
         encoded = missing * (recipe.views if cropped else 1)
@@ -104,7 +99,7 @@ def estimate(
     asks = recipe.find_bias and recipe.keep_shares_max_classes >= k and not (known_shares or shown)
     if asks and supports_bias_probe(classifier):
         forward += 2 * min(n, MOST)
-    share = max(1, inference.world.size)
+    share = processes().size
     seconds = forward * once / share + recipe.steps * ((per_step + prompts) / share + loss)
     return Estimate(seconds, encoded, recipe.steps, 0 if looked_up else batch, data.modality)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from pouf.data.base import Unlabelled
 from pouf.errors import Diverged, InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.interruption import AtOnce
-from pouf.parallel.process_group import ALONE, ProcessGroup
+from pouf.parallel.process_group import processes
 from pouf.recipe import Recipe
 from pouf.training.adaptation import Adaptation, correct
 from pouf.training.state import check_same, read_state, write_state
@@ -66,6 +65,11 @@ class Search:
     ended_by: BaseException | None = None  # what ended it before all trials were run
 
     @property
+    def classifier(self) -> Classifier:
+        """What the verdict advises."""
+        return self.result.classifier
+
+    @property
     def settings(self) -> dict[str, Any] | None:
         """What was chosen; None where no trial is believable."""
         return self.trials[self.ranking.best].settings if self.ranking.best is not None else None
@@ -96,15 +100,13 @@ class TrialLog:
         about: what the search is of, by name. One of something else is not gone on with.
     """
 
-    def __init__(
-        self, file: Path | None = None, about: dict[str, Any] | None = None, world: ProcessGroup = ALONE
-    ) -> None:
-        self.file, self.about, self.world = file, about or {}, world
+    def __init__(self, file: Path | None = None, about: dict[str, Any] | None = None) -> None:
+        self.file, self.about = file, about or {}
         self.trials: list[Trial] = []
 
     def read(self) -> None:
-        there = self.file is not None and self.world.is_main and self.file.is_file()
-        stored = self.world.broadcast(read_state(self.file) if there and self.file is not None else None)
+        there = self.file is not None and processes().is_main and self.file.is_file()
+        stored = processes().broadcast(read_state(self.file) if there and self.file is not None else None)
         if stored is not None:
             check_same(stored["about"], self.about, "search")
         for settings, labels, vote, why_not, kept in stored["trials"] if stored is not None else ():
@@ -112,25 +114,23 @@ class TrialLog:
 
     def add(self, trial: Trial) -> None:
         self.trials.append(trial)
-        if self.file is not None and self.world.is_main:
+        if self.file is not None and processes().is_main:
             rows = [[*each[:-1], sorted(each.kept) if each.kept is not None else None] for each in self.trials]
             write_state(self.file, {"about": self.about, "trials": rows})
 
 
-# A copy of the classifier, its recipe and the number of the trial -> what came of adapting it.
-Adapt = Callable[[Classifier, Recipe, int], Adaptation]
+# The recipe of a trial and its number -> what came of adapting a copy of the classifier.
+Adapt = Callable[[Recipe, int], Adaptation]
 
 
 def search(
-    classifier: Classifier,
     recipe: Recipe,
     settings: Sequence[Mapping[str, Any]],
     adapt: Adapt,
     on_trial: Callable[[dict[str, Any]], None],
     log: TrialLog,
-    world: ProcessGroup = ALONE,
 ) -> Search:
-    """Adapt a copy of the classifier with each setting, and choose among all their steps.
+    """Adapt with each setting, and choose among all their steps.
 
     Weights are kept of the best trial so far alone. Where the vote of all ends elsewhere, that trial is run again: it
     repeats itself to the bit. An interruption ends the search with the trials that have come to their end; those in
@@ -144,8 +144,7 @@ def search(
 
     def run(number: int) -> Adaptation:
         on_trial(dict(settings[number]))
-        # The classifier keeps its own tensors; what is not trained could be shared, but trials may tune anything.
-        return adapt(copy.deepcopy(classifier), recipes[number], number)
+        return adapt(recipes[number], number)
 
     trials: list[Trial] = []
     kept: int | None = None  # the best trial so far
@@ -165,12 +164,12 @@ def search(
                 ended_by = error
                 break
         trials.append(log.trials[number])
-        if trials[-1].kept is not None and (kept is None or world.broadcast(choose_trial(trials)).best == number):
+        if trials[-1].kept is not None and (kept is None or processes().broadcast(choose_trial(trials)).best == number):
             kept, result, came = number, came, result
         _forget(came)
     if kept is None:
         raise InputError(f"every trial diverged; the last one: {trials[-1].why_not}")
-    ranking = world.broadcast(choose_trial(trials))
+    ranking = processes().broadcast(choose_trial(trials))
     wanted = ranking.best if ranking.best is not None else kept
     if result is None or (kept != wanted and ended_by is None):
         _forget(result)
@@ -193,15 +192,16 @@ def _judged(changes: dict[str, Any], result: Adaptation) -> Trial:
     return judge_trial(changes, result.checkpoints, result.checkpoints.choose())
 
 
-def select_step(result: Adaptation, step: int, data: Unlabelled, inference: InferenceConfig) -> None:
-    """Let a trial be as if it had chosen this step itself."""
+def select_step(result: Adaptation, step: int, data: Unlabelled, inference: InferenceConfig) -> Adaptation:
+    """A trial as if it had chosen this step itself."""
     checkpoints = result.checkpoints
     assert checkpoints is not None
-    if result.recipe.postprocess != "none" and Checkpoint(step, True) not in checkpoints.states:
-        with checkpoints.at(Checkpoint(step)) as classifier:
-            correct(classifier, data, result.recipe, inference, checkpoints, step, result.held)
-    result.verdict = inference.world.broadcast(assess(checkpoints, checkpoints.choose()._replace(step=step)))
-    result.restore("advised")
+    if result.recipe.postprocess != "none" and Checkpoint(step, True) not in checkpoints.postprocessors:
+        classifier = checkpoints.classifier(Checkpoint(step))
+        correct(classifier, data, result.recipe, inference, checkpoints, step, result.target_shares)
+    verdict = processes().broadcast(assess(checkpoints, checkpoints.choose()._replace(step=step)))
+    changed = replace(result, verdict=verdict)
+    return replace(changed, classifier=checkpoints.classifier(changed.place("advised")))
 
 
 def judge_trial(settings: dict[str, Any], checkpoints: Checkpoints, choice: Choice) -> Trial:
@@ -217,7 +217,7 @@ def judge_trial(settings: dict[str, Any], checkpoints: Checkpoints, choice: Choi
         for place in checkpoints.predictions
         if place.step and not alarms(checkpoints.diagnose(checkpoints.of(place.step)))
     }
-    kept = frozenset(place.step for place in checkpoints.states)
+    kept = frozenset(place.step for place in checkpoints.postprocessors)
     return Trial.of(settings, believable, ", ".join(at_the_end), kept)
 
 

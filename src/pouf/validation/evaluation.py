@@ -15,7 +15,7 @@ from pouf.data.labelled import Labelled
 from pouf.errors import InputError
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.parallel.process_group import ProcessGroup
+from pouf.parallel.process_group import processes
 
 ROWS = 8192  # samples that are scored at once
 
@@ -63,13 +63,13 @@ def compare(
 
     Where several processes share the work, each scores its own share; counts of classes are all that they exchange.
     """
-    inputs, world = labelled.inputs, inference.world
+    inputs, group = labelled.inputs, processes()
     if inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())
     before = zero_shot.encode_share(inputs, inference)
     labels = torch.tensor([labelled.labels[index] for index in before.indices], dtype=torch.long)
-    prototypes = zero_shot.fixed_prototypes(world)
-    marginal = _log_marginal(zero_shot, before, prototypes, world)
+    prototypes = zero_shot.fixed_prototypes()
+    marginal = _log_marginal(zero_shot, before, prototypes)
 
     def counted(classifier: Classifier, own: FeatureSet, prototypes: Tensor, bias: Tensor | None = None) -> Counts:
         counts = Counts.none(len(classifier.classes))
@@ -83,13 +83,13 @@ def compare(
     found["prior_corrected"] = counted(zero_shot, before, prototypes, marginal)
     for name, classifier in (("last", last), ("advised", advised)):
         after = classifier.encode_share(inputs, inference)
-        if any(world.gather_objects(after.indices != before.indices)):
+        if any(group.gather_objects(after.indices != before.indices)):
             changed = True
             break
-        found[name] = counted(classifier, after, classifier.fixed_prototypes(world))
-    if changed or not sum(world.gather_objects(len(labels))):
+        found[name] = counted(classifier, after, classifier.fixed_prototypes())
+    if changed or not sum(group.gather_objects(len(labels))):
         raise InputError(f"{inputs.source}: no labelled input is left, or they changed while they were read")
-    total = {name: Counts(world.sum(counts.pairs)) for name, counts in found.items()}
+    total = {name: Counts(group.sum(counts.pairs)) for name, counts in found.items()}
     n = int(total["advised"].pairs.sum())
     return Evaluation(
         n=n,
@@ -126,10 +126,10 @@ class Counts(NamedTuple):
 
 
 @torch.no_grad()
-def _log_marginal(classifier: Classifier, own: FeatureSet, prototypes: Tensor, world: ProcessGroup) -> Tensor:
+def _log_marginal(classifier: Classifier, own: FeatureSet, prototypes: Tensor) -> Tensor:
     """log mean_i p(y|x_i) over the inputs of all processes: (k,)."""
     sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, ROWS, prototypes)]
-    told = world.gather_objects((sums, len(own.indices)))
+    told = processes().gather_objects((sums, len(own.indices)))
     each = [row for rows, _ in told for row in rows]
     n = sum(count for _, count in told)
     return torch.stack(each).logsumexp(0) - math.log(n) if each else torch.zeros(len(classifier.classes))
