@@ -21,7 +21,7 @@ from pouf import EMBEDDED, Classifier, FeatureCache, Images, InferenceConfig, co
 from pouf.data import contents, texts
 from pouf.demo import DIGITS
 from pouf.models import base
-from pouf.reporting import figures
+from pouf.reporting import html
 from pouf.runs.folder import Run
 from pouf.runs.predict import PredictOptions, predict
 
@@ -84,9 +84,8 @@ def test_a_run_with_a_report_opens_again_what_the_report_shows(
     few_digits: Path, tiny: Classifier, tmp_path: Path, opens: Callable[[Path], set[int]], monkeypatch: Any
 ) -> None:
     """The limit: a thumbnail is made of the image itself, and the report shows 500 inputs at most."""
-    monkeypatch.setattr(figures, "POINTS", 20)
-    monkeypatch.setattr("pouf.reporting.html.POINTS", 20)
-    tiny.adapt(few_digits, recipe="fast", settings={"steps": 3}, output_dir=tmp_path / "run")
+    monkeypatch.setattr(html, "POINTS", 20)
+    tiny.adapt(few_digits, recipe="fast", settings={"steps": 3}, output=tmp_path / "run")
     files = Counter(opened[str(file)] for file in few_digits.rglob("*.png"))
     assert files == {1: 130, 2: 20}
     opened.clear()
@@ -122,7 +121,7 @@ def test_a_file_of_texts_is_opened_once(tmp_path: Path, opens: Callable[[Path], 
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "model"), ["good", "bad"])
     cache = FeatureCache(tmp_path / "cache") if on_disk else None
     opens(file)
-    classifier.adapt(file, recipe="fast", settings={"steps": 2}, cache=cache, output_dir=tmp_path / "run")
+    classifier.adapt(file, recipe="fast", settings={"steps": 2}, cache=cache, output=tmp_path / "run")
     assert opens(file) == {1}
     classifier.search(file, {"optimisation.lr": [1e-3]}, recipe="fast", settings={"steps": 2}, cache=cache)
     assert opens(file) == {1}
@@ -151,7 +150,7 @@ def test_a_file_of_vectors_is_opened_once(tmp_path: Path, opens: Callable[[Path]
     np.save(file, features.numpy()) if ending == "npy" else np.savez(file, features=features.numpy())
     classifier = Classifier.from_vectors(prototypes, list("abcdef"))
     opens(file)
-    classifier.adapt(file, settings={"steps": 2}, output_dir=tmp_path / "run")
+    classifier.adapt(file, settings={"steps": 2}, output=tmp_path / "run")
     assert opens(file) == {1}
     classifier.search(file, {"optimisation.lr": [1e-3]}, settings={"steps": 2})
     assert opens(file) == {1}

@@ -14,19 +14,20 @@ LEAVES_INPUTS = ("prompt", "prototypes")  # tuners after which a dual encoder gi
 
 
 def encode_once(
-    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig, few_labels: bool
+    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig, shares_given: bool
 ) -> None:
     """Put what zero-shot makes of images, of changed ones and of their crops into the cache, each opened once.
 
     Args:
-        few_labels: shots or shares of the classes are there, so that zero-shot is not asked about all inputs.
+        shares_given: shots or shares of the classes are there, so that zero-shot is not asked about all inputs.
     """
     if data is None or data.streamed or data.modality != "image" or classifier.demonstrations is not None:
         return
     crop = make_crop(classifier, data, recipe)
     looked_up = recipe.tuner.name in LEAVES_INPUTS and (crop is None or recipe.views > 0)
     asked = recipe.min_class_usage > 0 or recipe.keep_shares_max_classes >= len(classifier.classes)
-    every = looked_up or not recipe.steps or (asked and not few_labels)
+    plain = looked_up and (crop is None or recipe.postprocess != "none")
+    every = plain or not recipe.steps or (asked and not shares_given)
     sample = recipe.snapshots > 0 and recipe.objective.needs_unlabelled
     places = sample_places(data, recipe.seed) if sample else []
     views = [View()] if every else [View(only=set(places))]
