@@ -16,12 +16,13 @@ from pouf.data.inputs import Inputs
 from pouf.data.labelled import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
+from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.interruption import defer_signals
 from pouf.model_card import model_card
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.fsdp import asks_to_shard, shard_classifier
 from pouf.parallel.process_group import alone, by_all_processes, processes
-from pouf.recipe import Recipe
+from pouf.recipe import Recipe, full_name
 from pouf.reporting.html import before_and_after, write_report
 from pouf.runs.folder import note
 from pouf.runs.names import CHECKPOINTS, PREDICTIONS
@@ -38,7 +39,9 @@ from pouf.training.search import RATES, Search, TrialLog, all_combinations, sele
 from pouf.training.trainer import run_identity
 from pouf.validation.diagnostics import rows_of
 from pouf.validation.drift import DriftBaseline, other_names
+from pouf.validation.evaluation import Score, score
 from pouf.validation.names import absent_names
+from pouf.validation.selective import unreliable
 
 TRIALS_STATE = "trials.safetensors"
 logger = logging.getLogger(__name__)
@@ -113,7 +116,7 @@ def search(
     runs = len(all_combinations(grid)) if grid is not None else len(RATES)
     plan = make_plan(classifier, data, options, cache=cache, report=context.report, runs=max(runs, 1))
     combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
-    if grid is not None and "optimisation.lr" in grid:
+    if grid is not None and "optimisation.lr" in map(full_name, grid):
         plan = plan._replace(recipe=plan.recipe.with_settings(keep_shares_lr_factor=1.0))
     log, root = TrialLog(), None
     if context.folder is not None:
@@ -149,6 +152,20 @@ def search(
         _report(result, inputs, plan, context)
     Callbacks(callbacks).notify(lambda callback: callback.on_end(result))
     return found
+
+
+def evaluate(classifier: Classifier, inputs: Inputs, labels: Sequence[str | int], text_column: str | None) -> Score:
+    """See `Classifier.evaluate`."""
+    return score(classifier, classifier.data(inputs, text_column), labels)
+
+
+def reliable(
+    classifier: Classifier, data: Unlabelled, encoded: FeatureSet, rate: float, zero_shot: Classifier | None
+) -> list[bool]:
+    """Of each prediction, whether to give it: see `Classifier.predict`."""
+    inference = InferenceConfig(cache=InMemoryFeatureCache())
+    left_out, _ = unreliable(classifier, zero_shot or classifier, data, encoded, rate, inference)
+    return [index not in left_out for index in encoded.indices]
 
 
 def _writer(

@@ -22,7 +22,7 @@ from pouf.inference.encode import InferenceConfig
 from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard
 from pouf.parallel.process_group import processes
-from pouf.recipe import PRESETS, Recipe
+from pouf.recipe import PRESETS, Recipe, full_name
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
 from pouf.training.trainer import check_shots
@@ -96,10 +96,10 @@ def make_plan(
 def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
     method, recipe, shots, prior = options.method, options.recipe, options.shots, options.prior
-    settings = options.settings
+    settings: dict[str, Any] = {full_name(name): value for name, value in (options.settings or {}).items()}
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
-        settings = {"temperature": classifier.temperature, **(settings or {})}  # its own, unless told otherwise
+        settings = {"temperature": classifier.temperature, **settings}  # its own, unless told otherwise
     settled = chosen.recipe(classifier.kind, recipe, _changes(chosen, replace(options, settings=settings)))
     if isinstance(shots, (str, Path)):
         shots = read_shots(shots, classifier.classes, classifier.backbone.modality, classifier.columns)
@@ -113,7 +113,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     if shots is not None and settled.steps and settled.objective.labels == 0:
         settled = settled.with_settings({"objective.labels": 1.0})
     if options.demonstrations:
-        if shots is None or classifier.backbone.cloze is None:
+        if shots is None or not classifier.backbone.supports_demonstrations:
             raise InputError("demonstrations are shots in a template: give shots, and a template with [MASK]")
         chosen = replace(chosen, demonstrations="after")
     if data is None and shots is None:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from pouf.classifier import INFERENCE, Classifier
+from pouf.data.base import Unlabelled
+from pouf.data.class_names import same_name
 from pouf.data.labelled import Labelled
-from pouf.errors import InputError
+from pouf.errors import InputError, plural
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import processes
@@ -100,6 +102,39 @@ def compare(
         skipped=len(inputs.skipped),
         confusion=total["advised"].pairs.tolist(),
     )
+
+
+class Score(NamedTuple):
+    """How good predictions are, by labels; `print` shows it in a line."""
+
+    n: int
+    accuracy: float
+    interval: tuple[float, float]  # of the accuracy, Wilson's at 95 %
+    macro_f1: float
+    recall: dict[str, float | None]  # by class; None without a label of it
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"accuracy {self.accuracy:.1%} (95 % confidence interval {low:.1%} to {high:.1%}), "
+            f"macro-F1 {self.macro_f1:.1%}, on {plural(self.n, 'input')}"
+        )
+
+
+def score(classifier: Classifier, inputs: Unlabelled, labels: Sequence[str | int]) -> Score:
+    """Compare predictions with labels, names of classes or their positions."""
+    if len(labels) != len(inputs):
+        raise InputError(f"{plural(len(inputs), 'input')} and {plural(len(labels), 'label')}: give one label per input")
+    classes = classifier.classes
+    known = {same_name(name): k for k, name in enumerate(classes)}
+    truth = [label if isinstance(label, int) else known.get(same_name(str(label)), -1) for label in labels]
+    if wrong := [label for label, k in zip(labels, truth, strict=True) if not 0 <= k < len(classes)]:
+        raise InputError(f"label {wrong[0]!r} is no class: expected one of {', '.join(classes[:20])}, or its position")
+    found, counts = classifier.infer(inputs), Counts.none(len(classes))
+    counts.add(found.log_probabilities.argmax(1), torch.tensor([truth[i] for i in found.indices]))
+    n, right, recall = len(found.indices), counts.pairs.diagonal().tolist(), counts.pairs.sum(1).tolist()
+    shares = {name: right[k] / recall[k] if recall[k] else None for k, name in enumerate(classes)}
+    return Score(n, counts.right / n, wilson(counts.right, n), counts.macro_f1(), shares)
 
 
 class Counts(NamedTuple):
