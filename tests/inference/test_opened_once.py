@@ -89,8 +89,8 @@ def test_a_run_with_a_report_opens_again_what_the_report_shows(
     files = Counter(opened[str(file)] for file in few_digits.rglob("*.png"))
     assert files == {1: 130, 2: 20}
     opened.clear()
-    for options in (PredictOptions(), PredictOptions(abstain=0.05, unknown=True)):
-        predict(Run(tmp_path / "run"), few_digits, tmp_path / "p.csv", options)
+    for number, options in enumerate((PredictOptions(), PredictOptions(abstain=0.05, unknown=True))):
+        predict(Run(tmp_path / "run"), few_digits, tmp_path / f"{number}.csv", options)
         assert opens(few_digits) == {1}
 
 
