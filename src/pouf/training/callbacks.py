@@ -124,7 +124,7 @@ class Callbacks:
 
     def notify(self, event: Callable[[Callback], Any]) -> bool:
         """Whether any of them answered with True."""
-        from pouf.parallel.process_group import alone  # imports torch
+        from pouf.parallel.process_group import alone  # with torch, which `pouf --help` need not wait for
 
         with alone():  # a callback of one process may predict
             answers = [event(callback) for callback in self.all]  # all of them, whatever the first one answers
