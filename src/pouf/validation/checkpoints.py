@@ -322,13 +322,18 @@ class Checkpoints:
         return self.folder / f"{step}.safetensors"
 
 
+def sample_places(data: Unlabelled, seed: int) -> list[int]:
+    """Positions of the inputs that checkpoints are judged on; the first `PERTURBED` of them are also changed."""
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+    by_content = data.content_order()
+    return [by_content[int(place)] for place in order[:SAMPLE]]
+
+
 class Sample:
     """Some inputs, the same for the same data and seed, and what a classifier says of them."""
 
     def __init__(self, classifier: Classifier, data: Unlabelled, seed: int, inference: InferenceConfig) -> None:
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
-        by_content = data.content_order()
-        self.inputs = Subset(data, [by_content[int(place)] for place in order[:SAMPLE]])
+        self.inputs = Subset(data, sample_places(data, seed))
         self.few = Subset(self.inputs, range(min(PERTURBED, len(self.inputs))))
         self.perturb = perturbation(data.modality)
         self.inference = inference
