@@ -93,7 +93,7 @@ class Images(Unlabelled):
         names = [readable(item) if isinstance(item, (str, Path)) else str(i) for i, item in enumerate(items)]
         super().__init__(names if ids is None else ids, source)
         self.items = items
-        self.contents = Contents(len(items), partial(_content, items))  # not of self: a cycle keeps the images
+        self.contents = Contents(len(items), partial(_bytes_of, items))
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Images:
@@ -225,7 +225,7 @@ class Images(Unlabelled):
         return self.contents.peek()
 
 
-def _content(items: Sequence[Item], index: int) -> bytes:
+def _bytes_of(items: Sequence[Item], index: int) -> bytes:
     item = items[index]
     if isinstance(item, (TarMember, RemoteFile, ImageFile)):
         return item.read_bytes()
