@@ -11,6 +11,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -155,7 +156,7 @@ def _example(data: Unlabelled) -> str:
     if data.modality == "text":
         return '"a text of your own"'
     source = Path(data.source.split("::")[0])
-    image = next((source / name for name in data.ids[:100] if (source / name).is_file()), source)
+    image = next((source / name for name in islice(data.ids, 100) if (source / name).is_file()), source)
     return shlex.quote(str(image if data.modality == "image" and source.is_dir() else source))
 
 
