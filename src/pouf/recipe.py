@@ -110,7 +110,7 @@ def _part(settings: type[Settings], path: list[str]) -> Mapping[str, Any]:
     return settings.model_fields
 
 
-class Objective(Settings):
+class ObjectiveSettings(Settings):
     """L = transport * L_transport - information * I(X; Y) + entropy * mean H(p) + labels * L_labels."""
 
     transport: Weight = 1.0
@@ -216,7 +216,7 @@ class Recipe(Settings):
         "zlap",
         "inmap",
     ] = "none"  # of predictions, at the end
-    objective: Objective = Objective()
+    objective: ObjectiveSettings = ObjectiveSettings()
     tuner: TunerSettings = TunerSettings()
     optimisation: Optimisation = Optimisation()
     compute: Compute = Compute()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,18 +25,12 @@ from pouf.training.callbacks import Callbacks, Step
 from pouf.validation.checkpoints import STATE, Checkpoints
 
 if TYPE_CHECKING:
+    from pouf.losses.objective import Objective
+    from pouf.training.batches import Batches
     from pouf.training.engine import Engine
 
 SHARE = 20  # at most one part in so many of the time goes into saving
 logger = logging.getLogger(__name__)
-
-
-class Stateful(Protocol):
-    def __next__(self) -> Any: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -45,7 +39,8 @@ class TrainingState:
 
     engine: Engine
     optimizer: torch.optim.Optimizer
-    terms: Stateful  # of the loss: where in the data it is, the estimated prior, seeds of dropout
+    batches: Batches  # their position in the data, and seeds of dropout
+    objective: Objective  # the prior that it learns
     checkpoints: Checkpoints | None
     callbacks: Callbacks
     world: ProcessGroup
@@ -57,7 +52,8 @@ class TrainingState:
             "parameters": dict(self.engine.parameters),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.engine.scaler.state_dict(),
-            "terms": self.terms.state_dict(),
+            "batches": self.batches.state_dict(),
+            "objective": self.objective.state_dict(),
             "checkpoints": self.checkpoints.state_dict() if self.checkpoints is not None else None,
             "callbacks": self.callbacks.state_dict(),
             "history": _table(self.history),
@@ -70,7 +66,8 @@ class TrainingState:
             parameter.copy_(_shared_out(state["parameters"][name], parameter))
         self._load_optimizer(state["optimizer"])
         self.engine.scaler.load_state_dict(state["scaler"])
-        self.terms.load_state_dict(state["terms"])
+        self.batches.load_state_dict(state["batches"])
+        self.objective.load_state_dict(state["objective"])
         if self.checkpoints is not None:
             self.checkpoints.load_state_dict(state["checkpoints"])
         self.callbacks.load_state_dict(state["callbacks"])
