@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -42,13 +41,13 @@ from pouf.data.labelled import Labelled, Shots
 from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
-from pouf.parallel import process_group
 from pouf.parallel.fsdp import shard_classifier
-from pouf.parallel.process_group import ProcessGroup, init_processes
+from pouf.parallel.process_group import ProcessGroup, init_processes, leave
 from pouf.parallel.shards import full, local
 from pouf.runs.predictions import predict_share
 from pouf.training import adaptation, trainer
 from pouf.training.engine import Engine
+from pouf.training.model import StepModel
 from pouf.validation.checkpoints import Checkpoints
 from pouf.validation.evaluation import compare
 
@@ -177,6 +176,10 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
     ),
     "anchored, ended by one": lambda folder: ended_by_one(folder, "full", weight_pull=0.3),
     "checkpointing": lambda folder: images(folder, "full", **{"compute.checkpointing": True}),
+    # A loss that leaves out one of the model's outputs, and with it a weight.
+    "temperature unused": lambda folder: images(
+        folder, "full", **{"objective.plan": "exact", "objective.information": 0.0}
+    ),
     "batch of one": lambda folder: images(folder, "full", batch_size=1),
     "batch of one, prompt": lambda folder: cloze(folder, "prompt", batch_size=1),
 }
@@ -343,21 +346,6 @@ def lost(world: ProcessGroup) -> None:
     world.gather_objects(0)
 
 
-def left_while_watching() -> None:
-    """The processes end in the middle of looking for signs of life, which takes long here."""
-    plain = process_group.SignsOfLife._lost
-
-    def slow(signs: process_group.SignsOfLife) -> str | None:
-        end, found = time.monotonic() + 2 * process_group.BEAT, None
-        while time.monotonic() < end:
-            found = plain(signs)
-        return found
-
-    process_group.SignsOfLife._lost = slow  # type: ignore[method-assign]
-    init_processes(torch.device("cpu"))
-    time.sleep(1.5 * process_group.BEAT)
-
-
 def _engine(engine: Engine) -> str:
     return type(engine.classifier.backbone if engine.sharded else engine.model).__name__
 
@@ -384,17 +372,13 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--runs", action="store_true", help="whole runs with their folders as well")
     given = parser.parse_args()
-    process_group.BEAT, process_group.LOST = 0.5, 5.0
     trainer.Engine = Watched  # type: ignore[misc]
-    if "LEFT_WHILE_WATCHING" in os.environ:
-        left_while_watching()
-        return
     world = init_processes(torch.device("cpu"))
     assert world.size == int(os.environ["WORLD_SIZE"]) > 1
     if "ENDED_BY" in os.environ:
         lost(world)
     if os.environ.get("FAILS_ON_RANK") == str(world.rank):
-        Classifier.encode_prompts = _failing_at_the_second_call(Classifier.encode_prompts)  # type: ignore[method-assign]
+        StepModel.forward = _failing_at_the_second_call(StepModel.forward)  # type: ignore[method-assign]
     facts: dict[str, object] = {
         "disagreeing": [disagreeing(given.folder, world), disagreeing_contents(given.out, world)],
     }
@@ -424,7 +408,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    if "LEFT_WHILE_WATCHING" not in os.environ:
-        # All is written and told. On a busy machine, threads of sharded models have aborted the end of the interpreter.
-        process_group._leave()
-        os._exit(0)
+    # All is written. On a busy machine, threads of sharded models have aborted the end of the interpreter.
+    leave()
+    os._exit(0)

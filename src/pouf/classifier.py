@@ -8,47 +8,68 @@ clf.predict(["a.jpg", "b.jpg"])
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pouf.base import BaseClassifier
-from pouf.data.base import Unlabelled
-from pouf.data.class_names import Classes
-from pouf.data.inputs import Inputs
-from pouf.data.labelled import Labelled, Shots, read_labelled
-from pouf.errors import InputError
-from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
-from pouf.inference.encode import InferenceConfig
-from pouf.interruption import defer_signals
-from pouf.model_card import model_card
-from pouf.parallel.fsdp import asks_to_shard, shard_classifier
-from pouf.parallel.process_group import init_processes
-from pouf.recipe import Recipe
-from pouf.reporting.html import before_and_after, write_report
-from pouf.runs.folder import note
-from pouf.runs.names import CHECKPOINTS, PREDICTIONS
-from pouf.runs.predictions import prediction_rows, rows_by_rank, write_rows
-from pouf.runs.session import run_session
-from pouf.runs.states import ShardHolder
-from pouf.runs.writer import RunWriter
-from pouf.training.adaptation import Adaptation, adapt, undone_if_refused
-from pouf.training.callbacks import Callback, Callbacks
-from pouf.training.plan import Plan, make_plan
-from pouf.training.search import RATES, Search, TrialLog, all_combinations, search, select_step, usual_grid
-from pouf.training.trainer import run_identity
-from pouf.validation.drift import DriftBaseline, other_names
-from pouf.validation.names import absent_names
+import torch
+import torch.nn.functional as F
+from huggingface_hub import ModelHubMixin
+from torch import Tensor, nn
 
-TRIALS_STATE = "trials.safetensors"
-logger = logging.getLogger(__name__)
+from pouf import saving
+from pouf.data.base import Transform, Unlabelled
+from pouf.data.class_names import Classes, ClassSet, class_set, numbered
+from pouf.data.inputs import Inputs, ParsedInput, as_data
+from pouf.data.labelled import Labelled, Shots
+from pouf.data.vectors import as_table
+from pouf.errors import InputError, one_of
+from pouf.inference.cache import FeatureCache
+from pouf.inference.encode import FeatureSet, InferenceConfig, encode, encode_blocks, encode_share
+from pouf.models import Backbone, load_backbone, load_sequence_classifier
+from pouf.models.base import Scores, check_modality, class_means, evaluating
+from pouf.models.causal_lm import CausalLM
+from pouf.models.cloze import MAX_LENGTH, make_cloze
+from pouf.models.demonstrations import Demonstrations, Shown
+from pouf.models.load import lasting_name
+from pouf.models.precomputed import Precomputed, read_prototypes
+from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, class_texts, fill
+from pouf.parallel.padding import PROMPTS, in_pieces
+from pouf.parallel.process_group import ALONE, ProcessGroup
+from pouf.postprocess import POSTPROCESSORS, Postprocessor
+from pouf.recipe import Kind, Recipe, TunerSettings
+from pouf.saving import Use
+from pouf.tuners import TUNERS, SoftPrompt, Target, Tuner
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from pouf.training.adaptation import Adaptation
+    from pouf.training.callbacks import Callback
+    from pouf.training.search import Search
+
+INFERENCE = InferenceConfig()
+FITTED_ON = 2**14  # inputs that a postprocessor is fitted on at most, drawn at random
 
 
-class Classifier(BaseClassifier):
+class State(NamedTuple):
+    """What a classifier is beside its weights."""
+
+    tuner_settings: TunerSettings | None
+    prompt: nn.Module | None
+    postprocessor: Postprocessor | None
+    demonstrations: Demonstrations | None
+    added: dict[str, Any]  # what a tuner gave the backbone, or None
+
+
+class Predictions(NamedTuple):
+    indices: list[int]  # positions of the samples that could be read, ascending
+    log_probabilities: Tensor  # (len(indices), k)
+    skipped: Mapping[int, str] = {}  # position → reason, of those that can't be read
+
+
+class Classifier(nn.Module, ModelHubMixin):
     """A zero-shot classifier that can be adapted without labels: it scores inputs against one prototype per class.
 
     Args:
@@ -60,6 +81,127 @@ class Classifier(BaseClassifier):
         model, revision: what to write into a saved run so that the backbone can be loaded again.
         temperature: T of the softmax and of the transport plan; None keeps the model's own.
     """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: Classes,
+        templates: Sequence[str] | None = None,
+        *,
+        model: str | None = None,
+        revision: str | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.classes, self.descriptions = class_set(classes)
+        self.templates = _check_question(backbone, ClassSet(self.classes, self.descriptions), templates)
+        self.model, self.revision = model, revision
+        self.tuner_settings: TunerSettings | None = None
+        self.prompt: nn.Module | None = None  # gives the prototypes in the place of the text side
+        self.postprocessor: Postprocessor | None = None
+        self.demonstrations: Demonstrations | None = None  # solved examples to show beside each sample
+        self.base: str | None = None  # fingerprint of the weights before anything was tuned, once it was asked for
+        self.new_head_seed: int | None = None  # the seed of a head that started without knowledge
+        self.model_card: str | None = None  # README.md of its folder; None writes one
+        self.temperature: float | None = None
+        if temperature is not None:
+            self.set_temperature(temperature)
+        self.eval()
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]  # the mixin's has options of its own
+        cls,
+        name_or_path: str | Path,
+        classes: Classes | None = None,
+        templates: Sequence[str] | None = None,
+        *,
+        words: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        max_length: int | None = None,
+        temperature: float | None = None,
+        device: str | torch.device | None = None,
+        revision: str | None = None,
+        use: Use = "advised",
+        backbone: Backbone | None = None,
+        trust_model: bool = False,
+    ) -> Self:
+        """From a model on the hub or in a folder, with the names of classes; or, without, from a run there.
+
+            Classifier.from_pretrained("openai/clip-vit-base-patch16", ["cat", "dog"])
+            Classifier.from_pretrained("my-run")
+            Classifier.from_pretrained("somebody/what-they-pushed")
+
+        Classes can be described apart from their names; a file of descriptions is given as a `Path`:
+
+            Classifier.from_pretrained("sentence-transformers/all-MiniLM-L6-v2",
+                                       {"number": ["a number", "a date or an amount"], "human": "a person"},
+                                       ["The question asks about {}."])
+
+        A template with `[MASK]` makes it a masked language model, whose descriptions are single words:
+
+            Classifier.from_pretrained("roberta-base", {"negative": "terrible", "positive": ["great", "good"]},
+                                       ["{text} It was [MASK]."])
+
+        With a causal language model (GPT-2, Llama, Qwen, …) the gap is at the end, and the word is what comes next.
+
+        Args:
+            name_or_path: `pouf/tiny-clip` is the model that comes with the package.
+            words: one word per class, or several, in the order of the classes, where these are names alone; without
+                them the names are the words.
+            max_length: tokens that a masked language model reads at most (256).
+            revision: of the model on the hub; a saved run remembers it.
+            use: of a run: what it advises, or its chosen step, its last one, or zero-shot.
+            backbone: of a run: your own model, which must be given again.
+            trust_model: load pickled weights, and run Python code that comes with the model. Either can do anything
+                that you can do on this machine; without it, only safetensors and the classes of transformers are used.
+        """
+        if classes is None:
+            asked = {"templates": templates, "words": words, "max_length": max_length}
+            if own := [name for name, value in asked.items() if value is not None]:
+                raise InputError(f"a run has its own {' and '.join(own)}: give classes too, or leave that out")
+            classifier = saving.load(cls, saving.fetch(name_or_path, revision), use, backbone, trust_model)
+            if temperature is not None:
+                classifier.set_temperature(temperature)
+        else:
+            if use != "advised" or backbone is not None:
+                raise InputError("use and backbone are for a run that is loaded, which has its own classes")
+            given = class_set(classes)  # before the model is loaded, which may take long
+            cloze = make_cloze(given, templates, words, max_length)
+            if cloze is None and max_length is not None:
+                raise InputError("max_length is for a language model with a gap: give a template with [MASK] as well")
+            if cloze is None and templates is not None:
+                check_templates(templates)
+            loaded = load_backbone(name_or_path, cloze, revision, trust_model)
+            named = {"model": lasting_name(name_or_path), "revision": revision}
+            # The descriptions of a masked language model are the words of its cloze.
+            told = given.as_given() if cloze is None else given.names
+            classifier = cls(loaded, told, templates, **named, temperature=temperature)
+        return classifier if device is None else classifier.to(device)
+
+    @classmethod
+    def from_vectors(
+        cls, prototypes: Tensor | str | Path, classes: Classes | None = None,
+        temperature: float | None = None,
+    ) -> Self:  # fmt: skip
+        """No model, only one vector per class, (k, d) or a file of them; the inputs are vectors of the same model then.
+
+        The names of the classes may stand in the file, as `names`; a name that comes twice gets a number, since two
+        prototypes can bear one (ImageNet has two kinds of "missile"). The temperature is CLIP's unless given.
+        """
+        if isinstance(prototypes, (str, Path)):
+            prototypes, named = read_prototypes(prototypes)
+            classes = named if classes is None else classes
+        prototypes = torch.from_numpy(as_table(prototypes, "the prototypes"))
+        if isinstance(classes, (Mapping, Path)):
+            classes, described = class_set(classes)
+            if described is not None:
+                raise InputError("vectors come without a model that could read descriptions: give the names alone")
+        if classes is None or len(classes) != len(prototypes):
+            came = "none" if classes is None else len(classes)
+            raise InputError(
+                f"expected names for {len(prototypes)} prototypes, not {came}: give the classes in their order"
+            )
+        return cls(Precomputed(prototypes), numbered(classes), temperature=temperature)
 
     def adapt(
         self,
@@ -116,42 +258,14 @@ class Classifier(BaseClassifier):
             KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM and SIGHUP (143, 129). The state was saved after the step
                 that was under way; a second SIGINT ends at once.
         """
-        told, cache, writes = (
-            Callbacks(callbacks).all,
-            cache or InMemoryFeatureCache(),
-            report and output_dir is not None,
-        )
-        Callbacks(told).phase("reading")
-        plan = make_plan(
-            self, data, cache=cache, report=writes, recipe=recipe, max_minutes=max_minutes, method=method,
-            settings=settings, shots=shots, demonstrations=demonstrations, prior=prior, refine=refine, seed=seed,
+        from pouf import workflow
+
+        return workflow.adapt(
+            self, data, method=method, recipe=recipe, settings=settings, shots=shots, demonstrations=demonstrations,
+            prior=prior, refine=refine, seed=seed, max_minutes=max_minutes, output_dir=output_dir, resume=resume,
+            overwrite=overwrite, report=report, cache=cache, callbacks=callbacks, command=command,
+            keep_classes=keep_classes, keep_data=keep_data,
         )  # fmt: skip
-        if (told or logger.isEnabledFor(logging.INFO)) and (estimated := plan.estimate(self, cache, writes)):
-            Callbacks(told).notify(lambda callback: callback.on_estimate(estimated))
-            logger.info("%s", estimated)
-        opens = partial(self._writer, output_dir, plan, command, resume, overwrite)
-        with run_session(opens, told) as writer, undone_if_refused(self, told):
-            plan.preparation.apply(self)
-            if asks_to_shard(self, plan.recipe, init_processes(self.device)):
-                shard_classifier(self)  # before anything is computed
-            kept = self._kept(keep_classes, keep_data, plan, cache)
-            result = adapt(
-                self, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=told, resume=resume,
-                checkpoint_dir=Path(output_dir) / CHECKPOINTS if output_dir is not None else None,
-                known_shares=plan.known_shares,
-            )  # fmt: skip
-            result = replace(result, method=plan.method, sources=plan.sources())
-            self._describe(result, plan, kept)
-            if writer is not None:
-                with defer_signals():
-                    writer.finish(result)
-            if isinstance(writer, RunWriter):
-                result.files["run"] = writer.folder
-            if writes and plan.data is not None:
-                self._report(result, plan.data, plan.inference(self, cache), Path(str(output_dir)), told)
-        for callback in told:
-            callback.on_end(result)
-        return result
 
     def search(
         self,
@@ -188,134 +302,377 @@ class Classifier(BaseClassifier):
             resume: go on with the search in `output_dir`: trials that came to their end are not run again.
             max_minutes: for all trials together. All else is as of `adapt`.
         """
-        told, cache, writes = (
-            Callbacks(callbacks).all,
-            cache or InMemoryFeatureCache(),
-            report and output_dir is not None,
-        )
-        runs = len(all_combinations(grid)) if grid is not None else len(RATES)
-        plan = make_plan(
-            self, data, cache=cache, report=writes, runs=max(runs, 1), recipe=recipe, max_minutes=max_minutes,
-            method=method, settings=settings, shots=shots, demonstrations=demonstrations, prior=prior, refine=refine,
-            seed=seed,
+        from pouf import workflow
+
+        return workflow.search(
+            self, data, grid, on_trial=on_trial, method=method, recipe=recipe, settings=settings, shots=shots,
+            demonstrations=demonstrations, prior=prior, refine=refine, seed=seed, max_minutes=max_minutes,
+            output_dir=output_dir, resume=resume, overwrite=overwrite, report=report, cache=cache, callbacks=callbacks,
+            command=command, keep_classes=keep_classes, keep_data=keep_data,
         )  # fmt: skip
-        combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
-        if grid is not None and "optimisation.lr" in grid:
-            plan = plan._replace(recipe=plan.recipe.with_settings(keep_shares_lr_factor=1.0))
-        world, log, root = init_processes(self.device), TrialLog(), None
-        if output_dir is not None:
-            root = Path(output_dir) / CHECKPOINTS
-            first = next(iter(plan.sources().values()))
-            about = run_identity(self, first, plan.shots, plan.recipe, world, plan.known_shares)
-            about["the grid"] = combinations
-            log = TrialLog(root / TRIALS_STATE, about, world)
 
-        def one(classifier: BaseClassifier, changed: Recipe, number: int) -> Adaptation:
-            folder = root / str(number) if root is not None else None
-            plan.preparation.apply(classifier)
-            return adapt(
-                classifier, plan.data, changed, shots=plan.shots, cache=cache, callbacks=told, checkpoint_dir=folder,
-                resume=resume, keep_tuned=False, known_shares=plan.known_shares,
-            )  # fmt: skip
+    @property
+    def kind(self) -> Kind:
+        """What decides which recipe is the default."""
+        if isinstance(self.backbone, CausalLM):
+            return "causal"
+        return "cloze" if self.backbone.cloze is not None else self.backbone.modality
 
-        opens = partial(self._writer, output_dir, plan, command, resume, overwrite, trains=False)
-        with run_session(opens, told) as writer:
-            kept = self._kept(keep_classes, keep_data, plan, cache)
-            if resume:
-                log.read()
-            found = search(self, plan.recipe, combinations, one, on_trial, log, world)
-            result = found.result = replace(found.result, method=plan.method, sources=plan.sources())
-            inputs, inference = next(iter(plan.sources().values())), plan.inference(self, cache)
-            assert result.checkpoints is not None
-            if found.ranking.best is not None and found.ended_by is None:
-                select_step(result, found.ranking.step, inputs, inference)
-            self.__dict__ = result.classifier.__dict__  # the copy that was trained takes this one's place
-            result.classifier = result.checkpoints.classifier = self
-            self._describe(result, plan, kept if found.ended_by is None else None)
-            if writer is not None:
-                with defer_signals():
-                    writer.finish_search(result, found.to_json(), found.ended_by)
-            if isinstance(writer, RunWriter):
-                result.files["run"] = writer.folder
-            if found.ended_by is not None:
-                raise found.ended_by
-            if writes:
-                self._report(result, inputs, inference, Path(str(output_dir)), told)
-        for callback in told:
-            callback.on_end(result)
-        return found
+    @property
+    def device(self) -> torch.device:
+        return self.backbone.device
 
-    def _writer(
-        self,
-        folder: str | Path | None,
-        plan: Plan,
-        command: Sequence[str],
-        resume: bool,
-        overwrite: bool,
-        trains: bool = True,
-    ) -> RunWriter | ShardHolder | None:
-        """Of the run folder: the first process alone writes it."""
-        if folder is None:
-            return None
-        if not init_processes(self.device).is_main:
-            return ShardHolder(Path(folder), self)
-        facts: dict[str, Any] = {}
-        if plan.known_shares is not None:
-            facts["known_shares"] = plan.known_shares.tolist()
-        if self.adapted:
-            facts["started_from"] = "a classifier that was adapted before"
-        sources = plan.sources()
-        return RunWriter(folder, self, plan.recipe, sources, plan.method, command, resume, overwrite, trains, facts)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a file of texts that make a sample: one, or two for pairs."""
+        return self.backbone.cloze.columns if self.backbone.cloze is not None else ("text",)
 
-    def _kept(
-        self, names: Classes | str | None, data: Labelled | str | Path | None, plan: Plan, cache: FeatureCache
-    ) -> DriftBaseline | None:
-        """What is to be seen again after training, as it is now."""
-        if names is None:
-            if data is not None:
-                raise InputError("inputs of other names, and no names: give the names that are to be kept as well")
-            return None
-        others = other_names(names, self)
-        inputs: Labelled | Unlabelled | None = data if isinstance(data, Labelled) else plan.data
-        if isinstance(data, (str, Path)):
-            inputs = read_labelled(data, others, self.backbone.modality, self.columns)
-        if inputs is None:
-            raise InputError("no inputs to try the other names on: give some with labels")
-        return DriftBaseline(self, others, inputs, plan.inference(self, cache), plan.recipe.seed)
+    @property
+    def adapted(self) -> bool:
+        """Whether it is no zero-shot classifier any more: something was tuned, or its predictions are corrected."""
+        return self.tuner_settings is not None or self.postprocessor is not None
 
-    def _describe(self, result: Adaptation, plan: Plan, kept: DriftBaseline | None) -> None:
-        """What is lost beside the task, and the model card."""
-        if kept is not None:
-            with result.at(result.verdict.adapted) as adapted:
-                result.drift = kept.drift(adapted)
-        facts = {
-            "method": result.method,
-            "sources": {name: len(source) for name, source in plan.sources().items()},
-            "verdict": result.verdict.to_json(),
-            "trainable": result.trainable,
-            "total": result.total,
-            "drift": None if result.drift is None else str(result.drift),
-        }
-        self.model_card = model_card(self, result.recipe, facts)
+    def set_temperature(self, temperature: float) -> None:
+        if not 0 < temperature < float("inf"):
+            raise InputError(f"the temperature must be a number above 0, not {temperature}")
+        self.backbone.set_temperature(temperature)
+        self.temperature = temperature
 
-    def _report(
-        self, result: Adaptation, data: Unlabelled, inference: InferenceConfig, run: Path, told: Sequence[Callback]
-    ) -> None:
-        """What the run advises says of the data it was adapted to, as a file and as a report.
+    def attach_new_head(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> None:
+        """Put the text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on shots.
 
-        All processes encode; the first one writes.
+        Args:
+            regression: one output, the share of the second of two classes, instead of one for each.
         """
-        Callbacks(told).phase("writing predictions and report")
-        world = inference.world
-        own = self.encode_share(data, inference)
-        blocks = self.score_blocks(own, prototypes=self.fixed_prototypes(world))
-        rows = rows_by_rank(prediction_rows(self.classes, data, blocks), world)
-        if world.is_main:
-            result.files["predictions"] = write_rows(run / PREDICTIONS, rows)
-        else:
-            deque(rows, maxlen=0)  # hand over what is asked for
-        result.absent = absent_names(self, self.some_features(own, world))
-        seen = before_and_after(result, data, inference)
-        if world.is_main:
-            note(run, absent=result.absent)
-            result.files["report"] = write_report(run, data, inference=inference.alone(), comparison=seen)
+        if self.model is None or self.backbone.modality != "text":
+            raise InputError("fine-tuning under a fresh head is for text models that transformers loads by name")
+        device, k = self.device, len(self.classes)
+        if regression and k != 2:
+            raise InputError(f"a regression is between two classes, not {k}")
+        outputs = 1 if regression else k
+        fresh = load_sequence_classifier(self.model, outputs, seed, max_length, revision=self.revision)
+        self.backbone, self.templates, self.new_head_seed = fresh.to(device), DEFAULT_TEMPLATES["text"], seed
+        self.base = None
+
+    def tuner(self, settings: TunerSettings) -> Tuner:
+        return one_of("tuner", settings.name, TUNERS)(  # type: ignore[no-any-return]
+            Target(self.backbone, self.texts(), self.prompt, self.prototypes), settings
+        )
+
+    def tune(self, settings: TunerSettings) -> Tuner:
+        """Make the chosen parameters trainable and all others not."""
+        if self.tuner_settings not in (None, settings):
+            raise InputError(
+                f"this classifier was tuned with {self.tuner_settings.name!r} already; to tune {settings.name!r} on "
+                "top of it, start from its saved folder as the model"
+            )
+        self.base = self.base_fingerprint()  # now, as training changes the weights
+        tuner = self.tuner(settings)
+        self.tuner_settings, self.prompt = settings, tuner.prompt
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name in tuner.parameters)
+        return tuner
+
+    def base_fingerprint(self) -> str | None:
+        """Of the weights before tuning; None where they are in the saved folder anyway, or come from a seed."""
+        if self.base is None and self.new_head_seed is None and not isinstance(self.backbone, Precomputed):
+            self.base = self.backbone.weights_digest()
+        return self.base
+
+    def state(self) -> State:
+        added = {name: getattr(self.backbone, name) for name in self.backbone.added_by_tuners}
+        return State(self.tuner_settings, self.prompt, self.postprocessor, self.demonstrations, added)
+
+    def set_state(self, state: State) -> None:
+        self.tuner_settings, self.prompt, self.postprocessor, self.demonstrations = state[:4]
+        for name, parameter in state.added.items():
+            setattr(self.backbone, name, parameter)
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Tensors of `backbone.prepare` -> features (n, d) and prototypes (k, d), both differentiable."""
+        return self.backbone.encode_inputs(batch), self.prototypes()
+
+    def prototypes(self) -> Tensor:
+        """(k, d), differentiable unless called under `torch.no_grad()`.
+
+        Each of length 1, but for masked language models, whose logits need the decoder's own lengths.
+        """
+        if self.prompt is not None:
+            return self.prompt()  # type: ignore[no-any-return]
+        return self.backbone.prototypes(self.prompts())
+
+    def prompts_per_class(self) -> list[int]:
+        """How many prompts are encoded for each prototype; nothing where none are."""
+        if isinstance(self.prompt, SoftPrompt):
+            return self.prompt.counts
+        if self.prompt is not None or not self.backbone.reads_prompts:
+            return []
+        return [len(own) for own in self.prompts()]
+
+    def encode_prompts(self, rows: Sequence[int]) -> Tensor:
+        """Some of all prompts, by their number: (m, d), each of length 1, differentiable."""
+        if isinstance(self.prompt, SoftPrompt):
+            return self.prompt.encode(rows)
+        every = [prompt for own in self.prompts() for prompt in own]
+        return F.normalize(self.backbone.encode_prompts([every[row] for row in rows]), dim=1)
+
+    def prototypes_of(self, encoded: Tensor) -> Tensor:
+        """What `prototypes` gives, from all prompts once these are encoded: (m, d) -> (k, d)."""
+        counts = self.prompts_per_class()
+        if isinstance(self.prompt, SoftPrompt) and len(encoded) == len(counts):
+            return encoded
+        return F.normalize(class_means(encoded, counts), dim=1)
+
+    def prompts(self) -> list[list[str]]:
+        """For each class the sentences that its prototype is the mean of: what stands for it, in every template."""
+        return [[prompt for text in own for prompt in fill(self.templates, text)] for own in self.texts()]
+
+    def texts(self) -> tuple[tuple[str, ...], ...]:
+        """What stands for each class in the templates: its descriptions, or its name."""
+        return class_texts(ClassSet(self.classes, self.descriptions))
+
+    """A zero-shot classifier that predicts."""
+
+    def data(self, inputs: Inputs) -> Unlabelled:
+        """Whatever can be handed to `predict`, as data of the backbone's kind."""
+        return as_data(inputs, self.backbone.modality, self.columns).data
+
+    def features(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
+        """(n, d), each of length 1."""
+        given, encoded = self._complete(inputs, batch_size)
+        features = F.normalize(encoded.features.float(), dim=1)
+        return features[0] if given.single else features
+
+    def predict_log_proba(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
+        """(n, k) log-probabilities; (k,) for one sample. An input that can't be read is an error; see `infer`."""
+        given, encoded = self._complete(inputs, batch_size)
+        logs = self.log_probabilities(encoded)
+        return logs[0] if given.single else logs
+
+    def predict_proba(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
+        """(n, k), rows sum to 1; (k,) for one sample."""
+        return self.predict_log_proba(inputs, batch_size).exp()
+
+    def predict(self, inputs: Inputs, batch_size: int = 64) -> str | list[str]:
+        """The most likely class of each input: a list of names, or one name for one sample."""
+        best = self.predict_log_proba(inputs, batch_size).argmax(-1)
+        return self.classes[int(best)] if best.ndim == 0 else [self.classes[i] for i in best.tolist()]
+
+    def infer(self, data: Unlabelled, inference: InferenceConfig = INFERENCE) -> Predictions:
+        """Log-probabilities of all that can be read, and why the others can't."""
+        data = data.for_one_reader()
+        encoded = self.encode(data, inference)
+        return Predictions(encoded.indices, self.log_probabilities(encoded), data.skipped)
+
+    @torch.no_grad()
+    def encode(
+        self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
+    ) -> FeatureSet:
+        """Features of all that can be read; what can't is listed in `data.skipped`.
+
+        With demonstrations they are means over several draws of these (the logits are linear in them), and not kept.
+
+        Args:
+            transform: what the model is shown instead of the samples as they are.
+        """
+        return self._encode(encode, data, inference, transform)
+
+    @torch.no_grad()
+    def encode_share(
+        self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
+    ) -> FeatureSet:
+        """The same for what falls to this process, where several share the work: nobody holds all features."""
+        return self._encode(encode_share, data, inference, transform)
+
+    @torch.no_grad()
+    def infer_blocks(
+        self,
+        data: Unlabelled,
+        inference: InferenceConfig = INFERENCE,
+        seen: Callable[[FeatureSet], None] = lambda encoded: None,
+        prototypes: Tensor | None = None,
+    ) -> Iterator[Predictions]:
+        """Predictions for what falls to this process, block by block: at no time is more than a block in memory.
+
+        Args:
+            seen: is shown the features of each block before its predictions come.
+            prototypes: from `fixed_prototypes`, where they are at hand.
+        """
+
+        def features() -> Iterator[FeatureSet]:
+            shown = self.backbone if self.demonstrations is None else Shown(self.backbone, self.demonstrations)
+            kept = inference if self.demonstrations is None else replace(inference, cache=None)
+            for encoded in encode_blocks(shown, data, kept):
+                seen(encoded)
+                yield encoded
+
+        self._check(data)
+        prototypes = self.fixed_prototypes(inference.world) if prototypes is None else prototypes
+        with evaluating(self):
+            for encoded in features():
+                yield from self.score_blocks(encoded, prototypes=prototypes)
+
+    def _check(self, data: Unlabelled) -> None:
+        check_modality(self.backbone, data.modality)
+        if data.streamed:
+            raise InputError(f"{data.source} has no known end: take some of it with take(n)")
+
+    def _encode(
+        self, how: Callable[..., FeatureSet], data: Unlabelled, inference: InferenceConfig, transform: Transform | None
+    ) -> FeatureSet:
+        self._check(data)
+        with evaluating(self):
+            if self.demonstrations is None:
+                return how(self.backbone, data, inference, transform)
+            shown = Shown(self.backbone, self.demonstrations)
+            return how(shown, data, replace(inference, cache=None), transform)
+
+    def some_features(self, own: FeatureSet, world: ProcessGroup, seed: int = 0) -> FeatureSet:
+        """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
+
+        Args:
+            own: from `encode_share`.
+        """
+        sizes = world.gather_objects(len(own.indices))
+        chosen = torch.arange(sum(sizes))
+        if len(chosen) > FITTED_ON:
+            drawn = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
+            chosen = drawn[:FITTED_ON].sort().values
+        if world.size == 1:
+            rows = chosen.tolist()
+            return (
+                own if len(rows) == len(own.indices) else FeatureSet([own.indices[i] for i in rows], own.features[rows])
+            )
+        first = sum(sizes[: world.rank])
+        rows = [int(i) - first for i in chosen if first <= i < first + sizes[world.rank]]
+        indices = world.gather_objects([own.indices[row] for row in rows])
+        features = world.gather(own.features[rows].to(self.device)).cpu()
+        return FeatureSet([index for part in indices for index in part], features)
+
+    @torch.no_grad()
+    def fixed_prototypes(self, world: ProcessGroup = ALONE) -> Tensor:
+        """For prediction: without a gradient and without dropout, also in the middle of training.
+
+        Args:
+            world: the processes that share the prompts, and all get the prototypes.
+        """
+        with evaluating(self):
+            total = sum(self.prompts_per_class()) if world.size > 1 else 0
+            if not total:
+                return self.prototypes()
+            own, most = list(world.share(range(total))), -(-total // world.size)
+            cut = in_pieces(own, -(-most // PROMPTS))
+            encoded = torch.cat([self.encode_prompts(rows or [0])[: len(rows)] for rows in cut])
+            return self.prototypes_of(world.gather(encoded))
+
+    @torch.no_grad()
+    def scores(self, encoded: FeatureSet) -> Scores:
+        features = encoded.features.to(self.device).float()
+        return self.backbone.scores(features, self.fixed_prototypes())
+
+    @torch.no_grad()
+    def score_blocks(
+        self, encoded: FeatureSet, rows: int = 8192, prototypes: Tensor | None = None
+    ) -> Iterator[Predictions]:
+        """Predictions block by block: a million samples and a thousand classes need not be in memory at once."""
+        prototypes = self.fixed_prototypes() if prototypes is None else prototypes
+        for start in range(0, len(encoded.indices), rows):
+            features = encoded.features[start : start + rows].to(self.device).float()
+            logits = self.backbone.scores(features, prototypes).logits
+            if self.postprocessor is not None:
+                logits = self.postprocessor(features, logits)
+            yield Predictions(encoded.indices[start : start + rows], logits.float().log_softmax(1).cpu())
+
+    def log_probabilities(self, encoded: FeatureSet, prototypes: Tensor | None = None) -> Tensor:
+        """(n, k), all blocks together."""
+        blocks = [block.log_probabilities for block in self.score_blocks(encoded, prototypes=prototypes)]
+        return torch.cat(blocks) if blocks else torch.zeros(0, len(self.classes))
+
+    @torch.no_grad()
+    def fit_postprocessor(
+        self, name: str, encoded: FeatureSet, seed: int = 0, prior: Tensor | None = None, world: ProcessGroup = ALONE
+    ) -> None:
+        """Fit one of `POSTPROCESSORS` on these features (a random part where they are very many), and use it.
+
+        Args:
+            encoded: from `encode_share`, where several processes share the work.
+            prior: (k,), shares of the classes, where they are known.
+        """
+        fit = one_of("postprocessor", name, POSTPROCESSORS)
+        encoded = self.some_features(encoded, world, seed)
+        features = encoded.features.to(self.device).float()
+        fitted = fit(features, self.fixed_prototypes(), self.scores(encoded), prior)
+        self.postprocessor = world.broadcast(fitted.cpu()).to(self.device)  # a tensor of a GPU would stay on that one
+
+    @torch.no_grad()
+    def nearness(self, encoded: FeatureSet, prototypes: Tensor | None = None) -> Tensor:
+        """(n,): cosine of each feature with the nearest prototype."""
+        prototypes = F.normalize((self.fixed_prototypes() if prototypes is None else prototypes).float(), dim=1)
+        if not encoded.indices:
+            return torch.zeros(0)
+        features = F.normalize(encoded.features.float().to(prototypes.device), dim=1)
+        return (features @ prototypes.T).max(1).values.cpu()
+
+    def _complete(self, inputs: Inputs, batch_size: int) -> tuple[ParsedInput, FeatureSet]:
+        given = as_data(inputs, self.backbone.modality, self.columns)
+        given = given._replace(data=given.data.for_one_reader())
+        encoded = self.encode(given.data, InferenceConfig(batch_size))
+        if given.data.skipped:
+            index, reason = next(iter(given.data.skipped.items()))
+            raise InputError(
+                f"{len(given.data.skipped)} of {len(given.data)} inputs can't be read, the first "
+                f"{given.data.ids[index]}: {reason}. Leave them out, or use infer(), which skips them."
+            )
+        return given, encoded
+
+    def save_pretrained(  # type: ignore[override]
+        self,
+        folder: str | Path,
+        *,
+        merge: bool = False,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        config: dict[str, Any] | None = None,
+        **hub: Any,
+    ) -> str | None:
+        """Write the classifier. After full tuning this is a normal transformers folder; otherwise kilobytes.
+
+        Args:
+            merge: the normal folder also after LayerNorm tuning and LoRA, whose matrices are merged into the weights.
+            push_to_hub: push it as well, as `repo_id`, by default the folder's name; see `push_to_hub` for more.
+            config: of the mixin, through which `push_to_hub` says what to merge.
+        """
+        saving.save(self, Path(folder), merge=merge or bool((config or {}).get("merge")))
+        return self.push_to_hub(repo_id or Path(folder).name, merge=merge, **hub) if push_to_hub else None
+
+    def push_to_hub(self, repo_id: str, *, merge: bool = False, **hub: Any) -> str:
+        """Push the classifier and its model card; no data, predictions or report go with it.
+
+            clf.push_to_hub("me/cats", private=True)
+            Classifier.from_pretrained("me/cats")
+
+        Args:
+            merge: as of `save_pretrained`.
+            hub: what `huggingface_hub.ModelHubMixin.push_to_hub` takes: private, token, commit_message, branch, …
+
+        Returns:
+            The address of the commit.
+        """
+        saving.check_shareable(self, merge)
+        return str(super().push_to_hub(repo_id, config={"merge": merge}, **hub))
+
+
+def _check_question(backbone: Backbone, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
+    """The templates of a classifier; a masked language model brings its own with its words."""
+    if classes.descriptions is not None and (backbone.cloze is not None or backbone.modality == "vector"):
+        raise InputError("this model has its own words or vectors for the classes and reads no descriptions: name them")
+    if backbone.cloze is None:
+        usual = DEFAULT_TEMPLATES[backbone.modality] if classes.descriptions is None else ("{}",)
+        checked = check_templates(usual if templates is None else templates)
+        if backbone.text_side is not None:
+            check_distinct(backbone.text_side, classes, checked)
+        return checked
+    words, k = len(backbone.cloze.words), len(classes.names)
+    if words != k:
+        raise InputError(f"the model has label words for {words} classes, not for {k}")
+    return (backbone.cloze.template,)

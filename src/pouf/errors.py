@@ -29,7 +29,7 @@ class Diverged(RuntimeError):
 
 
 class ProcessLost(RuntimeError):
-    """Another process of the same run has ended, or can't be reached any more."""
+    """Another process of the same run has ended, or has not answered in time."""
 
 
 def one_of(what: str, name: str, choices: Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from pouf.models.load import EMBEDDED
 from pouf.recipe import Kind, Recipe
 
 if TYPE_CHECKING:
-    from pouf.base import BaseClassifier
+    from pouf.classifier import Classifier
 
 README = "README.md"
 PIPELINES: dict[Kind, str] = {
@@ -27,7 +27,7 @@ PIPELINES: dict[Kind, str] = {
 OWN_LICENCE = "apache-2.0"  # of this package, and of the model that comes with it
 
 
-def model_card(classifier: BaseClassifier, recipe: Recipe | None = None, facts: Mapping[str, Any] | None = None) -> str:
+def model_card(classifier: Classifier, recipe: Recipe | None = None, facts: Mapping[str, Any] | None = None) -> str:
     """Markdown with the hub's metadata on top.
 
     Args:

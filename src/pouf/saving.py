@@ -28,9 +28,9 @@ from pouf.recipe import TunerSettings
 from pouf.tuners import Tuner
 
 if TYPE_CHECKING:
-    from pouf.base import BaseClassifier
+    from pouf.classifier import Classifier
 
-    C = TypeVar("C", bound=BaseClassifier)
+    C = TypeVar("C", bound=Classifier)
 
 CARD = "pouf.json"  # what a saved classifier is made of
 CHECKPOINTS = "checkpoints"  # of a run that is under way
@@ -77,7 +77,7 @@ class Card(BaseModel):
         return self
 
 
-def save(classifier: BaseClassifier, folder: Path, merge: bool = False) -> None:
+def save(classifier: Classifier, folder: Path, merge: bool = False) -> None:
     """Replace what stood in the folder. Of several processes the first writes; all must call it, for their shards.
 
     Args:
@@ -120,7 +120,7 @@ def _put_in_place(folder: Path) -> None:
 
 
 def write(
-    classifier: BaseClassifier, folder: Path, stands_for: tuple[Use, ...] = ("chosen", "last"), merge: bool = False
+    classifier: Classifier, folder: Path, stands_for: tuple[Use, ...] = ("chosen", "last"), merge: bool = False
 ) -> None:
     """Into a folder that is new. Of several processes the first writes; all must call it, for their shards.
 
@@ -165,7 +165,7 @@ def write(
     write_json(folder / CARD, card.model_dump())
 
 
-def _check_mergeable(classifier: BaseClassifier) -> None:
+def _check_mergeable(classifier: Classifier) -> None:
     settings = classifier.tuner_settings
     if classifier.backbone.sharded and classifier.backbone.adapter is not None:
         raise InputError("low-rank matrices can't be merged into shards: load the saved run in one process for that")
@@ -180,7 +180,7 @@ def _check_mergeable(classifier: BaseClassifier) -> None:
         )
 
 
-def _save_parts(classifier: BaseClassifier, folder: Path, merge: bool, weights: Mapping[str, Tensor] | None) -> None:
+def _save_parts(classifier: Classifier, folder: Path, merge: bool, weights: Mapping[str, Tensor] | None) -> None:
     """Everything but the card. The weights are those of the backbone, where its own lie in shards."""
     backbone, settings = classifier.backbone, classifier.tuner_settings
     # A backbone of the user's own need not know of shards.
@@ -318,7 +318,7 @@ def fetch(name_or_path: str | Path, revision: str | None = None) -> Path:
         ) from None
 
 
-def check_shareable(classifier: BaseClassifier, merge: bool) -> None:
+def check_shareable(classifier: Classifier, merge: bool) -> None:
     """An error where others could not load it: what it builds on is here alone."""
     settings = classifier.tuner_settings
     whole = merge or isinstance(classifier.backbone, Precomputed) or (settings and not _keeps_base(classifier))
@@ -330,7 +330,7 @@ def check_shareable(classifier: BaseClassifier, merge: bool) -> None:
         )
 
 
-def _keeps_base(classifier: BaseClassifier) -> bool:
+def _keeps_base(classifier: Classifier) -> bool:
     settings = classifier.tuner_settings
     return settings is not None and classifier.tuner(settings).keeps_base
 

@@ -215,3 +215,12 @@ def test_a_class_is_found_by_its_name_or_by_the_beginning_of_one_name_alone() ->
     for name in ("pone", " "):
         with pytest.raises(InputError, match=f"no class '{name}' among phone, mobile_phone"):
             find_class(name, classes)
+
+
+def test_a_text_that_names_a_file_is_an_error(tmp_path: Path) -> None:
+    """Whether the file is there or not: a text that looks like a data file is a slip."""
+    (tmp_path / "reviews.csv").write_text("text\na\n")
+    for name in (str(tmp_path / "reviews.csv"), "nothere.csv"):
+        with pytest.raises(InputError, match=r"give Path\("):
+            as_data(name, "text")
+    assert as_data("what a great film.", "text").single

@@ -78,7 +78,7 @@ def test_an_error_after_the_run_is_told_and_leaves_the_folder_free(
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pouf.classifier.write_rows", full)
+        patch.setattr("pouf.workflow.write_rows", full)
         with pytest.raises(OSError, match="no space left"):
             adapted(tmp_path / "run", callbacks=[Watch()])
     assert [str(error) for error in told] == ["no space left"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pouf import Classifier, FeatureCache, Images, InferenceConfig, InputError, inference
+from pouf import Classifier, FeatureCache, Images, InferenceConfig, InputError
 from pouf.parallel.process_group import ProcessGroup
 from pouf.runs.predictions import predict_share
 
@@ -27,7 +27,7 @@ def test_blocks_hold_few_inputs_and_are_the_whole_together(
     broken: Path, tmp_path: Path, tiny: Classifier, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     data, whole = Images.from_folder(broken), tiny.infer(Images.from_folder(broken))
-    monkeypatch.setattr(inference, "BLOCK", 7)
+    monkeypatch.setattr("pouf.inference.encode.BLOCK", 7)
     seen: list[int] = []
     told: list[int] = []
     total: list[int] = []
@@ -46,7 +46,7 @@ def test_blocks_hold_few_inputs_and_are_the_whole_together(
 def test_one_process_writes_one_file_with_the_rows_of_all_blocks(
     broken: Path, tmp_path: Path, tiny: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference, "BLOCK", 7)
+    monkeypatch.setattr("pouf.inference.encode.BLOCK", 7)
     data = Images.from_folder(broken)
     share = predict_share(tmp_path / "p.csv", tiny, data, InferenceConfig())
     rows = list(csv.DictReader((tmp_path / "p.csv").open()))
@@ -66,7 +66,7 @@ def test_nothing_is_written_where_nothing_can_be_read(tmp_path: Path, tiny: Clas
 def test_features_for_a_fit_are_the_same_rows_however_many_there_are(
     tiny: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pouf.predictor.FITTED_ON", 5)
+    monkeypatch.setattr("pouf.classifier.FITTED_ON", 5)
     own = tiny.encode(Images([Image.new("RGB", (8, 8), (i, 0, 0)) for i in range(12)]))
     some = tiny.some_features(own, ProcessGroup())
     assert len(some.indices) == 5 and some.indices == sorted(set(some.indices))

@@ -249,14 +249,14 @@ def test_dropout_is_on_in_training_alone_and_repeats_itself(tmp_path: Path) -> N
 
 def test_chunks_that_are_computed_again_drop_the_same_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[torch.Tensor] = []
-    original = StepModel.encode
+    original = StepModel._encode
 
     def remembered(self: StepModel, chunk: Chunk) -> torch.Tensor:
         features = original(self, chunk)
         computed.append(features.detach().clone())
         return features
 
-    monkeypatch.setattr(StepModel, "encode", remembered)
+    monkeypatch.setattr(StepModel, "_encode", remembered)
     classifier, recipe = noisy(masked_lm(tmp_path, "roberta"), **{"compute.chunk": 3, "steps": 1, "snapshots": 0})
     train(classifier, Texts(TEXTS), recipe)
     one, two, one_again, two_again = computed

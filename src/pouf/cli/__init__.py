@@ -25,7 +25,7 @@ from pouf.cli.report import report
 from pouf.cli.review import review
 from pouf.cli.search import search
 from pouf.cli.serve import serve
-from pouf.errors import Diverged, InputError
+from pouf.errors import Diverged, InputError, ProcessLost
 from pouf.interruption import catching
 
 DEBUG = "--debug"
@@ -95,7 +95,7 @@ def _told(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
     if isinstance(error, InputError):
         return str(error), 2
-    if isinstance(error, Diverged):
+    if isinstance(error, (Diverged, ProcessLost)):
         return str(error), 1
     if hasattr(error, "format_message"):  # of the command line itself; without words where help was shown
         return error.format_message(), 2

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled, Unreadable
 from pouf.data.inputs import Inputs
 from pouf.errors import InputError, optional
@@ -40,7 +40,7 @@ class Exported(NamedTuple):
 
 
 def export_onnx(
-    classifier: BaseClassifier, folder: str | Path, examples: Inputs | None = None, *, int8: bool = False
+    classifier: Classifier, folder: str | Path, examples: Inputs | None = None, *, int8: bool = False
 ) -> Exported:
     """Write a classifier with fixed prototypes, and its encoders apart, and try them under onnxruntime.
 
@@ -109,7 +109,7 @@ class _Classifier(nn.Module):
 
     prototypes: Tensor
 
-    def __init__(self, classifier: BaseClassifier, names: Sequence[str]) -> None:
+    def __init__(self, classifier: Classifier, names: Sequence[str]) -> None:
         super().__init__()
         self.backbone, self.postprocessor, self.names = classifier.backbone, classifier.postprocessor, names
         self.register_buffer("prototypes", classifier.prototypes().detach().clone())
@@ -155,7 +155,7 @@ def _write(graph: _Classifier | _TextSide, tensors: Named, file: Path) -> None:
             raise InputError(f"torch can't export this model to ONNX: {why}") from error
 
 
-def _write_text_side(classifier: BaseClassifier, file: Path, onnxruntime: Any) -> None:
+def _write_text_side(classifier: Classifier, file: Path, onnxruntime: Any) -> None:
     """The encoder of the class prompts of a dual encoder."""
     side = classifier.backbone.text_side
     assert side is not None
@@ -172,7 +172,7 @@ def _write_text_side(classifier: BaseClassifier, file: Path, onnxruntime: Any) -
         )
 
 
-def _difference(session: Any, classifier: BaseClassifier, samples: Sequence[Any]) -> float:
+def _difference(session: Any, classifier: Classifier, samples: Sequence[Any]) -> float:
     """From what the classifier itself says of the same inputs, one by one and all together."""
     wanted = classifier.predict_proba(samples).numpy()
     largest = 0.0
@@ -211,7 +211,7 @@ def _quantise(file: Path, target: Path) -> None:
         )  # fmt: skip
 
 
-def describe(classifier: BaseClassifier, session: Any) -> dict[str, Any]:
+def describe(classifier: Classifier, session: Any) -> dict[str, Any]:
     """What whoever calls the exported classifier has to know."""
     backbone: Any = classifier.backbone
     facts: dict[str, Any] = {
@@ -260,7 +260,7 @@ CLOZE_STEPS = [
 ]
 
 
-def _samples(classifier: BaseClassifier, examples: Unlabelled | None) -> list[Any]:
+def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:
     """At least two inputs: some of those given that can be read, or made up."""
     found: list[Any] = list(islice(_readable(classifier.backbone, examples), EXAMPLES)) if examples is not None else []
     if not found:
@@ -276,7 +276,7 @@ def _readable(backbone: Backbone, data: Unlabelled) -> Iterator[Any]:
             continue
 
 
-def _made_up(classifier: BaseClassifier) -> list[Any]:
+def _made_up(classifier: Classifier) -> list[Any]:
     noise, backbone = np.random.default_rng(0), classifier.backbone
     if backbone.modality == "image":
         pixels = noise.integers(0, 256, (EXAMPLES, 96, 96, 3), dtype=np.uint8)

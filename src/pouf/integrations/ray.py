@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Modality, Unlabelled
 from pouf.data.images import Images
 from pouf.data.inputs import as_data
@@ -66,7 +66,7 @@ class BatchPredictor:
         device: str | None = None,
     ) -> None:
         place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.classifier: BaseClassifier = BaseClassifier.from_pretrained(run, use=use, device=place)
+        self.classifier: Classifier = Classifier.from_pretrained(run, use=use, device=place)
         self.column, self.inference = column, InferenceConfig(batch_size)
         self.prototypes = self.classifier.fixed_prototypes()  # the same for every batch
 

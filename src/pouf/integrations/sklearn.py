@@ -16,7 +16,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from pouf.base import BaseClassifier
 from pouf.classifier import Classifier
 from pouf.data.class_names import Classes
 from pouf.data.vectors import to_numpy
@@ -153,7 +152,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
 
     @property
     def _reads_vectors(self) -> bool:
-        if isinstance(self.model, BaseClassifier):
+        if isinstance(self.model, Classifier):
             return self.model.backbone.modality == "vector"
         return not isinstance(self.model, (str, Path)) or str(self.model).endswith(VECTOR_FILES)
 
@@ -179,7 +178,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
     def _start(self, y: Any) -> Classifier:
         """The zero-shot classifier, with `classes_` and the order of its columns set."""
         names, labels = self._names(y)
-        if isinstance(self.model, BaseClassifier):
+        if isinstance(self.model, Classifier):
             asked = {"classes": self.classes, "templates": self.templates, "words": self.words}
             if own := [name for name, value in asked.items() if value is not None]:
                 raise InputError(f"a classifier has its own {' and '.join(own)}: leave that out")
@@ -206,7 +205,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
         """The names of the classes, and what stands for them in y where that is where they come from."""
         if self.classes is not None:
             return self.classes, None
-        if y is None or isinstance(self.model, BaseClassifier):
+        if y is None or isinstance(self.model, Classifier):
             return None, None
         labels = np.unique(y)
         if len(labels) < 2:

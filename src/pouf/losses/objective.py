@@ -81,6 +81,14 @@ class Objective:
         known = {name: term.detach() for name, term in terms.items()}
         return Loss(total, known, type(scores[0])(*(each.detach() for each in scores[0])))
 
+    @property
+    def used(self) -> set[str]:
+        """The fields of the scores that the loss depends on."""
+        names = {"logits"} if self.settings.information or self.settings.entropy or self.settings.labels else set()
+        if self.settings.transport:
+            names |= {"sim", "temperature"} if self.settings.plan == "conditional" else {"sim"}
+        return names
+
     def _shares(self, scores: Scores) -> Shares:
         """Proportions to assume with this batch."""
         if self.known_shares is not None:

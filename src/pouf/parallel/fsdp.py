@@ -18,23 +18,23 @@ from torch import Tensor, nn
 from pouf.errors import InputError
 from pouf.parallel.process_group import (
     ProcessGroup,
+    connection_errors,
     init_processes,
     launched_resharding,
     launched_sharding,
     launched_wrapping,
-    name_lost_process,
 )
 from pouf.parallel.shards import is_main, is_shard
 
 if TYPE_CHECKING:
-    from pouf.base import BaseClassifier
+    from pouf.classifier import Classifier
     from pouf.models.base import Backbone
     from pouf.recipe import Recipe
 
 ENTRIES = ("encode_inputs", "encode_prompts", "prototypes")  # of a backbone: what computes with its matrices
 
 
-def asks_to_shard(classifier: BaseClassifier, recipe: Recipe, world: ProcessGroup) -> bool:
+def asks_to_shard(classifier: Classifier, recipe: Recipe, world: ProcessGroup) -> bool:
     """Whether the recipe or the launcher wants shards. Bare vectors have no model that could be sharded."""
     wanted = recipe.compute.shard or launched_sharding()
     return wanted and world.size > 1 and classifier.kind != "vector"
@@ -45,14 +45,14 @@ def wait_for_shards(backbone: Backbone, device: str | torch.device) -> None:
     backbone.logit_scale.data = backbone.logit_scale.data.to(device)
 
 
-def shard_classifier(classifier: BaseClassifier) -> None:
+def shard_classifier(classifier: Classifier) -> None:
     """Shard a classifier over all processes that were started, for prediction or before it is adapted."""
     world = init_processes(classifier.device)
     if world.size > 1 and classifier.kind != "vector" and not classifier.backbone.sharded:
         shard(classifier.backbone, world)
 
 
-def sync_weights(classifier: BaseClassifier, recipe: Recipe, world: ProcessGroup) -> None:
+def sync_weights(classifier: Classifier, recipe: Recipe, world: ProcessGroup) -> None:
     """All processes get the weights of the first: its shards where these are asked for, else copies."""
     if asks_to_shard(classifier, recipe, world):
         shard_classifier(classifier)
@@ -93,7 +93,7 @@ def shard(backbone: Backbone, world: ProcessGroup) -> None:
 
 def _take_from_first(tensors: Iterable[Tensor], device: torch.device) -> None:
     """In new memory: what was mapped from a file stays there, unread."""
-    with name_lost_process():
+    with connection_errors():
         for tensor in tensors:
             fresh = tensor.detach().to(device, copy=True) if is_main() else torch.empty_like(tensor, device=device)
             dist.broadcast(fresh, 0)
@@ -154,7 +154,7 @@ def average_gradients(parameters: Iterable[Tensor], world: ProcessGroup) -> None
         return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
     flat = torch.cat([gradient.flatten().float() for gradient in gradients])
-    with name_lost_process():
+    with connection_errors():
         dist.all_reduce(flat)
     for parameter, part in zip(used, (flat / world.size).split([g.numel() for g in gradients]), strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)

@@ -1,22 +1,19 @@
 """Several processes that take one step together. Start them with `accelerate launch` or `torchrun`.
 
-Each process reads and encodes its share of a batch and of the prompts. What comes of them is gathered with its
-gradients: every process sees the loss of the whole batch, and all take the step that one process would have taken.
+Each process reads and encodes its share of a batch and of the prompts. The results are gathered with their gradients:
+every process computes the loss of the whole batch, and all take the step that one process would have taken.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
-import logging
 import os
-import socket
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,20 +21,20 @@ from torch import Tensor, nn
 
 from pouf.errors import InputError, ProcessLost
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
-BEAT, LOST = 2.0, 30.0  # seconds between two signs of life, and without one after which a process counts as lost
+TIMEOUT = "POUF_PROCESS_TIMEOUT"  # environment variable: seconds that a process waits for the others, at most
+DEFAULT_TIMEOUT = 3600.0  # one process may encode for long what another finds in the cache
 
 
 class ProcessGroup(NamedTuple):
-    """The processes of a run. Alone, everything here is the identity."""
+    """The processes of a run. In a group of one, every method is the identity."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def is_main(self) -> bool:
-        """The one that writes and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
@@ -50,7 +47,7 @@ class ProcessGroup(NamedTuple):
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with name_lost_process():
+        with connection_errors():
             dist.all_gather_object(values, value)
         return values
 
@@ -59,7 +56,7 @@ class ProcessGroup(NamedTuple):
         if self.size == 1:
             return value
         values = [value]
-        with name_lost_process():
+        with connection_errors():
             dist.broadcast_object_list(values, source)
         return values[0]
 
@@ -85,7 +82,7 @@ class ProcessGroup(NamedTuple):
     def broadcast_weights(self, module: nn.Module) -> None:
         """All start from the weights of the first."""
         if self.size > 1:
-            with name_lost_process():
+            with connection_errors():
                 for tensor in [*module.parameters(), *module.buffers()]:
                     dist.broadcast(tensor, 0)
 
@@ -103,7 +100,7 @@ class _Gather(torch.autograd.Function):
         if len(rows):
             padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in sizes]
-        with name_lost_process():
+        with connection_errors():
             dist.all_gather(parts, padded)
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
@@ -111,6 +108,37 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         own = gradients[0].split(ctx.sizes)[ctx.world.rank]
         return own[:, : ctx.width] * ctx.world.size, None, None
+
+
+_working: ContextVar[ProcessGroup] = ContextVar("processes", default=ALONE)
+
+
+def processes() -> ProcessGroup:
+    """Those that compute together here: all that were started while `together` is open, else this one alone."""
+    return _working.get()
+
+
+@contextmanager
+def together(device: torch.device) -> Iterator[ProcessGroup]:
+    """While open, all processes that were started share the work: each must compute the same."""
+    with _work_as(init_processes(device)) as group:
+        yield group
+
+
+@contextmanager
+def alone() -> Iterator[ProcessGroup]:
+    """While open, this process works by itself."""
+    with _work_as(ALONE) as group:
+        yield group
+
+
+@contextmanager
+def _work_as(group: ProcessGroup) -> Iterator[ProcessGroup]:
+    before = _working.set(group)
+    try:
+        yield group
+    finally:
+        _working.reset(before)
 
 
 def init_processes(device: torch.device) -> ProcessGroup:
@@ -121,19 +149,56 @@ def init_processes(device: torch.device) -> ProcessGroup:
         return ALONE
     from accelerate import PartialState
 
-    # One process may find its features in the cache while another computes for hours; who is lost is told by signs of
-    # life instead.
-    state = PartialState(cpu=device.type == "cpu", timeout=timedelta(days=1))
+    first_call = not dist.is_initialized()
+    state = PartialState(cpu=device.type == "cpu", timeout=timedelta(seconds=timeout()))
     if state.num_processes != started:
         raise InputError(
             f"{started} processes were started, but {state.num_processes} found each other: on CPU say so to the "
             "launcher, as accelerate launch --cpu, or use torchrun"
         )
-    world = ProcessGroup(state.process_index, state.num_processes)
-    if not _signs:
-        _signs.append(SignsOfLife(world))
-        atexit.register(_leave)
-    return world
+    if first_call:
+        atexit.register(leave)
+    return ProcessGroup(state.process_index, state.num_processes)
+
+
+def leave() -> None:
+    """Before the process ends. Unreachable models still hold the process group, whose threads end with it."""
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def timeout() -> float:
+    """Seconds after which a process that does not answer counts as lost."""
+    text = os.environ.get(TIMEOUT, "")
+    try:
+        seconds = float(text or DEFAULT_TIMEOUT)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"{TIMEOUT} is {text!r}: expected a number of seconds above 0")
+    return seconds
+
+
+@contextmanager
+def connection_errors() -> Iterator[None]:
+    """While open, an error of the connection to other processes says what to look for."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if isinstance(error, ProcessLost) or not (
+            isinstance(error, dist.DistError) or any(word in text for word in ("connection", "gloo", "nccl"))
+        ):
+            raise
+        if "timed out" in text or "timeout" in text:
+            reason = (
+                f"another process has not answered for {timeout():g} seconds: it is stuck, its machine can't be "
+                f"reached, or it computes for longer (set {TIMEOUT} to wait longer)"
+            )
+        else:
+            reason = "another process has ended, or can't be reached any more: see its own error"
+        raise ProcessLost(f"{reason} ({str(error).splitlines()[0]})") from error
 
 
 def started_processes() -> int:
@@ -196,123 +261,3 @@ def launched_resharding() -> bool:
 
 def _environment(name: str) -> str:
     return os.environ.get(name, "").strip().lower()
-
-
-class SignsOfLife:
-    """Each process writes a sign into the store of the process group, and ends when another has stopped to.
-
-    A collective call can wait for ever on a machine that is gone; this needs no answer of anyone but the store.
-    """
-
-    def __init__(self, world: ProcessGroup) -> None:
-        self.world = world
-        self.store = dist.distributed_c10d.PrefixStore("pouf", dist.distributed_c10d._get_default_store())
-        self.store.set(f"host {world.rank}", socket.gethostname())
-        self.store.set(f"left {world.rank}", "")
-        self.store.set(f"free {world.rank}", "")  # watches no longer, since the first has left
-        self.store.set(f"sign {world.rank}", "0")
-        world.gather_objects(0)  # nobody is asked for a sign before the first
-        self.seen = {rank: ("0", time.monotonic()) for rank in range(world.size) if rank != world.rank}
-        self.ending = threading.Event()
-        self.found: str | None = None  # who was lost
-        self.watch = threading.Thread(target=self._watch, daemon=True)
-        self.watch.start()
-
-    def _watch(self) -> None:
-        number = 0
-        while not self.ending.wait(BEAT):
-            number += 1
-            try:
-                self.store.set(f"sign {self.world.rank}", str(number))
-                if not self.world.is_main and self.store.get("left 0"):
-                    self.ending.set()
-                    self.store.set(f"free {self.world.rank}", "yes")
-                    return
-                self.found = self._lost()
-            except RuntimeError:  # the store is gone, and with it the process that kept it
-                self.found = "process 0, or the launcher that brought the processes together,"
-            if self.ending.is_set():
-                return
-            if self.found is not None:
-                time.sleep(BEAT)  # whoever waits for the name of the lost one tells it better
-                if not self.ending.is_set():
-                    logger.critical(_lost_text(self.found))
-                    os._exit(1)
-
-    def _lost(self) -> str | None:
-        now = time.monotonic()
-        for rank, (sign, since) in self.seen.items():
-            fresh = self.store.get(f"sign {rank}").decode()
-            if fresh != sign:
-                self.seen[rank] = (fresh, now)
-            elif now - since > LOST and not self.store.get(f"left {rank}"):
-                return self._name(rank)
-        return None
-
-    def _name(self, rank: int) -> str:
-        return f"process {rank} on {self.store.get(f'host {rank}').decode()}"
-
-    def who_is_lost(self) -> str | None:
-        """Waits until it is known; None where all are there, so that the reason is another."""
-        end = time.monotonic() + LOST + 5 * BEAT
-        while time.monotonic() < end:
-            if self.found is not None:
-                self.ending.set()
-                return self.found
-            with suppress(RuntimeError):  # the store is gone: the other thread finds that out
-                for rank in self.seen:
-                    if self.store.get(f"left {rank}"):
-                        return self._name(rank)
-            time.sleep(0.2)
-        return None
-
-    def leave(self) -> None:
-        self.ending.set()
-        with suppress(RuntimeError):  # nobody is there to be told
-            self.store.set(f"left {self.world.rank}", "yes")
-            end = time.monotonic() + 3 * BEAT
-            # The store may end with the first process: whoever still watches must not take that for an accident.
-            while self.world.is_main and time.monotonic() < end and not all(map(self._is_free, self.seen)):
-                time.sleep(0.05)
-        # A thread that the interpreter ends in the middle of a call to the store takes the whole process down with it.
-        self.watch.join(3 * BEAT)
-
-    def _is_free(self, rank: int) -> bool:
-        return bool(self.store.get(f"left {rank}") or self.store.get(f"free {rank}"))
-
-
-_signs: list[SignsOfLife] = []
-
-
-def _lost_text(who: str) -> str:
-    return f"{who} has ended or can't be reached any more: the others can't go on without it"
-
-
-@contextmanager
-def name_lost_process() -> Iterator[None]:
-    """Where the processes lose touch, the error says with whom."""
-    try:
-        yield
-    except RuntimeError as error:
-        _raise_named(error)
-
-
-def _raise_named(error: RuntimeError) -> NoReturn:
-    if isinstance(error, ProcessLost) or not _signs or not _is_of_connection(error):
-        raise error
-    who = _signs[0].who_is_lost()
-    if who is None:
-        raise error
-    raise ProcessLost(_lost_text(who)) from error
-
-
-def _is_of_connection(error: RuntimeError) -> bool:
-    told = str(error).lower()
-    return isinstance(error, dist.DistError) or any(word in told for word in ("connection", "gloo", "nccl", "peer"))
-
-
-def _leave() -> None:
-    _signs[0].leave()
-    gc.collect()  # models that nobody needs any more hold on to the process group, whose threads end with it
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled, Unreadable
 from pouf.inference.encode import InferenceConfig
 from pouf.reporting.pages import as_text, shorten, thumbnail
@@ -59,8 +59,8 @@ class Comparison(NamedTuple):
 
 
 def look(
-    zero_shot: AbstractContextManager[BaseClassifier],
-    adapted: AbstractContextManager[BaseClassifier],
+    zero_shot: AbstractContextManager[Classifier],
+    adapted: AbstractContextManager[Classifier],
     data: Unlabelled,
     labels: Sequence[int] | None = None,
     inference: InferenceConfig | None = None,

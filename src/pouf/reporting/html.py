@@ -14,11 +14,10 @@ import torch
 from markupsafe import Markup
 from PIL import Image
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier, Predictions
 from pouf.data.base import Unlabelled
 from pouf.files import write_text
 from pouf.inference.encode import InferenceConfig
-from pouf.predictor import Predictions
 from pouf.recipe import Recipe
 from pouf.reporting.figures import CLASSES, Comparison, both_maps, histogram, line, look, nearest_inputs
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
@@ -80,10 +79,10 @@ def write_report(
     """
     there, inference = Run(run), inference or InferenceConfig()
 
-    def at(use: Use) -> AbstractContextManager[BaseClassifier]:
+    def at(use: Use) -> AbstractContextManager[Classifier]:
         if result is not None and result.checkpoints is not None:
             return result.at(use)
-        return nullcontext(BaseClassifier.from_pretrained(run, use=use, device=device, trust_model=trust_model))
+        return nullcontext(Classifier.from_pretrained(run, use=use, device=device, trust_model=trust_model))
 
     if comparison is None:
         comparison = look(at("zero-shot"), at(there.adapted), data, labels, inference, POINTS)

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pouf.base import BaseClassifier
+from pouf.classifier import FITTED_ON, Classifier, Predictions
 from pouf.data.base import Unlabelled
 from pouf.errors import InputError, optional
 from pouf.files import atomic_write, check_writable
 from pouf.inference.encode import FeatureSet, InferenceConfig, in_order, share_skipped
 from pouf.parallel.process_group import ProcessGroup, started_processes
-from pouf.predictor import FITTED_ON, Predictions
 
 Row = dict[str, Any]
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # beginnings of what spreadsheets compute
@@ -150,7 +149,7 @@ class Share(NamedTuple):
 
 def predict_share(
     file: Path,
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled,
     inference: InferenceConfig,
     extras: Extras = NOTHING,

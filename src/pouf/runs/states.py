@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier, State
 from pouf.files import write_json
 from pouf.interruption import is_by_all
 from pouf.parallel.process_group import init_processes
@@ -15,10 +15,9 @@ from pouf.saving import Use, replacing, write
 from pouf.training.adaptation import Adaptation
 from pouf.validation.checkpoints import Checkpoint
 from pouf.validation.verdict import Verdict, failed_verdict
-from pouf.zero_shot import State
 
 
-def save_states(classifier: BaseClassifier, result: Adaptation, folder: Path) -> set[str]:
+def save_states(classifier: Classifier, result: Adaptation, folder: Path) -> set[str]:
     """All states of a run that differ, each in its folder, and the verdict -> the names of those within the run's own.
 
     The classifier stands as advised afterwards.
@@ -29,7 +28,7 @@ def save_states(classifier: BaseClassifier, result: Adaptation, folder: Path) ->
     return inner
 
 
-def _write_states(classifier: BaseClassifier, result: Adaptation, folder: Path) -> set[str]:
+def _write_states(classifier: Classifier, result: Adaptation, folder: Path) -> set[str]:
     checkpoints = result.checkpoints
     if checkpoints is None:
         write(classifier, folder)
@@ -48,7 +47,7 @@ def _write_states(classifier: BaseClassifier, result: Adaptation, folder: Path) 
     return {uses[0] for uses in others.values()}
 
 
-def save_failed_run(classifier: BaseClassifier, verdict: Verdict, folder: Path) -> None:
+def save_failed_run(classifier: Classifier, verdict: Verdict, folder: Path) -> None:
     """What was learned so far, as the last step of a run that advises zero-shot or this."""
     with replacing(folder) as partial:
         _write_verdict(verdict, partial)
@@ -67,7 +66,7 @@ def _write_verdict(verdict: Verdict, folder: Path) -> None:
         write_json(folder / VERDICT, verdict.to_json())
 
 
-def all_can_save(classifier: BaseClassifier, error: BaseException, wanted: bool) -> bool:
+def all_can_save(classifier: Classifier, error: BaseException, wanted: bool) -> bool:
     """Whether a run that broke off is to be saved: as the first process wants, where all know of the error.
 
     Shards lie on processes that know nothing of an error that came to one of them alone.
@@ -81,7 +80,7 @@ class ShardHolder:
     """A process that writes nothing while the first writes the run folder: where weights are sharded, it hands over its
     part of them whenever the first saves."""
 
-    def __init__(self, folder: Path, classifier: BaseClassifier) -> None:
+    def __init__(self, folder: Path, classifier: Classifier) -> None:
         self.folder, self.classifier, self.done = folder, classifier, False
 
     def finish(self, result: Adaptation) -> None:

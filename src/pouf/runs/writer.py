@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.texts import Texts
 from pouf.errors import Diverged, InputError
@@ -60,7 +60,7 @@ class RunWriter(Callback):
     def __init__(
         self,
         folder: str | Path,
-        classifier: BaseClassifier,
+        classifier: Classifier,
         recipe: Recipe,
         sources: Mapping[str, Unlabelled],
         method: str = "pouf",

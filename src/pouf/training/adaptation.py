@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
 from pouf.errors import InputError, one_of
@@ -34,7 +34,7 @@ from pouf.validation.verdict import Verdict, assess, not_judged, nothing_to_judg
 class Adaptation:
     """What came of an adaptation. The classifier stands where the verdict says, unless `restore` moves it."""
 
-    classifier: BaseClassifier = field(repr=False)
+    classifier: Classifier = field(repr=False)
     recipe: Recipe = field(repr=False)
     history: list[Step] = field(repr=False)  # empty where nothing was trained
     trainable: int
@@ -61,7 +61,7 @@ class Adaptation:
             self._check_there(use)
 
     @contextmanager
-    def at(self, use: Use) -> Iterator[BaseClassifier]:
+    def at(self, use: Use) -> Iterator[Classifier]:
         """The classifier as it was there, for a while."""
         use = self.verdict.advised if use == "advised" else use
         if self.checkpoints is None:
@@ -85,7 +85,7 @@ class Adaptation:
 
 
 def adapt(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled | None,
     recipe: Recipe,
     *,
@@ -159,7 +159,7 @@ def adapt(
 
 
 @contextmanager
-def undone_if_refused(classifier: BaseClassifier, callbacks: list[Callback]) -> Iterator[None]:
+def undone_if_refused(classifier: Classifier, callbacks: list[Callback]) -> Iterator[None]:
     """An `InputError` before the first step leaves the classifier as it was when this was opened."""
     progress = _Progress()
     callbacks.append(progress)
@@ -206,7 +206,7 @@ def _why_unjudged(recipe: Recipe) -> str:
 
 
 def correct(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled,
     recipe: Recipe,
     inference: InferenceConfig,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.augment import AUGMENTATIONS, Augmentation
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.labelled import Shots
@@ -27,44 +27,10 @@ from pouf.parallel.process_group import ProcessGroup
 from pouf.recipe import Recipe
 from pouf.training.model import Chunk
 from pouf.training.state import random_state, set_random_state
+from pouf.training.two_pass import Batch, Side
 from pouf.tuners import Tuner
 
 logger = logging.getLogger(__name__)
-
-
-class Side:
-    """What this process has of a batch, or of the prompts: features, or chunks from which they are computed."""
-
-    features: Tensor | None = None  # (n_local, d), where nothing is left to be encoded
-    indices: Sequence[int] = ()  # which samples the rows of all processes are, in the order of ranks
-    trained = False  # the features change with the weights
-    chunked = False  # so large that no more than a chunk is encoded with its graph at once
-
-    def chunks(self) -> Iterator[Chunk]:
-        yield from ()
-
-    def chunks_again(self, gradient: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
-        """The same chunks, each with its rows of the gradient of the features."""
-        yield from ()
-
-
-class Batch(NamedTuple):
-    """What this process has of one step."""
-
-    inputs: list[Side]  # the unlabelled ones, and the labelled ones where those are others
-    prompts: Side | None  # None where prototypes are not made of prompts
-    seed: int  # of dropout, where they are not
-    labels: Tensor | None  # (shots, k), of all labelled samples
-
-    @property
-    def chunked(self) -> bool:
-        """Whether a side whose weights are trained is encoded in chunks, and needs two passes."""
-        sides = [*self.inputs, *([self.prompts] if self.prompts is not None else [])]
-        return any(side.trained and side.chunked for side in sides)
-
-    def targets(self) -> Tensor | None:
-        """(n, k), class probabilities of the labelled samples of this step; to be called once they are read."""
-        return self.labels[self.inputs[-1].indices] if self.labels is not None else None
 
 
 class Batches(Iterator[Batch]):
@@ -76,7 +42,7 @@ class Batches(Iterator[Batch]):
 
     def __init__(
         self,
-        classifier: BaseClassifier,
+        classifier: Classifier,
         tuner: Tuner,
         data: Unlabelled,
         shots: Shots | None,
@@ -94,8 +60,8 @@ class Batches(Iterator[Batch]):
         self.labels = shots.targets.to(classifier.device) if shots is not None else None
         total, sharded = sum(classifier.prompts_per_class()), classifier.backbone.sharded
         self.prompts = partial(
-            PromptChunks, total, tuner.touches_prompts, sharded, recipe.compute.chunk, inference.world
-        )  # if any
+            prompt_side, total, tuner.touches_prompts, sharded, recipe.compute.chunk, inference.world
+        )
         self.any_prompts = total > 0
         self.seeds = random.Random(recipe.seed)
 
@@ -125,7 +91,7 @@ class Batches(Iterator[Batch]):
         set_random_state(self.seeds, state["dropout"])
 
 
-class PromptChunks(Side):
+def prompt_side(total: int, trained: bool, sharded: bool, chunk: int, world: ProcessGroup, seed: int) -> Side:
     """This process's share of the prompts, in equally many chunks on all processes.
 
     Args:
@@ -133,22 +99,12 @@ class PromptChunks(Side):
         sharded: the weights are, so that all processes must encode equally often.
         seed: of dropout in this step.
     """
-
-    def __init__(self, total: int, trained: bool, sharded: bool, chunk: int, world: ProcessGroup, seed: int) -> None:
-        most = -(-total // world.size)  # prompts of a process
-        size = min(chunk or most, PROMPTS if sharded else most)
-        parts = in_pieces(list(world.share(range(total))), -(-most // size))
-        first = world.rank * (total + 1)
-        self.parts = [
-            Chunk(rows or [0], (seed + (first + i) * 7919) % 2**62, len(rows)) for i, rows in enumerate(parts)
-        ]
-        self.trained, self.chunked = trained, chunk > 0 and len(parts) > 1
-
-    def chunks(self) -> Iterator[Chunk]:
-        yield from self.parts
-
-    def chunks_again(self, gradient: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
-        yield from zip(self.parts, gradient.split([chunk.rows for chunk in self.parts]), strict=True)
+    most = -(-total // world.size)  # prompts of a process
+    size = min(chunk or most, PROMPTS if sharded else most)
+    parts = in_pieces(list(world.share(range(total))), -(-most // size))
+    first = world.rank * (total + 1)
+    chunks = [Chunk(rows or [0], (seed + (first + i) * 7919) % 2**62, len(rows)) for i, rows in enumerate(parts)]
+    return Side(trained, chunked=chunk > 0 and len(chunks) > 1, parts=chunks)
 
 
 class InputBatches(Iterator[Side]):
@@ -156,7 +112,7 @@ class InputBatches(Iterator[Side]):
 
     def __init__(
         self,
-        classifier: BaseClassifier,
+        classifier: Classifier,
         tuner: Tuner,
         data: Unlabelled,
         recipe: Recipe,
@@ -208,10 +164,8 @@ class InputBatches(Iterator[Side]):
                 features = torch.stack([tables[v].features[rows[v][i]] for v, i in zip(views, indices, strict=True)])
             else:
                 features = tables[0].features[:0]
-            side = Side()
-            side.features = features.to(self.classifier.device).float()
-            side.indices = [index for part in self.world.gather_objects(indices) for index in part]
-            yield side
+            everyone = [index for part in self.world.gather_objects(indices) for index in part]
+            yield Side(features=features.to(self.classifier.device).float(), indices=everyone)
 
     def _read(self, crop: Crop | None) -> Generator[Side, None, None]:
         backbone, shots = self.classifier.backbone, self.classifier.demonstrations
@@ -220,8 +174,8 @@ class InputBatches(Iterator[Side]):
         padding = PaddingSample(self.world)
         reads = read_batches(reader, self._draws_of_chunks(), self.recipe.compute.workers)
         while True:
-            side = InputChunks(self, reads, padding)
-            if side.readable:
+            side = ChunkedInputs(self, reads, padding)
+            if side.parts:
                 yield side
             else:
                 self.data.check_readable()
@@ -242,8 +196,9 @@ class InputBatches(Iterator[Side]):
         return 2 if chunks > 1 and self.trained else 1
 
 
-class InputChunks(Side):
-    """Inputs of one batch, read chunk by chunk, and again for a second pass: one chunk is in memory at a time.
+class ChunkedInputs(Side):
+    """Inputs of one batch that are read chunk by chunk; where there are several, read again for the second pass, so
+    that one chunk is in memory at a time.
 
     Args:
         reads: of all batches; here are those of the next one.
@@ -251,52 +206,51 @@ class InputChunks(Side):
     """
 
     def __init__(self, batches: InputBatches, reads: Iterator[Read], padding: PaddingSample) -> None:
-        self.batches, self.reads, self.padding, self.trained = batches, reads, padding, batches.trained
+        super().__init__(trained=batches.trained)
+        self.batches, self.reads, self.padding = batches, reads, padding
         first = next(reads)  # now the batch is drawn
         self.count = batches.chunks_of(len(batches.draws.done()))
         self.chunked = self.count > 1
         self.samples: list[list[int] | None] = []  # of each chunk; None where no process could read any
         self.seeds: list[int] = []  # of the dropout of each chunk
         self.failed: dict[int, str] = {}  # why samples could not be read
-        self.first = self._chunk(first)  # that some process could read
-        while self.first is None and len(self.samples) < self.count:
-            self.first = self._chunk(next(reads))
-        self.readable = self.first is not None
-        if not self.readable:
+        self.parts = self._chunk(first)
+        while not self.parts and len(self.samples) < self.count:
+            self.parts = self._chunk(next(reads))
+        if not self.parts or not self.chunked:
             self._share_results()
+        if not self.parts:
             for _ in range(self.count * (batches.times_read(self.count) - 1)):
                 next(reads)
 
-    def _chunk(self, read: Read) -> Chunk | None:
+    def _chunk(self, read: Read) -> list[Chunk]:
+        """Nothing where no process could read anything."""
         self.seeds.append(self.batches.seeds.getrandbits(62))
         self.failed |= read.failed
         tensors = self.padding.instead_of(read)
         self.samples.append(None if tensors is None else read.indices)
-        return None if tensors is None else Chunk(tensors, self.seeds[-1], len(read.indices))
-
-    def chunks(self) -> Iterator[Chunk]:
-        assert self.first is not None
-        yield self.first
-        if self.chunked:
-            self.first = None  # only one is in memory
-        while len(self.samples) < self.count:
-            if (chunk := self._chunk(next(self.reads))) is not None:
-                yield chunk
-        self._share_results()
+        return [] if tensors is None else [Chunk(tensors, self.seeds[-1], len(read.indices))]
 
     def _share_results(self) -> None:
         """All processes come to know which samples the batch has, and which could not be read."""
         own = [index for part in self.samples for index in part or ()]
-        parts = self.batches.world.gather_objects((own, self.failed))
-        for _, failed in parts:
+        everyone = self.batches.world.gather_objects((own, self.failed))
+        for _, failed in everyone:
             self.batches.data.skipped.update(failed)
-        self.indices = [index for part, _ in parts for index in part]
+        self.indices = [index for part, _ in everyone for index in part]
+
+    def chunks(self) -> Iterator[Chunk]:
+        yield from self.parts
+        if self.chunked:
+            self.parts = []
+            while len(self.samples) < self.count:
+                yield from self._chunk(next(self.reads))
+            self._share_results()
 
     def chunks_again(self, gradient: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
         """What has gone since the first pass has no part in this step."""
         if not self.chunked:
-            assert self.first is not None
-            yield self.first, gradient
+            yield from super().chunks_again(gradient)
             return
         gradients = iter(gradient.split([len(part) for part in self.samples if part is not None]))
         for before, seed in zip(self.samples, self.seeds, strict=True):
@@ -342,7 +296,7 @@ class View:
         return self.crop(image, int.from_bytes(mixed, "big"))
 
 
-def _crop(classifier: BaseClassifier, data: Unlabelled, recipe: Recipe) -> Crop | None:
+def _crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop | None:
     augment = AUGMENTATIONS[recipe.augment] if data.modality == "image" else None
     if augment is None:
         return None

@@ -22,11 +22,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.texts import Texts
 from pouf.inference.encode import InferenceConfig
 from pouf.models.masked_lm import MaskedLM
-from pouf.predictor import Predictor
 
 MOST, FEWEST = 600, 200  # texts that are looked at
 STEEPEST = 0.8  # of the line: where added words hardly count, a small error moves its crossing far
@@ -43,7 +43,7 @@ class Margins(NamedTuple):
     undecided: float  # the midpoint of what either prompt makes of texts without content
 
 
-def find_bias(classifier: Predictor, data: Unlabelled, inference: InferenceConfig) -> float:
+def find_bias(classifier: Classifier, data: Unlabelled, inference: InferenceConfig) -> float:
     """The margin above which a text is of the second class: 0 unless both signs speak against it."""
     if not supports_bias_probe(classifier) or len(data) - len(data.skipped) < FEWEST:
         return 0.0
@@ -51,7 +51,7 @@ def find_bias(classifier: Predictor, data: Unlabelled, inference: InferenceConfi
     return inference.world.broadcast(agreed(by_words(margins), by_shape(margins.plain)))
 
 
-def supports_bias_probe(classifier: Predictor) -> bool:
+def supports_bias_probe(classifier: Classifier) -> bool:
     """Two classes of a masked language model as it is, and a template for single texts that fits several times."""
     backbone = classifier.backbone
     return (
@@ -65,7 +65,7 @@ def supports_bias_probe(classifier: Predictor) -> bool:
     )
 
 
-def read_margins(classifier: Predictor, data: Unlabelled, inference: InferenceConfig) -> Margins:
+def read_margins(classifier: Classifier, data: Unlabelled, inference: InferenceConfig) -> Margins:
     """Margins of at most `MOST` texts, drawn at random."""
     backbone = classifier.backbone
     assert isinstance(backbone, MaskedLM)

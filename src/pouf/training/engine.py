@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.errors import InputError
-from pouf.models.base import Scores
+from pouf.losses.objective import Objective
 from pouf.parallel.fsdp import average_gradients, reshard
 from pouf.parallel.process_group import ProcessGroup, launched_precision, launched_sharding
 from pouf.parallel.shards import is_shard, local
@@ -33,34 +32,26 @@ class Engine:
     With several processes the weights are copied in each (DDP), unless they were sharded over all before (FSDP2).
     """
 
-    def __init__(self, classifier: BaseClassifier, tuner: Tuner, recipe: Recipe, world: ProcessGroup) -> None:
+    def __init__(
+        self, classifier: Classifier, tuner: Tuner, objective: Objective, recipe: Recipe, world: ProcessGroup
+    ) -> None:
         self.classifier, self.tuner, self.world = classifier, tuner, world
         self.recipe = as_launched(recipe, world)
         self.device = classifier.device
         self.sharded = classifier.backbone.sharded
         self.parameters: dict[str, nn.Parameter] = tuner.parameters
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.recipe.compute.precision == "fp16")
-        self.model: nn.Module = StepModel(classifier, self.recipe, world)
+        self.model: nn.Module = StepModel(classifier, self.recipe, world, objective.used)
         if world.size > 1 and not self.sharded:
             self.model = _wrapped(self.model, self.device)
 
-    def backward(self, loss: Tensor, scores: Sequence[Scores] = ()) -> None:
-        """Add the gradient of the loss to the weights.
-
-        Args:
-            scores: all that the model gave, where processes are to exchange gradients now.
-        """
-        # DDP waits for every weight behind its outputs, also where the loss leaves an output out.
-        outputs = [each for batch in scores for each in batch if each.requires_grad] if self._is_ddp else []
-        torch.autograd.backward([self.scaler.scale(loss), *outputs], [None, *map(torch.zeros_like, outputs)])
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of the loss to the weights."""
+        self.scaler.scale(loss).backward()
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """While open, DDP leaves gradients where they are."""
-        return self.model.no_sync() if self._is_ddp else nullcontext()  # type: ignore[operator]
-
-    @property
-    def _is_ddp(self) -> bool:
-        return isinstance(self.model, nn.parallel.DistributedDataParallel)
+        return self.model.no_sync() if isinstance(self.model, nn.parallel.DistributedDataParallel) else nullcontext()
 
     def clip_gradients(self, optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
         """Exchange and unscale all gradients, cut them to the limit, and return their norm before that."""

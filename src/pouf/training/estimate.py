@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.loader import Reader
 from pouf.data.random_batches import Draw
@@ -57,7 +57,7 @@ def spoken(seconds: float) -> str:
 
 
 def estimate(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled,
     recipe: Recipe,
     inference: InferenceConfig,
@@ -110,7 +110,7 @@ def estimate(
     return Estimate(seconds, encoded, recipe.steps, 0 if looked_up else batch, data.modality)
 
 
-def _inputs(classifier: BaseClassifier, tuner: Tuner, data: Unlabelled, recipe: Recipe) -> tuple[float, float]:
+def _inputs(classifier: Classifier, tuner: Tuner, data: Unlabelled, recipe: Recipe) -> tuple[float, float]:
     """Seconds per input: read and encoded, and encoded with the gradient of what is tuned."""
     backbone = classifier.backbone
     if backbone.ready_features(data) is not None:
@@ -133,7 +133,7 @@ def _inputs(classifier: BaseClassifier, tuner: Tuner, data: Unlabelled, recipe: 
     return reading + forward, reading + trained
 
 
-def _prompts(classifier: BaseClassifier, tuner: Tuner, few: int) -> float:
+def _prompts(classifier: Classifier, tuner: Tuner, few: int) -> float:
     """Seconds of the text side at each step, for a few classes."""
     if not tuner.touches_prompts or classifier.backbone.modality == "vector":
         return 0.0
@@ -143,11 +143,11 @@ def _prompts(classifier: BaseClassifier, tuner: Tuner, few: int) -> float:
     )
 
 
-def _some_prototypes(classifier: BaseClassifier, few: int) -> Tensor:
+def _some_prototypes(classifier: Classifier, few: int) -> Tensor:
     return classifier.backbone.prototypes(classifier.prompts()[:few])
 
 
-def _loss(classifier: BaseClassifier, recipe: Recipe, batch: int) -> float:
+def _loss(classifier: Classifier, recipe: Recipe, batch: int) -> float:
     """Seconds of the loss of one batch and its gradient, beside the encoders."""
     k, draw = len(classifier.classes), torch.Generator().manual_seed(0)
     sim = torch.rand(batch, k, generator=draw).to(classifier.device).requires_grad_()

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.models.demonstrations import Demonstrations
@@ -52,7 +52,7 @@ class Preparation(NamedTuple):
     demonstrations: Demonstrations | None = None
     postprocessor: Postprocessor | None = None
 
-    def apply(self, classifier: BaseClassifier) -> None:
+    def apply(self, classifier: Classifier) -> None:
         if self.head_seed is not None and classifier.new_head_seed is None:
             classifier.attach_new_head(self.head_seed)
         if self.demonstrations is not None:
@@ -134,7 +134,7 @@ class Method:
         return Preparation(seed if self.new_head else None, demonstrations, postprocessor)
 
     def prepare_classifier(
-        self, classifier: BaseClassifier, shots: Shots | None, seed: int, samples: int = 16, **limits: int | None
+        self, classifier: Classifier, shots: Shots | None, seed: int, samples: int = 16, **limits: int | None
     ) -> None:
         self.preparation(shots, seed, samples, **limits).apply(classifier)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.errors import InputError
-from pouf.models.base import Scores
+from pouf.models.base import Scores, class_means
 from pouf.parallel.process_group import ProcessGroup
 from pouf.recipe import Recipe
+from pouf.tuners import SoftPrompt
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,15 +29,27 @@ class Chunk(NamedTuple):
 
 
 class StepModel(nn.Module):
-    """Inputs and prompts of this process -> scores of all processes; or one chunk -> its features."""
+    """Inputs and prompts of this process -> scores of all processes; or one chunk -> its features.
 
-    def __init__(self, classifier: BaseClassifier, recipe: Recipe, world: ProcessGroup) -> None:
+    Args:
+        used: fields of the scores that the loss depends on. The others have no graph: DDP waits for every weight behind
+            an output.
+    """
+
+    def __init__(
+        self, classifier: Classifier, recipe: Recipe, world: ProcessGroup, used: Collection[str] = Scores._fields
+    ) -> None:
         super().__init__()
-        self.classifier, self.recipe, self.world = classifier, recipe, world
+        self.unused = [name for name in Scores._fields if name not in used]
+        self.classifier, self.recipe, self.world, self.device = classifier, recipe, world, classifier.device
         encode = classifier.backbone.encode_inputs
         self.encode_inputs: Callable[[dict[str, Tensor]], Tensor] = (
             torch.compile(encode) if recipe.compute.compile else encode
         )
+        self.autocast = precision(recipe, classifier.device)
+        self.fp32 = precision(recipe, classifier.device, losses=True)
+        self.prompts_per_class = classifier.prompts_per_class()
+        self.prompts = [prompt for own in classifier.prompts() for prompt in own] if self.prompts_per_class else []
 
     def forward(
         self, inputs: Chunk | Sequence[list[Chunk] | Tensor], prompts: list[Chunk] | Tensor | None = None, seed: int = 0
@@ -48,30 +62,42 @@ class StepModel(nn.Module):
             seed: of dropout, in prototypes that are not made of prompts.
         """
         if isinstance(inputs, Chunk):
-            return self.encode(inputs)
+            return self._encode(inputs)
         features = [self._rows(each) for each in inputs]
-        with precision(self.recipe, self.classifier.device):
-            if prompts is None:
-                with self._dropout(seed):
-                    prototypes = self.classifier.prototypes().float()
-            else:
-                prototypes = self.classifier.prototypes_of(self._gather(self._rows(prompts))).float()
-        with precision(self.recipe, self.classifier.device, losses=True):
-            return [self.classifier.backbone.scores(self._gather(each), prototypes) for each in features]
+        encoded = self._rows(prompts) if prompts is not None else None
+        with self.autocast:
+            prototypes = self._prototypes(encoded, seed)
+        with self.fp32:
+            scores = [self.classifier.backbone.scores(self._gather(each), prototypes) for each in features]
+        return [each._replace(**{name: getattr(each, name).detach() for name in self.unused}) for each in scores]
 
-    def encode(self, chunk: Chunk) -> Tensor:
+    def _encode(self, chunk: Chunk) -> Tensor:
         """(rows, d), in the recipe's precision and with its dropout: the same seed drops the same units."""
-        device, content = self.classifier.device, chunk.content
-        with self._dropout(chunk.seed), precision(self.recipe, device):
+        content, soft = chunk.content, self.classifier.prompt
+        with self._dropout(chunk.seed), self.autocast:
             if isinstance(content, dict):
-                rows = self.encode_inputs({name: tensor.to(device) for name, tensor in content.items()}).float()
+                rows = self.encode_inputs({name: tensor.to(self.device) for name, tensor in content.items()}).float()
+            elif isinstance(soft, SoftPrompt):
+                rows = soft.encode(content)
             else:
-                rows = self.classifier.encode_prompts(content)
-                rows = rows if self.world.size == 1 else rows.float()
+                read = self.classifier.backbone.encode_prompts([self.prompts[number] for number in content])
+                rows = F.normalize(read, dim=1)
+            if self.world.size > 1:
+                rows = rows.float()
         return rows if chunk.rows == len(rows) else rows[: chunk.rows].clone()
 
+    def _prototypes(self, encoded: Tensor | None, seed: int) -> Tensor:
+        """(k, d), from this process's share of the encoded prompts, or from what takes their place."""
+        if encoded is None:
+            with self._dropout(seed):
+                return self.classifier.prototypes().float()
+        rows = self._gather(encoded)
+        if not isinstance(self.classifier.prompt, SoftPrompt) or len(rows) > len(self.prompts_per_class):
+            rows = F.normalize(class_means(rows, self.prompts_per_class), dim=1)
+        return rows.float()
+
     def _rows(self, side: list[Chunk] | Tensor) -> Tensor:
-        return side if isinstance(side, Tensor) else torch.cat([self.encode(chunk) for chunk in side])
+        return side if isinstance(side, Tensor) else torch.cat([self._encode(chunk) for chunk in side])
 
     def _gather(self, rows: Tensor) -> Tensor:
         return rows if self.world.size == 1 else self.world.gather(rows)
@@ -87,7 +113,7 @@ def precision(recipe: Recipe, device: torch.device, losses: bool = False) -> tor
 
 
 @contextmanager
-def dropout(classifier: BaseClassifier, seed: int) -> Iterator[None]:
+def dropout(classifier: Classifier, seed: int) -> Iterator[None]:
     """While open, units are dropped, by a seed of their own: the caller's random numbers are left alone.
 
     The classifier stays in training mode: activations that are computed again, for their gradient, drop the same units.
@@ -99,7 +125,7 @@ def dropout(classifier: BaseClassifier, seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def checkpointing(classifier: BaseClassifier) -> Iterator[None]:
+def checkpointing(classifier: Classifier) -> Iterator[None]:
     """While open, layers forget their activations and compute them again when their gradient is needed.
 
     transformers does so only for layers in training mode; these get it for themselves and not for their parts, so that

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.inputs import Inputs
 from pouf.data.labelled import Shots, read_shots
@@ -44,10 +44,10 @@ class Plan(NamedTuple):
         both = {"data": self.data, "shots": self.shots.inputs if self.shots is not None else None}
         return {name: source for name, source in both.items() if source is not None}
 
-    def inference(self, classifier: BaseClassifier, cache: FeatureCache) -> InferenceConfig:
+    def inference(self, classifier: Classifier, cache: FeatureCache) -> InferenceConfig:
         return InferenceConfig.of(self.recipe.compute, cache, init_processes(classifier.device))
 
-    def estimate(self, classifier: BaseClassifier, cache: FeatureCache, report: bool) -> Estimate | None:
+    def estimate(self, classifier: Classifier, cache: FeatureCache, report: bool) -> Estimate | None:
         """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that
         need not fit where it would be timed."""
         if self.data is None or self.data.streamed or not self.recipe.steps:
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Inputs | None,
     *,
     cache: FeatureCache,
@@ -96,7 +96,7 @@ def make_plan(
 
 
 def settle(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled | None,
     *,
     method: str = "pouf",
@@ -185,7 +185,7 @@ def _changes(
     return changes
 
 
-def unlabelled(classifier: BaseClassifier, data: Inputs | None) -> Unlabelled | None:
+def unlabelled(classifier: Classifier, data: Inputs | None) -> Unlabelled | None:
     """What is to be adapted to, read."""
     if isinstance(data, str) and classifier.backbone.modality == "text":
         raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")

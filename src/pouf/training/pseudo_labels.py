@@ -5,16 +5,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier, Predictions
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.inference.encode import InferenceConfig
-from pouf.predictor import Predictions
 
 
 def pseudo_labelled(
-    classifier: BaseClassifier, data: Unlabelled | None, shots: Shots | None, count: int, inference: InferenceConfig
+    classifier: Classifier, data: Unlabelled | None, shots: Shots | None, count: int, inference: InferenceConfig
 ) -> Shots:
     """UPL: each input goes to its most likely class; the `count` surest of each class are taken for labelled."""
     if data is None or shots is not None:

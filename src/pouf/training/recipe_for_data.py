@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
 from pouf.errors import InputError
@@ -38,7 +38,7 @@ FREE = TargetShares(None, None)
 
 
 def recipe_for_data(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     inputs: Unlabelled | None,
     recipe: Recipe,
     shots: Shots | None,
@@ -90,9 +90,7 @@ def _for_many_classes(recipe: Recipe, k: int) -> Recipe:
     return recipe
 
 
-def _for_few_classes(
-    classifier: BaseClassifier, data: Unlabelled, recipe: Recipe, inference: InferenceConfig
-) -> Recipe:
+def _for_few_classes(classifier: Classifier, data: Unlabelled, recipe: Recipe, inference: InferenceConfig) -> Recipe:
     """Without training, where the model finds few of the named classes in the data: exp H(mean p) / k below the limit.
 
     Training would spread the inputs over classes that are not there.
@@ -113,7 +111,7 @@ def _for_few_classes(
 
 
 def _keep_shares(
-    classifier: BaseClassifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig
+    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig
 ) -> tuple[Recipe, TargetShares]:
     """Hold to the shares that zero-shot gives the classes, without its bias where one is found.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.errors import Diverged, InputError
 from pouf.inference.encode import InferenceConfig
@@ -118,11 +118,11 @@ class TrialLog:
 
 
 # A copy of the classifier, its recipe and the number of the trial -> what came of adapting it.
-Adapt = Callable[[BaseClassifier, Recipe, int], Adaptation]
+Adapt = Callable[[Classifier, Recipe, int], Adaptation]
 
 
 def search(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     recipe: Recipe,
     settings: Sequence[Mapping[str, Any]],
     adapt: Adapt,

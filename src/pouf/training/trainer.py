@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
 from pouf.errors import Diverged, InputError
@@ -21,7 +21,7 @@ from pouf.interruption import defer_signals
 from pouf.losses import effective_classes
 from pouf.losses.objective import Objective
 from pouf.models.base import check_modality
-from pouf.parallel.process_group import ProcessGroup, name_lost_process
+from pouf.parallel.process_group import ProcessGroup, connection_errors
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.batches import Batches
 from pouf.training.callbacks import Callback, Callbacks, Step
@@ -45,7 +45,7 @@ class Training(NamedTuple):
 
 
 def train(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled | None,
     recipe: Recipe,
     shots: Shots | None,
@@ -88,9 +88,9 @@ def train(
         checkpoints.begin(tuner)
     total = sum(parameter.numel() for parameter in classifier.parameters())
     callbacks.notify(lambda callback: callback.on_start(recipe, tuner.trainable, total))
-    engine = Engine(classifier, tuner, recipe, inference.world)
-    batches = Batches(classifier, tuner, stream, shots, recipe, inference)
     objective = Objective(recipe.objective, len(classifier.classes), recipe.steps, shares.probabilities)
+    engine = Engine(classifier, tuner, objective, recipe, inference.world)
+    batches = Batches(classifier, tuner, stream, shots, recipe, inference)
     callbacks.phase(TRAINING, recipe.steps)
     start_weights = (
         [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.weight_pull else []
@@ -113,7 +113,7 @@ def train(
 
 
 def run_identity(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled,
     shots: Shots | None,
     recipe: Recipe,
@@ -135,7 +135,7 @@ def run_identity(
 
 
 def watched(
-    classifier: BaseClassifier,
+    classifier: Classifier,
     data: Unlabelled,
     recipe: Recipe,
     inference: InferenceConfig,
@@ -161,7 +161,7 @@ def watched(
     return checkpoints
 
 
-def check_shots(shots: Shots | None, recipe: Recipe, classifier: BaseClassifier) -> None:
+def check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:
     """Labelled shots are there just where the recipe weighs them, with a target for each class."""
     if (shots is not None) != (recipe.objective.labels > 0):
         raise InputError(
@@ -192,7 +192,7 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, start_weights: Se
             lr = learning_rate(settings, step - 1, recipe.steps)
             set_rate(optimizer, lr)
             optimizer.zero_grad()
-            with name_lost_process():
+            with connection_errors():
                 loss = (two_pass if batch.chunked else whole)(engine, batch, state.objective)
             if not loss.total.isfinite():
                 raise Diverged(step, "the loss", settings.lr)

@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pouf.losses.objective import Loss, Objective
-from pouf.training.batches import Batch, Side
 from pouf.training.engine import Engine
 from pouf.training.model import Chunk
 
 
+@dataclass
+class Side:
+    """What this process has of a batch, or of the prompts: features, or chunks from which they are computed."""
+
+    trained: bool = False  # the features change with the weights
+    chunked: bool = False  # so many that no more than a chunk is encoded with its graph at once
+    features: Tensor | None = None  # (n_local, d), where nothing is left to be encoded
+    parts: list[Chunk] = field(default_factory=list)  # where they are read already
+    indices: Sequence[int] = ()  # which samples the rows of all processes are, in the order of ranks
+
+    def chunks(self) -> Iterator[Chunk]:
+        """What is to be encoded."""
+        yield from self.parts
+
+    def chunks_again(self, gradient: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
+        """The same once more, each chunk with its rows of the gradient of the features."""
+        yield from zip(self.parts, gradient.split([chunk.rows for chunk in self.parts]), strict=True)
+
+
+class Batch(NamedTuple):
+    """What this process has of one step."""
+
+    inputs: list[Side]  # the unlabelled ones, and the labelled ones where those are others
+    prompts: Side | None  # None where prototypes are not made of prompts
+    seed: int  # of dropout, where they are not
+    labels: Tensor | None  # (shots, k), of all labelled samples
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a side that is trained is encoded in chunks, and the step needs two passes."""
+        return any(side.trained and side.chunked for side in self.sides)
+
+    @property
+    def sides(self) -> list[Side]:
+        return self.inputs if self.prompts is None else [*self.inputs, self.prompts]
+
+    @property
+    def targets(self) -> Tensor | None:
+        """(n, k), class probabilities of the labelled samples of this step, once they are read."""
+        return self.labels[self.inputs[-1].indices] if self.labels is not None else None
+
+
 def whole(engine: Engine, batch: Batch, objective: Objective) -> Loss:
     """The loss over all processes; afterwards weights have their gradients."""
-    inputs = [list(side.chunks()) if side.trained else encode(engine, side) for side in batch.inputs]
-    prompts = list(batch.prompts.chunks()) if batch.prompts is not None else None
-    scores = engine.model(inputs, prompts, batch.seed)
-    loss = objective(scores, batch.targets())
-    engine.backward(loss.total, scores)
+    inputs = [side.parts if side.trained else _encode(engine, side) for side in batch.inputs]
+    scores = engine.model(inputs, batch.prompts.parts if batch.prompts is not None else None, batch.seed)
+    loss = objective(scores, batch.targets)
+    engine.backward(loss.total)
     return loss
 
 
@@ -31,14 +73,12 @@ def two_pass(engine: Engine, batch: Batch, objective: Objective) -> Loss:
     pass: each chunk is encoded again with its graph, which takes its rows of that gradient to the weights. Processes
     exchange gradients once, after the last chunk; where weights are sharded, after each.
     """
-    sides = [*batch.inputs, *([batch.prompts] if batch.prompts is not None else [])]
-    features = [encode(engine, side).requires_grad_(side.trained) for side in sides]
+    features = [_encode(engine, side).requires_grad_(side.trained) for side in batch.sides]
+    inputs, prompts = features[: len(batch.inputs)], features[-1] if batch.prompts is not None else None
     with engine.no_sync():
-        inputs, prompts = features[: len(batch.inputs)], features[-1] if batch.prompts is not None else None
-        scores = engine.model(inputs, prompts, batch.seed)
-        loss = objective(scores, batch.targets())
+        loss = objective(engine.model(inputs, prompts, batch.seed), batch.targets)
         engine.backward(loss.total)
-    for is_last, chunk, gradient in _second_pass(sides, features):
+    for is_last, chunk, gradient in _second_pass(batch.sides, features):
         with nullcontext() if is_last else engine.no_sync():
             rows = engine.model(chunk)
             if rows.requires_grad:  # not where nothing on this side is trained
@@ -47,7 +87,7 @@ def two_pass(engine: Engine, batch: Batch, objective: Objective) -> Loss:
 
 
 @torch.no_grad()
-def encode(engine: Engine, side: Side) -> Tensor:
+def _encode(engine: Engine, side: Side) -> Tensor:
     """(n_local, d), without a graph."""
     return torch.cat([engine.model(chunk) for chunk in side.chunks()]) if side.features is None else side.features
 

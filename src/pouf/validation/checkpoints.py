@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier, State
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
@@ -25,7 +25,6 @@ from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
 from pouf.validation.names import NamesFit, check_names
 from pouf.validation.selectors import Choice, choose, votes
-from pouf.zero_shot import State
 
 SAMPLE = 512  # inputs that checkpoints are judged on
 STATE = "state.safetensors"  # of a run that can be gone on with, beside the weights that it names
@@ -71,7 +70,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        classifier: BaseClassifier,
+        classifier: Classifier,
         sample: Sample,
         steps: int,
         folder: Path | None = None,
@@ -222,7 +221,7 @@ class Checkpoints:
                 parameter.copy_(self._shared_out(checkpoint.step, name, parameter) if self._sharded else tensors[name])
 
     @contextmanager
-    def at(self, checkpoint: Checkpoint) -> Iterator[BaseClassifier]:
+    def at(self, checkpoint: Checkpoint) -> Iterator[Classifier]:
         """The classifier as it was there, for a while."""
         before = self.here
         self.restore(checkpoint)
@@ -296,7 +295,7 @@ class Checkpoints:
 class Sample:
     """Some inputs, the same for the same data and seed, and what a classifier says of them."""
 
-    def __init__(self, classifier: BaseClassifier, data: Unlabelled, seed: int, inference: InferenceConfig) -> None:
+    def __init__(self, classifier: Classifier, data: Unlabelled, seed: int, inference: InferenceConfig) -> None:
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
         by_content = data.content_order()
         self.inputs = Subset(data, [by_content[int(place)] for place in order[:SAMPLE]])
@@ -321,7 +320,7 @@ class Sample:
                            lost, len(self.before.indices))  # fmt: skip
         self.before, self.before_perturbed = (each.only(there) for each in (self.before, self.before_perturbed))
 
-    def look(self, classifier: BaseClassifier, touched: bool) -> SnapshotPredictions:
+    def look(self, classifier: Classifier, touched: bool) -> SnapshotPredictions:
         """What the classifier says now; where its features have been touched they are computed anew."""
         seen, changed = self.before, self.before_perturbed
         if touched:

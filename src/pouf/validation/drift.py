@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import Classes, class_set, read_classes, same_name
 from pouf.data.labelled import Labelled
@@ -41,7 +41,7 @@ class Drift(NamedTuple):
         return f"{told}; accuracy there went from {self.accuracy_before:.1%} to {self.accuracy_after:.1%}"
 
 
-def other_names(given: Classes | str, classifier: BaseClassifier) -> tuple[str, ...]:
+def other_names(given: Classes | str, classifier: Classifier) -> tuple[str, ...]:
     """Names that are not those of the task: a list, a file, or "words" for ordinary ones.
 
     For a masked language model, those of them that are one token to it.
@@ -73,7 +73,7 @@ class DriftBaseline:
 
     def __init__(
         self,
-        classifier: BaseClassifier,
+        classifier: Classifier,
         names: Sequence[str],
         inputs: Labelled | Unlabelled,
         inference: InferenceConfig,
@@ -84,7 +84,7 @@ class DriftBaseline:
         self.inputs = inputs.inputs if isinstance(inputs, Labelled) else _some(inputs, seed)
         self.before = self._look(classifier, inference)
 
-    def drift(self, classifier: BaseClassifier) -> Drift:
+    def drift(self, classifier: Classifier) -> Drift:
         """Against what the classifier says now."""
         after = self._look(classifier, replace(self.inference, cache=None))
         there = sorted(self.before.keys() & after.keys())
@@ -96,7 +96,7 @@ class DriftBaseline:
         return Drift(len(self.names), len(there), share(before == now), *right)
 
     @torch.no_grad()
-    def _look(self, classifier: BaseClassifier, inference: InferenceConfig) -> dict[int, int]:
+    def _look(self, classifier: Classifier, inference: InferenceConfig) -> dict[int, int]:
         """The name of each input that can be read, by position."""
         encoded = classifier.encode(self.inputs, inference)
         features = encoded.features.to(classifier.device).float()
@@ -104,7 +104,7 @@ class DriftBaseline:
         return dict(zip(encoded.indices, best.tolist(), strict=True))
 
 
-def name_prototypes(classifier: BaseClassifier, names: Sequence[str]) -> Tensor:
+def name_prototypes(classifier: Classifier, names: Sequence[str]) -> Tensor:
     """(m, d): names as if they were classes, in the classifier's templates, by its weights of now.
 
     Context vectors and prototypes that were learned for the classes have no part in it.

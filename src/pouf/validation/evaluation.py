@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import INFERENCE, Classifier
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import ProcessGroup
-from pouf.predictor import INFERENCE
 
 ROWS = 8192  # samples that are scored at once
 
@@ -52,9 +51,9 @@ class Evaluation(NamedTuple):
 
 
 def compare(
-    zero_shot: BaseClassifier,
-    last: BaseClassifier,
-    advised: BaseClassifier,
+    zero_shot: Classifier,
+    last: Classifier,
+    advised: Classifier,
     labelled: Labelled,
     inference: InferenceConfig = INFERENCE,
 ) -> Evaluation:
@@ -68,7 +67,7 @@ def compare(
     prototypes = zero_shot.fixed_prototypes(world)
     marginal = _log_marginal(zero_shot, before, prototypes, world)
 
-    def counted(classifier: BaseClassifier, own: FeatureSet, prototypes: Tensor, bias: Tensor | None = None) -> Counts:
+    def counted(classifier: Classifier, own: FeatureSet, prototypes: Tensor, bias: Tensor | None = None) -> Counts:
         counts = Counts.none(len(classifier.classes))
         rows = iter(labels.split(ROWS))
         for block in classifier.score_blocks(own, ROWS, prototypes):
@@ -123,7 +122,7 @@ class Counts(NamedTuple):
 
 
 @torch.no_grad()
-def _log_marginal(classifier: BaseClassifier, own: FeatureSet, prototypes: Tensor, world: ProcessGroup) -> Tensor:
+def _log_marginal(classifier: Classifier, own: FeatureSet, prototypes: Tensor, world: ProcessGroup) -> Tensor:
     """log mean_i p(y|x_i) over the inputs of all processes: (k,)."""
     sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, ROWS, prototypes)]
     told = world.gather_objects((sums, len(own.indices)))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import FITTED_ON, Classifier
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet
 from pouf.losses.prior import gated_shares
@@ -20,7 +20,6 @@ from pouf.models.masked_lm import MaskedLM
 from pouf.models.precomputed import Precomputed
 from pouf.models.prompts import fill
 from pouf.postprocess.few_classes import too_unsure
-from pouf.predictor import FITTED_ON
 
 logger = logging.getLogger(__name__)
 SETS = 300  # of words, that the names are compared with
@@ -44,7 +43,7 @@ def ordinary_words() -> tuple[str, ...]:
     return tuple((resources.files("pouf") / "assets" / "words.txt").read_text(encoding="utf-8").split())
 
 
-def check_names(classifier: BaseClassifier, features: Tensor) -> NamesFit | None:
+def check_names(classifier: Classifier, features: Tensor) -> NamesFit | None:
     """How well the names of a classifier fit features (n, d) of its own; None where that can't be told."""
     words = word_prototypes(classifier) if len(features) >= INPUTS else None
     if words is None:
@@ -54,7 +53,7 @@ def check_names(classifier: BaseClassifier, features: Tensor) -> NamesFit | None
 
 
 @torch.no_grad()
-def word_prototypes(classifier: BaseClassifier) -> Tensor | None:
+def word_prototypes(classifier: Classifier) -> Tensor | None:
     """(m, d): ordinary words as if they were classes; None where there is no text side, or one that can't read them.
 
     For a masked language model these are the words of the list that are one token to it.
@@ -80,7 +79,7 @@ def word_prototypes(classifier: BaseClassifier) -> Tensor | None:
     return found[sorted(first.values())] if len(first) >= FEWEST else None
 
 
-def is_one_token(classifier: BaseClassifier, word: str) -> bool:
+def is_one_token(classifier: Classifier, word: str) -> bool:
     backbone = classifier.backbone
     try:
         # Of a masked language model the tokenizer alone says so.
@@ -130,7 +129,7 @@ def _statistics(x: Tensor, prototypes: Tensor, sets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def absent_names(classifier: BaseClassifier, encoded: FeatureSet) -> list[str]:
+def absent_names(classifier: Classifier, encoded: FeatureSet) -> list[str]:
     """Class names that seem not to occur: expectation maximisation gives them less than one of the inputs.
 
     At most 16,384 inputs are looked at; of fewer than 30 nothing is said, nor where predictions are too unsure to tell.

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import same_name
 from pouf.data.tables import BadRow, read_table
@@ -82,8 +82,8 @@ class ReviewResult(NamedTuple):
 
 
 def ask(
-    zero_shot: BaseClassifier,
-    adapted: BaseClassifier,
+    zero_shot: Classifier,
+    adapted: Classifier,
     data: Unlabelled,
     n: int = 50,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pouf.base import BaseClassifier
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.errors import InputError
@@ -16,8 +16,8 @@ UNKNOWN = "unknown"
 
 
 def reliability(
-    classifier: BaseClassifier,
-    zero_shot: BaseClassifier,
+    classifier: Classifier,
+    zero_shot: Classifier,
     data: Unlabelled,
     encoded: FeatureSet,
     inference: InferenceConfig,
@@ -56,8 +56,8 @@ def kept_at(rate: float, estimated: Tensor) -> Tensor:
 
 
 def unreliable(
-    classifier: BaseClassifier,
-    zero_shot: BaseClassifier,
+    classifier: Classifier,
+    zero_shot: Classifier,
     data: Unlabelled,
     encoded: FeatureSet,
     rate: float,
@@ -74,7 +74,7 @@ def unreliable(
     return left_out, dict(zip(encoded.indices, estimated.tolist(), strict=True))
 
 
-def out_of_distribution(classifier: BaseClassifier, encoded: FeatureSet, near: float | None) -> list[int]:
+def out_of_distribution(classifier: Classifier, encoded: FeatureSet, near: float | None) -> list[int]:
     """Positions of inputs whose cosine with the nearest prototype is below that of 99 % of the run's own inputs."""
     if near is None:
         raise InputError("this run does not know how near inputs usually are: it kept no checkpoints")

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from pouf.base import BaseClassifier
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unreadable
 from pouf.data.inputs import as_data
@@ -37,7 +36,7 @@ class FixedClassifier:
     """A classifier whose prototypes are computed once."""
 
     @torch.no_grad()
-    def __init__(self, classifier: BaseClassifier) -> None:
+    def __init__(self, classifier: Classifier) -> None:
         self.classifier = classifier.eval()
         shown = classifier.demonstrations
         self.encoder = classifier.backbone if shown is None else Shown(classifier.backbone, shown)
@@ -106,7 +105,7 @@ class Engine:
             self._find_neighbours(neighbours, cache)
 
     @property
-    def classifier(self) -> BaseClassifier:
+    def classifier(self) -> Classifier:
         return self.adapted.classifier
 
     def _find_neighbours(self, count: int, cache: FeatureCache | None) -> None:
