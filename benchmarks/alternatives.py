@@ -107,7 +107,7 @@ def on_features(file: Path, only: Sequence[str], keep: Keep) -> None:
         found: dict[str, float] = {}
         for which, rows in sets.items():
             classifier, data = Classifier.from_vectors(prototypes, names), Vectors(vectors[rows])
-            classifier.adapt(data, recipe=FEATURE_METHODS[method]).restore("last")
+            classifier = classifier.adapt(data, recipe=FEATURE_METHODS[method]).at("last")
             guess = classifier.infer(data).log_probabilities.argmax(1)
             found[which] = accuracy(guess, torch.from_numpy(labels[rows]))
         found["skewed"] = statistics.mean(found[f"skewed {seed}"] for seed in SEEDS)
@@ -172,7 +172,7 @@ def one_digit_run(
 ) -> float:
     classifier, data = Classifier.from_pretrained(EMBEDDED, DIGITS), Subset(images, rows)
     result = classifier.adapt(None if shots is not None else data, recipe=recipe, shots=shots, seed=seed)
-    result.restore("last")
+    classifier = result.at("last")
     return accuracy(classifier.infer(data).log_probabilities.argmax(1), torch.from_numpy(labels[rows]))
 
 

@@ -39,7 +39,7 @@ def main() -> None:
         rates = []
         for seed in SEEDS:
             classifier = of.classifier()
-            classifier.adapt(of.data, recipe=recipe, seed=seed)
+            classifier = classifier.adapt(of.data, recipe=recipe, seed=seed).classifier
             said = classifier.infer(of.data).log_probabilities.argmax(1).tolist()
             rates.append(sum(a == b for a, b in zip(said, of.labels, strict=True)) / len(said))
         found[str(each)] = rates

@@ -82,11 +82,12 @@ def run_cell(task: str, method: str, seed: int, data: Path, model: Path) -> dict
     start = time.perf_counter()
     result = classifier.adapt(texts, seed=seed, **METHODS[method])
     seconds = time.perf_counter() - start
+    classifier = result.classifier
     found = {"advised": judged(), "use": result.verdict.advised, "seconds": round(seconds), "alarms": [
         alarm.name for alarm in result.verdict.alarms
     ]}  # fmt: skip
-    with result.at("last"):
-        return {"task": task, "method": method, "seed": seed, "last": judged(), **found}
+    classifier = result.at("last")
+    return {"task": task, "method": method, "seed": seed, "last": judged(), **found}
 
 
 def table(cells: list[dict[str, Any]]) -> str:

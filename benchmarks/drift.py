@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pouf import Classifier, FeatureCache, Recipe, read_labelled
+from pouf import Classifier, FeatureCache, KeepNames, Recipe, read_labelled
 from pouf.data.labelled import Labelled
 from pouf.demo import DIGITS, write_digits
 from pouf.files import write_json
@@ -89,11 +89,10 @@ def run_cell(task: Task, tuner: str, anchor: float, seed: int) -> dict[str, Any]
     classifier = task.start()
     settings = {"tuner.name": tuner, "weight_pull": anchor, "snapshots": 1}  # zero-shot and the last step
     result = classifier.adapt(task.labelled.inputs, recipe=task.recipe, settings=settings, seed=seed,
-                              keep_classes=task.names, keep_data=task.beside)  # fmt: skip
+                              keep=KeepNames(task.names, task.beside))  # fmt: skip
     said = {}
     for place in ("zero-shot", "last"):
-        with result.at(place):  # type: ignore[arg-type]
-            seen = classifier.infer(task.labelled.inputs)
+        seen = result.at(place).infer(task.labelled.inputs)  # type: ignore[arg-type]
         truth = torch.tensor([task.labelled.labels[i] for i in seen.indices])
         said[place] = accuracy(seen.log_probabilities.argmax(1), truth)
     drift = result.drift

@@ -58,7 +58,7 @@ def digits(given: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         images = write_digits(Path(folder) / "digits")
         clf = Classifier.from_pretrained("pouf/tiny-clip", DIGITS)
-        clf.adapt(images, recipe="demo").restore("last")
+        clf = clf.adapt(images, recipe="demo").at("last")
         labelled = read_labelled(images, DIGITS, "image")
         return measure("tiny CLIP, digits", clf, labelled.inputs, labelled.labels, given.rounds)
 
@@ -67,7 +67,7 @@ def texts(given: argparse.Namespace) -> dict[str, Any]:
     words, templates = TASKS[given.task]
     clf = Classifier.from_pretrained(model_folder(None), list(words.values()), templates)
     unlabelled = random.Random(0).sample(read(given.data / given.task / "train.jsonl")[0], UNLABELLED)
-    clf.adapt(Texts(unlabelled), recipe="texts-fast").restore("last")
+    clf = clf.adapt(Texts(unlabelled), recipe="texts-fast").at("last")
     inputs, names = read(given.data / given.task / "test.jsonl")
     labels = [list(words).index(name) for name in names]
     return measure(f"all-MiniLM-L6-v2, {given.task}", clf, Texts(inputs), labels, given.rounds)

@@ -43,9 +43,10 @@ def run(file: Path, count: int, seed: int) -> dict[str, float | str]:
     for name, gate in GATES.items():
         classifier = Classifier.from_vectors(prototypes, names)
         result = classifier.adapt(data, settings={"few_classes": gate})
+        classifier = result.classifier
         found[f"{name}, advised"] = accuracy(classifier.predict_proba(data).argmax(1), truth)
         found[f"{name}, alarms"] = ", ".join(alarm.name for alarm in result.verdict.alarms)
-        result.restore("last")
+        classifier = result.at("last")
         found[name] = accuracy(classifier.predict_proba(data).argmax(1), truth)
     return found
 

@@ -36,7 +36,7 @@ from pouf.models.cloze import Sample
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.runs.folder import versions
-from pouf.validation.metrics import METRICS
+from pouf.validation.metrics import TASK_METRICS
 
 DOMAINS = ("tweets", "amazon", "nyt")
 GLUE_LIKE = ("SST-2", "SST-5", "MR", "Subj", "TREC", "CoLA", "RTE", "MRPC")
@@ -79,7 +79,7 @@ class Bench:
 
     def __init__(self, model: Path, task: Task, unlabelled: list[Sample], labelled: Shots) -> None:
         self.model, self.task, self.unlabelled, self.labelled = model, task, unlabelled, labelled
-        self.measure = METRICS[task.metrics[0]]
+        self.measure = TASK_METRICS[task.metrics[0]]
 
     def classifier(self) -> Classifier:
         words = list(self.task.words.values())
@@ -117,7 +117,7 @@ class Bench:
         if shots is not None and demonstrate:
             classifier.demonstrations = Demonstrations.from_shots(shots, samples=self.task.draws, seed=seed)
         data = Texts(self.unlabelled) if unlabelled else None
-        classifier.adapt(data, recipe=recipe, shots=shots, seed=seed, prior=prior).restore("last")
+        classifier = classifier.adapt(data, recipe=recipe, shots=shots, seed=seed, prior=prior).at("last")
         return self.assess(classifier.infer(self.labelled.inputs).log_probabilities)
 
 

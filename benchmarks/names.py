@@ -45,7 +45,7 @@ from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
 from pouf.models.cloze import Cloze
 from pouf.runs.folder import versions
-from pouf.validation.diagnostics import RULES, Diagnostics
+from pouf.validation.diagnostics import METRICS, Diagnostics
 from pouf.validation.names import absent_names, check_names, word_prototypes
 
 INPUTS = 512
@@ -69,7 +69,7 @@ def finding(classifier: Classifier, features: Tensor) -> Row:
         return {"level": "not told", "seconds": seconds}
     blank = dict.fromkeys(Diagnostics._fields, 1.0) | {"inputs": len(features), "perturbed": 100}
     seen = Diagnostics(**blank | {"names_near": fit.nearness, "names_span": fit.span})  # type: ignore[arg-type]
-    level = next((rule.level for rule in RULES if rule.name.endswith("names") and rule.fires(seen)), "none")
+    level = next((row.level for row in METRICS if row.name.endswith("names") and row.fires(seen)), "none")
     return {"near": fit.nearness, "span": fit.span, "level": level, "worst": fit.worst, "seconds": seconds}
 
 

@@ -197,23 +197,23 @@ class Judge(Callback):
 
     touched = False  # whether the image side is trained
 
-    def __init__(self, bench: Bench, classifier: Classifier, parts: Mapping[str, Labelled]) -> None:
-        self.bench, self.classifier, self.parts = bench, classifier, parts
+    def __init__(self, bench: Bench, parts: Mapping[str, Labelled]) -> None:
+        self.bench, self.parts = bench, parts
         self.at_step: dict[int, dict[str, float]] = {}
         self.encoded: dict[str, FeatureSet] = {}  # while only the text side changes
 
     def on_start(self, recipe: Recipe, trainable: int, total: int) -> None:
         self.touched = recipe.tuner.name in ("full", "layernorm")
 
-    def on_checkpoint(self, step: int) -> None:
-        self.at_step[step] = self()
+    def on_checkpoint(self, step: int, classifier: Classifier) -> None:
+        self.at_step[step] = self(classifier)
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self, classifier: Classifier) -> dict[str, float]:
         found = {}
         for name, part in self.parts.items():
             if self.touched or name not in self.encoded:
-                self.encoded[name] = self.classifier.encode(part.inputs, InferenceConfig(64, cache=self.bench.cache))
-            said = self.classifier.log_probabilities(self.encoded[name]).argmax(1)
+                self.encoded[name] = classifier.encode(part.inputs, InferenceConfig(64, cache=self.bench.cache))
+            said = classifier.log_probabilities(self.encoded[name]).argmax(1)
             found[name] = 100 * accuracy(said, torch.tensor([part.labels[i] for i in self.encoded[name].indices]))
         return found
 
@@ -221,19 +221,16 @@ class Judge(Callback):
 class JudgeAll(Judge):
     """The same with the tuned model asked about all classes, those that the run did not know among them."""
 
-    def __init__(
-        self, bench: Bench, classifier: Classifier, parts: Mapping[str, Labelled], classes: Sequence[str]
-    ) -> None:
-        super().__init__(bench, classifier, parts)
-        self.tuned, self.classes = classifier, classes
+    def __init__(self, bench: Bench, parts: Mapping[str, Labelled], classes: Sequence[str]) -> None:
+        super().__init__(bench, parts)
+        self.classes = classes
 
-    def __call__(self) -> dict[str, float]:
-        self.classifier = Classifier(self.tuned.backbone, self.classes, [TEMPLATE])
-        if self.tuned.prompt is not None:  # the learned context, before other names
-            asked = self.classifier.tuner(self.tuned.tuner_settings).prompt
-            asked.vectors = self.tuned.prompt.vectors
-            self.classifier.prompt = asked
-        return super().__call__()
+    def __call__(self, classifier: Classifier) -> dict[str, float]:
+        everything = Classifier(classifier.backbone, self.classes, [TEMPLATE])
+        if classifier.prompt is not None:  # the learned context, before other names
+            everything.prompt = everything.tuner(classifier.tuner_settings).prompt
+            everything.prompt.vectors = classifier.prompt.vectors
+        return super().__call__(everything)
 
 
 def run_table(bench: Bench, run: Run) -> dict[str, Any]:
@@ -261,7 +258,7 @@ def judged(
     bench: Bench, run: Run, classes: list[str], labelled: Labelled, recipe: Recipe, **options: Any
 ) -> dict[str, Any]:
     classifier = bench.classifier(classes)
-    judge = Judge(bench, classifier, {"": labelled})
+    judge = Judge(bench, {"": labelled})
     found = adapted(bench, run, classifier, labelled, recipe, judge, **options)
     return {name: value[""] if isinstance(value, dict) else value for name, value in found.items()}
 
@@ -274,15 +271,12 @@ def adapted(
     result = classifier.adapt(
         labelled.inputs, recipe=recipe, seed=run.seed, cache=bench.cache, callbacks=[judge], **options
     )
-    with result.at("last"):
-        last = judge()
-    with result.at("chosen"):
-        chosen = judge()
+    last, chosen = judge(result.at("last")), judge(result.at("chosen"))
     steps = [*judge.at_step.values(), last, chosen]  # the last two with their corrections
     return {
         "last": last,
         "chosen": chosen,
-        "advised": judge(),
+        "advised": judge(result.classifier),
         "oracle": {name: max(step[name] for step in steps) for name in last},
         "use": result.verdict.advised,
         "alarms": [alarm.name for alarm in result.verdict.alarms],
@@ -320,7 +314,7 @@ def run_unseen(bench: Bench, run: Run) -> dict[str, Any]:
             parts[f"{task.split(':')[1]} {half}"] = only(there, wanted)
     shown = only(labelled, [i for i, label in enumerate(labelled.labels) if label in seen])
     classifier = bench.classifier(known)
-    judge = JudgeAll(bench, classifier, parts, classes)
+    judge = JudgeAll(bench, parts, classes)
     method = "zero-shot" if tuned == "zero-shot" else "pouf"
     return adapted(bench, run, classifier, shown, TUNED.get(tuned, SHARED), judge, method=method)
 
@@ -426,7 +420,7 @@ def main() -> None:
         webcam = IMAGE_SETS["office-caltech"]
         folder = webcam.find(bench.data) / webcam.domains["webcam"]
         classifier = bench.classifier(webcam.classes)
-        result = classifier.adapt(folder, recipe=PROMPT, cache=bench.cache, output_dir=given.report)
+        result = classifier.adapt(folder, recipe=PROMPT, cache=bench.cache, output=given.report)
         print(result.verdict, result.files["report"], sep="\n")
         return
     kept = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}

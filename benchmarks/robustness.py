@@ -223,12 +223,13 @@ def compared(of: Labelled, data: Subset, truth: torch.Tensor, rows: list[int], s
     start = time.perf_counter()
     classifier = of.classifier()
     result = classifier.adapt(data, seed=seed)
+    classifier = result.classifier
     cell["seconds"] = round(time.perf_counter() - start, 1)
     encoded = classifier.encode(data)
     cell["default"] = judged()
     if other_rows:
         cell["held out, default"] = judged_on_others()
-    result.restore("last")
+    classifier = result.at("last")
     encoded = classifier.encode(data)
     cell["last"] = judged()
     cell["noticed"] = [notice.name for notice in (*result.verdict.alarms, *result.verdict.cautions)]
@@ -241,7 +242,7 @@ def with_prior(of: Labelled, data: Subset, truth: torch.Tensor, seed: int) -> di
 
     def said(prior: list[float] | str) -> torch.Tensor:
         classifier = of.classifier()
-        classifier.adapt(data, prior=prior, seed=seed, settings={"snapshots": 0})
+        classifier = classifier.adapt(data, prior=prior, seed=seed, settings={"snapshots": 0}).classifier
         return classifier.log_probabilities(classifier.encode(data)).argmax(1)
 
     true = said(shares.tolist())
@@ -256,14 +257,14 @@ def with_prior(of: Labelled, data: Subset, truth: torch.Tensor, seed: int) -> di
 def answered(of: Labelled, data: Subset, truth: torch.Tensor, answers: int, seed: int) -> float | None:
     """Accuracy after a review: adapted again with the shares that it gives. None where it gives none."""
     adapted = of.classifier()
-    adapted.adapt(data, seed=seed)
+    adapted = adapted.adapt(data, seed=seed).classifier
     review, _ = ask(of.classifier(), adapted, data, answers, seed=seed)
     names = dict(zip(data.ids, (adapted.classes[k] for k in truth), strict=True))
     prior = score_answers(review, names, adapted.classes).prior
     if prior is None:
         return None
     again = of.classifier()
-    again.adapt(data, prior=prior, seed=seed, settings={"snapshots": 0})
+    again = again.adapt(data, prior=prior, seed=seed, settings={"snapshots": 0}).classifier
     return accuracy(again.log_probabilities(again.encode(data)).argmax(1), truth)
 
 

@@ -58,10 +58,10 @@ class Trial(NamedTuple):
 
 def run_trial(task: Task, rate: float, zero_shot: float | None) -> Trial:
     """`zero_shot`: its accuracy, where an earlier trial has found it."""
-    classifier, at = task.build(), dict[int, float]()
+    at = dict[int, float]()
 
     class Look(Callback):
-        def on_checkpoint(self, step: int) -> None:
+        def on_checkpoint(self, step: int, classifier: Classifier) -> None:
             if step == 0 and zero_shot is not None:
                 at[step] = zero_shot
                 return
@@ -71,7 +71,7 @@ def run_trial(task: Task, rate: float, zero_shot: float | None) -> Trial:
 
     try:
         settings = {"optimisation.lr": rate}
-        result = classifier.adapt(task.data, recipe=task.recipe, settings=settings, callbacks=[Look()])
+        result = task.build().adapt(task.data, recipe=task.recipe, settings=settings, callbacks=[Look()])
     except Diverged:
         return Trial(None, at)
     return Trial(result.checkpoints, at)
@@ -88,7 +88,7 @@ def kept_trial(task: Task, rate: float, zero_shot: float | None, file: Path | No
         if trial.checkpoints is not None:
             held["features"] = trial.checkpoints.sample.features
             held["seen"] = {place.step: list(seen) for place, seen in trial.checkpoints.predictions.items()}
-            held["kept"] = [place.step for place in trial.checkpoints.states]
+            held["kept"] = [place.step for place in trial.checkpoints.postprocessors]
             held["keeps"] = trial.checkpoints.keeps
         torch.save(held, file)
     return trial
@@ -99,11 +99,14 @@ def _read(file: Path) -> Trial:
     if not held["seen"]:
         return Trial(None, held["accuracy"])
     # All that a choice looks at: predictions, features, and which steps have their weights. There is no classifier.
-    nobody, sample = SimpleNamespace(prior=None), SimpleNamespace(features=held["features"])
-    there = Checkpoints(nobody, sample, max(held["seen"]), keeps=held.get("keeps"))  # type: ignore[arg-type]
+    backbone = SimpleNamespace(added_by_tuners=(), sharded=False)
+    nobody = SimpleNamespace(postprocessor=None, adapted=False, backbone=backbone)
+    there = Checkpoints(
+        nobody, nobody, SimpleNamespace(features=held["features"]), max(held["seen"]), keeps=held.get("keeps")
+    )  # type: ignore[arg-type]
     there.tuner = object()  # type: ignore[assignment]  # something was trained
     there.predictions = {Checkpoint(step): SnapshotPredictions(*parts) for step, parts in held["seen"].items()}
-    there.states = dict.fromkeys(map(Checkpoint, held.get("kept", held["seen"])))  # type: ignore[arg-type]
+    there.postprocessors = dict.fromkeys(map(Checkpoint, held.get("kept", held["seen"])))  # type: ignore[arg-type]
     return Trial(there, held["accuracy"])
 
 

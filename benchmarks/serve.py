@@ -26,7 +26,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from pouf import Classifier
+from pouf import Classifier, Output
 from pouf.demo import DIGITS, write_digits
 
 HEADERS = {"Content-Type": "multipart/form-data; boundary=x"}
@@ -83,7 +83,7 @@ def main() -> None:
         images = write_digits(Path(folder) / "digits")
         clf = Classifier.from_pretrained("pouf/tiny-clip", DIGITS)
         short = {"steps": 4, "batch_size": 32, "snapshots": 1} if given.memory else None
-        clf.adapt(images, recipe="demo", settings=short, output_dir=Path(folder) / "run", report=False)
+        clf.adapt(images, recipe="demo", settings=short, output=Output(Path(folder) / "run", report=False))
         if given.memory:
             measure_memory(Path(folder) / "run")
             return

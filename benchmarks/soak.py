@@ -28,7 +28,7 @@ import psutil
 import torch
 from PIL import Image
 
-from pouf import EMBEDDED, Callback, Classifier, Recipe, Vectors
+from pouf import EMBEDDED, Callback, Classifier, Output, Recipe, Vectors
 from pouf.data.base import Unlabelled
 from pouf.data.texts import Texts
 from pouf.demo import DIGITS, write_digits
@@ -94,7 +94,7 @@ def train(n: int, folder: Path, recipe: str, batch_size: int) -> Meter:
         {"steps": n, "batch_size": batch_size, "optimisation.lr": 1e-4, "compute.save_every": 5.0}
     )
     Classifier.from_pretrained(EMBEDDED, DIGITS).adapt(
-        folder / "digits", recipe=settings, output_dir=folder / "run", report=False, callbacks=[Told(meter)]
+        folder / "digits", recipe=settings, output=Output(folder / "run", report=False), callbacks=[Told(meter)]
     )
     return meter
 
@@ -159,7 +159,7 @@ def searched(n: int, folder: Path, classifier: Classifier, data: Any, **options:
     meter = Meter(n, closely=True)
     classifier.search(
         data, {"optimisation.lr": [float(rate) for rate in np.geomspace(1e-4, 1e-2, n)]}, **options,
-        output_dir=folder / "run", report=False, on_trial=lambda settings: meter.advance(),
+        output=Output(folder / "run", report=False), on_trial=lambda settings: meter.advance(),
     )  # fmt: skip
     return meter
 

@@ -79,8 +79,9 @@ def run_task(task: str, data: Path, model: Path, recipe: Recipe, seeds: tuple[in
             result["prior_corrected"] = accuracy(corrected.argmax(1), labels)
         start = time.perf_counter()
         outcome = classifier.adapt(Texts(unlabelled), recipe=recipe, seed=seed)
+        classifier = outcome.classifier
         seconds.append(time.perf_counter() - start)
-        outcome.restore("last")
+        classifier = outcome.at("last")
         last.append(accuracy(classifier.infer(Texts(texts)).log_probabilities.argmax(1), labels))
         before = f"zero-shot {result['zero_shot']:.3f} prior-corrected {result['prior_corrected']:.3f}"
         print(f"{task} seed {seed}: {before} last step {last[-1]:.3f} ({seconds[-1]:.0f} s)", flush=True)

@@ -83,13 +83,13 @@ def run_case(case: Case) -> dict[str, Any]:
     before = right()
     zero_shot = Classifier.from_pretrained(case.model, case.classes, case.templates)
     result = classifier.adapt(case.data, recipe=case.recipe, settings={"snapshots": 4})
-    with result.at("last"):
-        last = right()
+    classifier = result.at("last")
+    last = right()
     verdict = result.verdict
     assert verdict.diagnostics is not None
     abstained = {}
     if case.usual and case.labels is not None:
-        result.restore("chosen")
+        classifier = result.at("chosen")
         encoded = classifier.encode(case.data)
         is_right = classifier.log_probabilities(encoded).argmax(1) == case.labels
         estimated = reliability(classifier, zero_shot, case.data, encoded, InferenceConfig())

@@ -133,12 +133,13 @@ def run_cell(name: str, tuner: str, seed: int, options: argparse.Namespace) -> d
 
     start = time.perf_counter()
     result = classifier.adapt(task.data, recipe=task.recipe, seed=seed)
+    classifier = result.classifier
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB, before anything else is encoded
     advised = judged()
-    with result.at("zero-shot"):
-        before = judged()
-    result.restore("last")
+    classifier = result.at("zero-shot")
+    before = judged()
+    classifier = result.at("last")
     with tempfile.TemporaryDirectory() as folder:
         classifier.save_pretrained(folder)
         size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.name != "README.md")

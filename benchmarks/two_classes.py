@@ -55,7 +55,7 @@ def gain(features: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor,
     classifier = Classifier.from_vectors(prototypes, ["first", "second"], temperature=recipe.temperature or 0.01)
     vectors = Vectors(features.numpy())
     before = accuracy(classifier.log_probabilities(classifier.encode(vectors)).argmax(1), labels)
-    classifier.adapt(vectors, recipe=recipe, seed=0)
+    classifier = classifier.adapt(vectors, recipe=recipe, seed=0).classifier
     after = accuracy(classifier.log_probabilities(classifier.encode(vectors)).argmax(1), labels)
     return round(100 * (after - before), 1)
 

@@ -16,11 +16,12 @@ import pytest
 from pouf.cli import _progress, main
 
 
-def pouf(*arguments: object, cwd: Path, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+def pouf(*arguments: object, cwd: Path, code: int | None = 0, columns: int = 200) -> subprocess.CompletedProcess[str]:
     """The command line's own entry point, in this process: starting Python for each command would take minutes.
 
     Args:
         code: the exit code to expect; None takes any.
+        columns: of the terminal.
     """
     out, err = io.StringIO(), io.StringIO()
     command = ["pouf", *map(str, arguments)]
@@ -31,7 +32,7 @@ def pouf(*arguments: object, cwd: Path, code: int | None = 0) -> subprocess.Comp
         pytest.raises(SystemExit) as exit_,
     ):
         patch.chdir(cwd)
-        patch.setenv("COLUMNS", "200")
+        patch.setenv("COLUMNS", str(columns))
         patch.setattr(sys, "argv", command)
         patch.setattr(_progress, "PATIENCE", 600.0)  # how slow a machine is must not show in what a test reads
         main()

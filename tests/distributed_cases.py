@@ -30,6 +30,7 @@ from pouf import (
     Diverged,
     Images,
     InputError,
+    Output,
     Recipe,
     Step,
     Stream,
@@ -210,10 +211,10 @@ def other_choice(folder: Path) -> Classifier:
         Checkpoints.choose = lambda self: plain[0](self)._replace(step=0)  # type: ignore[method-assign]
         adaptation.assess = lambda *given: replace(plain[1](*given), advised="zero-shot")  # type: ignore[assignment]
     try:
-        adaptation.adapt(classifier, Images.from_folder(folder / "images"), recipe("full", snapshots=2))
+        result = adaptation.adapt(classifier, Images.from_folder(folder / "images"), recipe("full", snapshots=2))
     finally:
         Checkpoints.choose, adaptation.assess = plain  # type: ignore[method-assign]
-    return classifier
+    return result.classifier
 
 
 def resumed(
@@ -259,19 +260,17 @@ class EndsOne(Callback):
 
 def whole_run(folder: Path, run: Path, interrupted: bool) -> Classifier:
     """All that `adapt` does with a folder, ended by a signal and gone on with where that is asked for."""
-    given = {"recipe": recipe("full", snapshots=2), "output_dir": run}
+    given = recipe("full", snapshots=2)
 
     def classifier() -> Classifier:
         return Classifier.from_pretrained(EMBEDDED, DIGITS)
 
     if interrupted:
         try:
-            classifier().adapt(folder / "images", **given, callbacks=[EndsOne()])  # type: ignore[arg-type]
+            classifier().adapt(folder / "images", recipe=given, output=run, callbacks=[EndsOne()])
         except SystemExit as error:
             assert error.code == 143
-    again = classifier()
-    again.adapt(folder / "images", **given, resume=interrupted)  # type: ignore[arg-type]
-    return again
+    return classifier().adapt(folder / "images", recipe=given, output=Output(run, resume=interrupted)).classifier
 
 
 def diverged(folder: Path, run: Path) -> None:
@@ -279,7 +278,7 @@ def diverged(folder: Path, run: Path) -> None:
     with suppress(Diverged):
         Classifier.from_pretrained(EMBEDDED, DIGITS).adapt(
             folder / "images", recipe=recipe("full", **{"optimisation.lr": 1e30, "optimisation.clip": 0.0}),
-            output_dir=run,
+            output=run,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from pouf import Adaptation, Callback, Classifier, Recipe, Step
+from pouf import Adaptation, Callback, Classifier, Output, Recipe, Step
 from pouf.training.adaptation import adapt
 from pouf.validation.diagnostics import SnapshotPredictions
 
@@ -19,10 +19,8 @@ REVIEWS = [
 
 
 def train(classifier: Any, data: Any, recipe: Recipe, **options: Any) -> Adaptation:
-    """Adapt, and stay at the last step, whatever the verdict."""
-    result = adapt(classifier, data, recipe, **options)
-    result.restore("last")
-    return result
+    """Adapt in place: the classifier is at the last step then, whatever the verdict."""
+    return adapt(classifier, data, recipe, **options)
 
 
 class Steps(Callback):
@@ -40,7 +38,7 @@ class Steps(Callback):
     def on_step(self, step: Step) -> None:
         self.steps.append(step)
 
-    def on_checkpoint(self, step: int) -> None:
+    def on_checkpoint(self, step: int, classifier: Classifier) -> None:
         self.checkpoints.append(step)
 
     def on_end(self, result: Adaptation) -> None:
@@ -71,3 +69,8 @@ def sure(labels: torch.Tensor, k: int = 4) -> torch.Tensor:
 def seen(labels: torch.Tensor, perturbed: torch.Tensor | None = None, k: int = 4) -> SnapshotPredictions:
     changed = labels if perturbed is None else perturbed
     return SnapshotPredictions(sure(labels, k), sure(changed, k), torch.ones(len(labels)))
+
+
+def output_of(folder: object, options: dict[str, Any]) -> Output:
+    """The output that some of these options describe, which are taken out of them."""
+    return Output(folder, **{name: options.pop(name) for name in ("resume", "overwrite", "report") if name in options})

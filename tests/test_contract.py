@@ -67,6 +67,7 @@ def test_python_and_command_line_predict_the_same_bit_for_bit(
             "objective.information": information,
         },
     )  # fmt: skip
+    classifier = result.classifier
     (tmp_path / "mine.toml").write_text("snapshots = 3\n")
     said = pouf(
         "adapt", *options, "--recipe", tmp_path / "mine.toml", "--lr", lr, "--steps", steps, "--batch-size", 24,
@@ -82,7 +83,7 @@ def test_python_and_command_line_predict_the_same_bit_for_bit(
         pouf("predict", "run", data, "--out", "p.csv", "--quiet", cwd=tmp_path)
         with (tmp_path / "p.csv").open() as stream:
             assert [row["class"] for row in csv.DictReader(stream)] == classifier.predict(data)
-        result.restore("last")
+        classifier = result.at("last")
         assert not torch.allclose(classifier.predict_proba(data), zero_shot, atol=1e-3), "it takes a call that says so"
         assert torch.equal(
             Classifier.from_pretrained(tmp_path / "run", use="last").predict_proba(data), classifier.predict_proba(data)
@@ -95,6 +96,7 @@ def test_one_default_per_kind_behind_both_doors(kind: str, few_digits: Path, tmp
     told = Steps()
     settings = {"steps": 1, "snapshots": 0}
     result = classifier.adapt(data, settings=settings, callbacks=[told])
+    classifier = result.classifier
     expected = Recipe.default(kind).with_settings(settings)
     if len(classifier.classes) <= expected.keep_shares_max_classes:
         rate = expected.optimisation.lr * expected.keep_shares_lr_factor
@@ -114,7 +116,8 @@ def test_one_default_per_kind_behind_both_doors(kind: str, few_digits: Path, tmp
 def test_a_run_is_all_there_after_one_call(few_digits: Path, tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     recipe = Recipe.load("demo").with_settings(steps=8, snapshots=4, batch_size=48)
-    result = classifier.adapt(few_digits, recipe=recipe, output_dir=tmp_path / "run", seed=3)
+    result = classifier.adapt(few_digits, recipe=recipe, output=tmp_path / "run", seed=3)
+    classifier = result.classifier
     assert isinstance(result, Adaptation) and result.recipe.seed == 3
     assert result.files == {name: tmp_path / "run" / file for name, file in
                             (("run", ""), ("predictions", "predictions.csv"), ("report", "report.html"))}  # fmt: skip
@@ -122,12 +125,12 @@ def test_a_run_is_all_there_after_one_call(few_digits: Path, tmp_path: Path) -> 
         assert [row["class"] for row in csv.DictReader(stream)] == classifier.predict(few_digits)
     assert str(result.verdict) in report_text(tmp_path / "run" / "report.html")
     for use in ("last", "chosen", "zero-shot", "advised"):
-        result.restore(use)
+        classifier = result.at(use)
         loaded = Classifier.from_pretrained(tmp_path / "run", use=use)
         assert torch.equal(loaded.predict_proba(few_digits), classifier.predict_proba(few_digits)), use
     assert not list((tmp_path / "run").rglob("*.partial"))
     with pytest.raises(InputError, match="already exists"):
-        classifier.adapt(few_digits, output_dir=tmp_path / "run")
+        classifier.adapt(few_digits, output=tmp_path / "run")
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -137,6 +140,7 @@ def test_every_method_is_reached_by_name(method: str, tmp_path: Path) -> None:
     given = shots if METHODS[method].needs_shots else None
     settings = {} if METHODS[method].recipe("cloze").steps == 0 else {"steps": 2, "batch_size": 4}
     result = classifier.adapt(REVIEWS, method=method, shots=given, settings=settings)
+    classifier = result.classifier
     assert result.method == method and classifier.predict_proba(REVIEWS).shape == (8, 2)
     if given is None and method not in ("pouf", "zero-shot"):
         return
@@ -153,12 +157,13 @@ def test_shots_prior_refine_and_demonstrations_are_decided_behind_the_call(tmp_p
         REVIEWS, shots=tmp_path / "shots.csv", demonstrations=True, prior=[0.4, 0.6], refine=True,
         settings={"steps": 2, "batch_size": 4, "snapshots": 1},
     )  # fmt: skip
+    classifier = result.classifier
     assert result.recipe.objective.labels == 1.0 and result.recipe.postprocess == "refinement"
     assert result.history[0].terms.keys() == {"transport", "information", "labels"}
-    assert result.held.tolist() == pytest.approx([0.4, 0.6])
-    result.restore("last")
+    assert result.target_shares.tolist() == pytest.approx([0.4, 0.6])
+    classifier = result.at("last")
     assert classifier.demonstrations is not None and classifier.postprocessor is not None
-    result.restore("zero-shot")
+    classifier = result.at("zero-shot")
     assert classifier.demonstrations is None, "they have labels"
     said = result.checkpoints.sample.look(classifier, touched=True).probabilities
     assert torch.allclose(said, result.checkpoints.predictions[ZERO_SHOT].probabilities, atol=1e-6)
@@ -272,7 +277,7 @@ def test_rows_that_begin_alike_are_trained_in_an_order_of_their_own() -> None:
     for order in (torch.arange(120), torch.randperm(120, generator=torch.Generator().manual_seed(0))):
         classifier = Classifier.from_vectors(prototypes, list("abcdef"))
         settings = {"steps": 5, "batch_size": 16, "snapshots": 0, "min_class_usage": 0.0}
-        classifier.adapt(Vectors(features[order]), settings=settings)
+        classifier = classifier.adapt(Vectors(features[order]), settings=settings).classifier
         ends.append(classifier.prototypes().detach())
     assert torch.equal(*ends)
 
@@ -284,12 +289,17 @@ def test_a_run_that_breaks_off_leaves_what_it_learned(few_digits: Path, tmp_path
             if len(self.steps) == 3:
                 raise OSError("the disk is full")
 
-    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
+        def on_checkpoint(self, step: int, classifier: Classifier) -> None:
+            self.trained = classifier
+
+    classifier, watch = Classifier.from_pretrained(EMBEDDED, DIGITS), Breaking()
+    before = classifier.predict_proba(few_digits)
     with pytest.raises(OSError, match="disk is full"):
-        classifier.adapt(few_digits, recipe="demo", output_dir=tmp_path / "run", callbacks=[Breaking()])
+        classifier.adapt(few_digits, recipe="demo", output=tmp_path / "run", callbacks=[watch])
     assert Run(tmp_path / "run").manifest["status"] == "failed"
-    loaded = Classifier.from_pretrained(tmp_path / "run")
-    assert torch.equal(loaded.predict_proba(few_digits), classifier.predict_proba(few_digits))
+    loaded = Classifier.from_pretrained(tmp_path / "run").predict_proba(few_digits)
+    assert torch.equal(loaded, watch.trained.predict_proba(few_digits)) and not torch.equal(loaded, before)
+    assert torch.equal(classifier.predict_proba(few_digits), before)
 
 
 def test_a_subset_of_one_image_goes_through(few_digits: Path) -> None:

@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from pouf.errors import InputError
 from pouf.files import (
     LOCK,
+    OwnFiles,
     atomic_files,
     atomic_folder,
     atomic_write,
@@ -25,6 +29,7 @@ from pouf.files import (
     temporary_folder,
     write_json,
 )
+from pouf.interruption import catching
 
 WRITES = """
 import json, sys
@@ -159,3 +164,37 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     copy(tmp_path / "a", tmp_path / "b" / "c")
     discard(tmp_path / "a")
     assert (tmp_path / "b" / "c" / "file").read_text() == "a" and [each.name for each in tmp_path.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("whose", ["a folder of its own", "files of a run"])
+def test_a_signal_that_comes_while_the_files_of_an_object_that_goes_are_deleted_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """Python prints errors of what it calls then, and goes on."""
+
+    class Owner:
+        pass
+
+    (tmp_path / "run").mkdir()
+    folder, files = (
+        (temporary_folder(), OwnFiles()) if whose == "a folder of its own" else (tmp_path / "run", OwnFiles())
+    )
+    weights = [folder / "0", folder / "1"]
+    for file in weights:
+        file.write_text("")
+        files.add(file)
+    dropping: Callable[[], None] = partial(drop, folder) if whose == "a folder of its own" else files.drop
+    delete = os.unlink
+    owner = Owner()
+    weakref.finalize(owner, dropping)
+
+    def deletes(*arguments: object, **options: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        delete(*arguments, **options)  # type: ignore[arg-type]
+
+    with pytest.raises(SystemExit) as ended, catching():
+        monkeypatch.setattr(os, "unlink", deletes)
+        del owner
+        monkeypatch.undo()
+        assert not any(file.exists() for file in weights), "the signal waits until all are deleted"
+    assert ended.value.code == 143

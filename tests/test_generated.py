@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save as to_safetensors
 
-from pouf import Classifier, Images, InputError, Recipe, Texts, Vectors, read_labelled
+from pouf import Classifier, Images, InputError, Output, Recipe, Texts, Vectors, read_labelled
 from pouf.data.base import Unreadable
 from pouf.data.class_names import check_classes, read_classes
 from pouf.inference.cache import FeatureCache
@@ -51,7 +51,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "p.npz", prototypes=PROTOTYPES.numpy(), names=np.array(NAMES))
     np.savez(folder / "l.npz", features=FEATURES.numpy(), label=np.array(NAMES)[np.arange(24) % 3])
     classifier = Classifier.from_vectors(folder / "p.npz")
-    classifier.adapt(folder / "x.npy", output_dir=folder / "run", settings={"steps": 2, "snapshots": 1}, report=False)
+    classifier.adapt(
+        folder / "x.npy", output=Output(folder / "run", report=False), settings={"steps": 2, "snapshots": 1}
+    )
     pouf("review", "run", "--n", 6, cwd=folder)
     return folder
 

@@ -172,8 +172,7 @@ def test_an_unused_pooler_may_lack_and_then_is_always_the_same(models: Path, tmp
 
 
 def test_a_fresh_head_may_lack_and_a_trained_one_may_not(models: Path, tmp_path: Path) -> None:
-    classifier = open_model(models / "sentence")
-    classifier.attach_new_head(seed=3)
+    classifier = open_model(models / "sentence").with_new_head(seed=3)
     classifier.tune(Recipe().tuner)
     classifier.save_pretrained(tmp_path)
     said = classifier.predict_proba(["the film is good"])
@@ -299,7 +298,7 @@ def test_an_edited_card_is_damaged_and_the_error_names_what(saved: Path, tmp_pat
 def test_a_card_with_other_classes_than_its_files_is_refused(tmp_path: Path, names: list[str], described: bool) -> None:
     features, prototypes = groups(present=3, k=3, n=24, d=8)
     classifier = Classifier.from_vectors(prototypes, ["cat", "dog", "fish"])
-    classifier.adapt(features, settings={"steps": 2, "postprocess": "prior-correction"}).restore("last")
+    classifier = classifier.adapt(features, settings={"steps": 2, "postprocess": "prior-correction"}).at("last")
     classifier.save_pretrained(tmp_path / "run")
     change_json(tmp_path / "run" / "pouf.json", "classes", value=names)
     if described:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pouf.integrations.trackers import Tracking as Tracking
     from pouf.models import EMBEDDED as EMBEDDED
     from pouf.models import Backbone as Backbone
+    from pouf.options import KeepNames as KeepNames
+    from pouf.options import Output as Output
     from pouf.recipe import Recipe as Recipe
     from pouf.reporting.html import write_report as write_report
     from pouf.training.adaptation import Adaptation as Adaptation
@@ -48,7 +50,9 @@ _HOME = {
     "Images": "data.images",
     "InferenceConfig": "inference.encode",
     "InputError": "errors",
+    "KeepNames": "options",
     "METHODS": "training.methods",
+    "Output": "options",
     "PoufClassifier": "integrations.sklearn",
     "Recipe": "recipe",
     "Search": "training.search",

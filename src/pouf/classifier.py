@@ -3,11 +3,12 @@
 clf = Classifier.from_pretrained("openai/clip-vit-base-patch16", classes=["cat", "dog"])
 result = clf.adapt("photos/")
 print(result.verdict)
-clf.predict(["a.jpg", "b.jpg"])
+result.classifier.predict(["a.jpg", "b.jpg"])
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +23,11 @@ from pouf import saving
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.class_names import Classes, ClassSet, class_set, numbered
 from pouf.data.inputs import Inputs, ParsedInput, as_data
-from pouf.data.labelled import Labelled, Shots
+from pouf.data.labelled import Shots
 from pouf.data.vectors import as_table
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
-from pouf.inference.encode import FeatureSet, InferenceConfig, encode, encode_blocks, encode_share
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.base import Scores, check_modality, class_means, evaluating
 from pouf.models.causal_lm import CausalLM
@@ -35,6 +36,7 @@ from pouf.models.demonstrations import Demonstrations, Shown
 from pouf.models.load import lasting_name
 from pouf.models.precomputed import Precomputed, read_prototypes
 from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, class_texts, fill
+from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.padding import PROMPTS, in_pieces
 from pouf.parallel.process_group import ALONE, ProcessGroup
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
@@ -50,17 +52,8 @@ if TYPE_CHECKING:
     from pouf.training.search import Search
 
 INFERENCE = InferenceConfig()
+_CONSTANT = ("transformers.", "tokenizers.")  # packages whose objects, but for modules, are never changed here
 FITTED_ON = 2**14  # inputs that a postprocessor is fitted on at most, drawn at random
-
-
-class State(NamedTuple):
-    """What a classifier is beside its weights."""
-
-    tuner_settings: TunerSettings | None
-    prompt: nn.Module | None
-    postprocessor: Postprocessor | None
-    demonstrations: Demonstrations | None
-    added: dict[str, Any]  # what a tuner gave the backbone, or None
 
 
 class Predictions(NamedTuple):
@@ -102,7 +95,6 @@ class Classifier(nn.Module, ModelHubMixin):
         self.postprocessor: Postprocessor | None = None
         self.demonstrations: Demonstrations | None = None  # solved examples to show beside each sample
         self.base: str | None = None  # fingerprint of the weights before anything was tuned, once it was asked for
-        self.new_head_seed: int | None = None  # the seed of a head that started without knowledge
         self.model_card: str | None = None  # README.md of its folder; None writes one
         self.temperature: float | None = None
         if temperature is not None:
@@ -216,17 +208,19 @@ class Classifier(nn.Module, ModelHubMixin):
         refine: bool | None = None,
         seed: int | None = None,
         max_minutes: float | None = None,
-        output_dir: str | Path | None = None,
-        resume: bool = False,
-        overwrite: bool = False,
-        report: bool = True,
-        cache: FeatureCache | None = None,
+        output: Output | str | Path | None = None,
+        keep: KeepNames | None = None,
         callbacks: Iterable[Callback] = (),
+        cache: FeatureCache | None = None,
         command: Sequence[str] = (),
-        keep_classes: Classes | str | None = None,
-        keep_data: Labelled | str | Path | None = None,
     ) -> Adaptation:
-        """Adapt to unlabelled data, in place. Afterwards the classifier stands where `result.verdict` says.
+        """Adapt to unlabelled data. The result has new classifiers; this one stays as it is.
+
+            result = clf.adapt("photos/", output="run")
+            result.classifier.predict("photos/")
+
+        The new ones share the memory of all weights that are not tuned. Where weights are sharded over processes, they
+        are there once: a classifier that is sharded already is tuned in place.
 
         Args:
             data: images, texts or vectors without labels: whatever `predict` takes.
@@ -240,32 +234,22 @@ class Classifier(nn.Module, ModelHubMixin):
                 per class, which the predictions then have as a whole.
             refine: a last pass over all predictions together.
             max_minutes: in the place of a recipe: the largest preset that is expected to take no longer.
-            output_dir: a new folder for the run: classifier, verdict, predictions, report.
-            resume: go on with the run in that folder, which was ended before its time; without one, begin it. On a CPU
-                it ends with the same weights, to the bit, as if it had never been ended.
-            overwrite: replace the run in that folder, once this one has come to something; what is not pouf's stays.
-            report: write predictions and a report into it as well.
-            cache: where features that training can't change are kept and found again; by default in memory.
-            callbacks: are told of steps and checkpoints while the run goes on.
-            command: the command line that repeats the run, for its manifest.
-            keep_classes: names outside of the task: `result.drift` says how much of zero-shot with these is left, on
-                inputs of the task or on `keep_data`. A list, a file, or "words" for ordinary ones. The setting
+            output: a new folder for the run: classifier, verdict, predictions, report. `pouf.Output` says more.
+            keep: names outside of the task, and how much of zero-shot with these is left: `result.drift`. The setting
                 `weight_pull` loses less of it.
-            keep_data: labelled inputs of these names.
+            callbacks: called with steps and checkpoints while the run goes on.
+            cache: where features that training can't change are stored; by default in memory.
+            command: the command line that repeats the run, for its manifest.
 
         Raises:
-            Diverged: the loss is not finite. The classifier has the weights of the last good step, as has the run.
+            Diverged: the loss is not finite. A run folder has the weights of the last good step.
             KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM and SIGHUP (143, 129). The state was saved after the step
                 that was under way; a second SIGINT ends at once.
         """
         from pouf import workflow
 
-        return workflow.adapt(
-            self, data, method=method, recipe=recipe, settings=settings, shots=shots, demonstrations=demonstrations,
-            prior=prior, refine=refine, seed=seed, max_minutes=max_minutes, output_dir=output_dir, resume=resume,
-            overwrite=overwrite, report=report, cache=cache, callbacks=callbacks, command=command,
-            keep_classes=keep_classes, keep_data=keep_data,
-        )  # fmt: skip
+        options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        return workflow.adapt(self, data, options, workflow.RunContext(output, keep, callbacks, cache, command))
 
     def search(
         self,
@@ -282,15 +266,11 @@ class Classifier(nn.Module, ModelHubMixin):
         refine: bool | None = None,
         seed: int | None = None,
         max_minutes: float | None = None,
-        output_dir: str | Path | None = None,
-        resume: bool = False,
-        overwrite: bool = False,
-        report: bool = True,
-        cache: FeatureCache | None = None,
+        output: Output | str | Path | None = None,
+        keep: KeepNames | None = None,
         callbacks: Iterable[Callback] = (),
+        cache: FeatureCache | None = None,
         command: Sequence[str] = (),
-        keep_classes: Classes | str | None = None,
-        keep_data: Labelled | str | Path | None = None,
     ) -> Search:
         """Adapt with each combination of a grid, and choose among all their steps without labels.
 
@@ -298,18 +278,15 @@ class Classifier(nn.Module, ModelHubMixin):
 
         Args:
             grid: values to try, by dotted name of the setting; by default ⅓×, 1× and 3× the recipe's learning rate.
-            on_trial: is told the settings of each trial before it starts.
-            resume: go on with the search in `output_dir`: trials that came to their end are not run again.
-            max_minutes: for all trials together. All else is as of `adapt`.
+            on_trial: called with the settings of each trial before it starts.
+            max_minutes: for all trials together.
+            output: as of `adapt`; with `resume`, finished trials are not run again. All else is as of `adapt`, too.
         """
         from pouf import workflow
 
-        return workflow.search(
-            self, data, grid, on_trial=on_trial, method=method, recipe=recipe, settings=settings, shots=shots,
-            demonstrations=demonstrations, prior=prior, refine=refine, seed=seed, max_minutes=max_minutes,
-            output_dir=output_dir, resume=resume, overwrite=overwrite, report=report, cache=cache, callbacks=callbacks,
-            command=command, keep_classes=keep_classes, keep_data=keep_data,
-        )  # fmt: skip
+        options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        context = workflow.RunContext(output, keep, callbacks, cache, command)
+        return workflow.search(self, data, grid, on_trial, options, context)
 
     @property
     def kind(self) -> Kind:
@@ -338,21 +315,51 @@ class Classifier(nn.Module, ModelHubMixin):
         self.backbone.set_temperature(temperature)
         self.temperature = temperature
 
-    def attach_new_head(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> None:
-        """Put the text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on shots.
+    @property
+    def head_seed(self) -> int | None:
+        """Of a head that started without knowledge."""
+        return getattr(self.backbone, "head_seed", None)
+
+    def with_new_head(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> Classifier:
+        """The text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on shots.
 
         Args:
             regression: one output, the share of the second of two classes, instead of one for each.
         """
         if self.model is None or self.backbone.modality != "text":
             raise InputError("fine-tuning under a fresh head is for text models that transformers loads by name")
-        device, k = self.device, len(self.classes)
+        k = len(self.classes)
         if regression and k != 2:
             raise InputError(f"a regression is between two classes, not {k}")
         outputs = 1 if regression else k
-        fresh = load_sequence_classifier(self.model, outputs, seed, max_length, revision=self.revision)
-        self.backbone, self.templates, self.new_head_seed = fresh.to(device), DEFAULT_TEMPLATES["text"], seed
-        self.base = None
+        backbone = load_sequence_classifier(self.model, outputs, seed, max_length, revision=self.revision)
+        given = ClassSet(self.classes, self.descriptions).as_given()
+        return Classifier(backbone.to(self.device), given, model=self.model, revision=self.revision)
+
+    def copy(self) -> Classifier:
+        """A classifier of its own, with the same tensors in the same memory: `tune` gives it memory for what it trains.
+
+        Weights that are sharded over processes can't be copied: this and the copy then have one backbone together.
+        """
+        memo: dict[int, Any] = {}
+        for part in (self.backbone, *self.backbone.modules(), self.backbone.text_side):
+            for value in vars(part).values() if part is not None else ():
+                # Tokenizers and configs stay as they are, and copying them takes long.
+                for each in (value, *(vars(value).values() if hasattr(value, "__dict__") else ())):
+                    if type(each).__module__.startswith(_CONSTANT) and not isinstance(each, nn.Module):
+                        memo[id(each)] = each
+        if self.backbone.sharded:
+            memo |= {id(shared): shared for shared in (self.backbone, self.backbone.text_side)}
+        for tensor in () if self.backbone.sharded else (*self.backbone.parameters(), *self.backbone.buffers()):
+            memo[id(tensor)] = _view(tensor)
+        for part in (self.prompt, self.postprocessor):
+            for tensor in (*part.parameters(), *part.buffers()) if part is not None else ():
+                memo.setdefault(id(tensor), _view(tensor))
+        memo[id(self.demonstrations)] = self.demonstrations
+        copied = copy.deepcopy(self, memo)
+        if not self.backbone.sharded:
+            copied.backbone.logit_scale.data = copied.backbone.logit_scale.data.clone()  # one number, which can be set
+        return copied
 
     def tuner(self, settings: TunerSettings) -> Tuner:
         return one_of("tuner", settings.name, TUNERS)(  # type: ignore[no-any-return]
@@ -360,7 +367,7 @@ class Classifier(nn.Module, ModelHubMixin):
         )
 
     def tune(self, settings: TunerSettings) -> Tuner:
-        """Make the chosen parameters trainable and all others not."""
+        """Make the chosen parameters trainable and all others not, in memory of their own."""
         if self.tuner_settings not in (None, settings):
             raise InputError(
                 f"this classifier was tuned with {self.tuner_settings.name!r} already; to tune {settings.name!r} on "
@@ -371,22 +378,15 @@ class Classifier(nn.Module, ModelHubMixin):
         self.tuner_settings, self.prompt = settings, tuner.prompt
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name in tuner.parameters)
+        for parameter in () if self.backbone.sharded else tuner.parameters.values():
+            parameter.data = parameter.data.clone()  # a copy shares them with what it was copied from
         return tuner
 
     def base_fingerprint(self) -> str | None:
         """Of the weights before tuning; None where they are in the saved folder anyway, or come from a seed."""
-        if self.base is None and self.new_head_seed is None and not isinstance(self.backbone, Precomputed):
+        if self.base is None and self.head_seed is None and not isinstance(self.backbone, Precomputed):
             self.base = self.backbone.weights_digest()
         return self.base
-
-    def state(self) -> State:
-        added = {name: getattr(self.backbone, name) for name in self.backbone.added_by_tuners}
-        return State(self.tuner_settings, self.prompt, self.postprocessor, self.demonstrations, added)
-
-    def set_state(self, state: State) -> None:
-        self.tuner_settings, self.prompt, self.postprocessor, self.demonstrations = state[:4]
-        for name, parameter in state.added.items():
-            setattr(self.backbone, name, parameter)
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Tensors of `backbone.prepare` -> features (n, d) and prototypes (k, d), both differentiable."""
@@ -475,14 +475,14 @@ class Classifier(nn.Module, ModelHubMixin):
         Args:
             transform: what the model is shown instead of the samples as they are.
         """
-        return self._encode(encode, data, inference, transform)
+        return self._encode("features", data, inference, transform)
 
     @torch.no_grad()
     def encode_share(
         self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
     ) -> FeatureSet:
         """The same for what falls to this process, where several share the work: nobody holds all features."""
-        return self._encode(encode_share, data, inference, transform)
+        return self._encode("share", data, inference, transform)
 
     @torch.no_grad()
     def infer_blocks(
@@ -502,7 +502,7 @@ class Classifier(nn.Module, ModelHubMixin):
         def features() -> Iterator[FeatureSet]:
             shown = self.backbone if self.demonstrations is None else Shown(self.backbone, self.demonstrations)
             kept = inference if self.demonstrations is None else replace(inference, cache=None)
-            for encoded in encode_blocks(shown, data, kept):
+            for encoded in FeatureStore(shown, kept).blocks(data):
                 seen(encoded)
                 yield encoded
 
@@ -518,14 +518,15 @@ class Classifier(nn.Module, ModelHubMixin):
             raise InputError(f"{data.source} has no known end: take some of it with take(n)")
 
     def _encode(
-        self, how: Callable[..., FeatureSet], data: Unlabelled, inference: InferenceConfig, transform: Transform | None
+        self, how: str, data: Unlabelled, inference: InferenceConfig, transform: Transform | None
     ) -> FeatureSet:
         self._check(data)
         with evaluating(self):
-            if self.demonstrations is None:
-                return how(self.backbone, data, inference, transform)
-            shown = Shown(self.backbone, self.demonstrations)
-            return how(shown, data, replace(inference, cache=None), transform)
+            store = FeatureStore(self.backbone, inference)
+            if self.demonstrations is not None:
+                store = FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
+            encoded: FeatureSet = getattr(store, how)(data, transform)
+            return encoded
 
     def some_features(self, own: FeatureSet, world: ProcessGroup, seed: int = 0) -> FeatureSet:
         """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
@@ -660,6 +661,12 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         saving.check_shareable(self, merge)
         return str(super().push_to_hub(repo_id, config={"merge": merge}, **hub))
+
+
+def _view(tensor: Tensor) -> Tensor:
+    """Another tensor in the same memory: moving one of both to a device, or freezing it, leaves the other."""
+    view = tensor.detach()
+    return nn.Parameter(view, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else view
 
 
 def _check_question(backbone: Backbone, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:

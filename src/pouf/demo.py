@@ -14,6 +14,7 @@ from pouf.classifier import Classifier
 from pouf.data.labelled import read_labelled
 from pouf.inference.encode import InferenceConfig
 from pouf.models import EMBEDDED
+from pouf.options import Output
 from pouf.recipe import Recipe
 from pouf.reporting.html import write_report
 from pouf.training.adaptation import Adaptation
@@ -42,14 +43,14 @@ def demo(
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     images = write_digits(folder.with_name(folder.name + "-images"))
     result = classifier.adapt(
-        images, recipe=recipe, output_dir=folder, report=False, command=command, callbacks=callbacks
+        images, recipe=recipe, output=Output(folder, report=False), command=command, callbacks=callbacks
     )
     for callback in callbacks:
         callback.on_phase("comparing with labels, writing the report", 0)
     labelled = read_labelled(images, DIGITS, "image")
     inference = InferenceConfig(256)
     zero_shot, last = (Classifier.from_pretrained(folder, use=use) for use in ("zero-shot", "last"))
-    evaluation = compare(zero_shot, last, classifier, labelled, inference)
+    evaluation = compare(zero_shot, last, result.classifier, labelled, inference)
     result.files["report"] = write_report(folder, labelled.inputs, labelled.labels, inference=inference, result=result)
     return Demo(images, result, evaluation, time.perf_counter() - start)
 

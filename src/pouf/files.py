@@ -197,7 +197,7 @@ def temporary_folder() -> Path:
 
 def drop(folder: Path) -> None:
     """A folder that is not needed any more. Signals wait, as in `OwnFiles.drop`."""
-    with defer_signals():
+    with defer_signals(pass_on=True):
         shutil.rmtree(folder, ignore_errors=True)
         if (lock := _temporary.pop(folder, None)) is not None:
             lock.release()
@@ -217,7 +217,7 @@ class OwnFiles:
 
         Signals wait: an error in what Python calls when an object goes is lost, and the rest would stay.
         """
-        with defer_signals():
+        with defer_signals(pass_on=True):
             for file, known in self.known.items():
                 with suppress(OSError):
                     if _identity(file) == known:

@@ -32,6 +32,7 @@ _waiting = 0  # the exit code that a signal asked for meanwhile
 @contextmanager
 def catching() -> Iterator[None]:
     """While open, signals end what goes on here in order. Those that somebody else handles or ignores stay theirs."""
+    global _waiting
     usual = (signal.SIG_DFL, signal.default_int_handler)
     ours = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in SIGNALS if ours and signal.getsignal(number) in usual}
@@ -39,25 +40,35 @@ def catching() -> Iterator[None]:
         signal.signal(number, _arrived)
     try:
         yield
+    except BaseException:
+        _waiting = _waiting if _held else 0  # this ends what goes on as well
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    with defer_signals():  # one that was passed on ends here at the latest
+        pass
 
 
 @contextmanager
-def defer_signals() -> Iterator[None]:
-    """While open, a first signal waits for the end of this, or for someone who asks `asked_to_end`."""
+def defer_signals(pass_on: bool = False) -> Iterator[None]:
+    """While open, a first signal waits for the end of this, or for someone who asks `asked_to_end`.
+
+    Args:
+        pass_on: it waits for the end of the next such block instead: for what Python calls when an object goes, where
+            an error would be lost.
+    """
     global _held, _waiting
     _held += 1
     try:
         yield
-        code = _waiting
+        code = 0 if pass_on else _waiting
     except BaseException:
         code = 0  # this ends what goes on as well
         raise
     finally:
         _held -= 1
-        if not _held:
+        if not _held and not pass_on:
             _waiting = 0
     if code and not _held:
         raise ended(code)

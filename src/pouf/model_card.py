@@ -24,6 +24,9 @@ PIPELINES: dict[Kind, str] = {
     "image": "zero-shot-image-classification", "text": "text-classification", "cloze": "text-classification",
     "causal": "text-classification",
 }  # fmt: skip
+NO_FACTS: dict[str, Any] = {
+    "method": None, "sources": {}, "verdict": None, "diagnostics": (), "trainable": None, "total": None, "drift": None,
+}  # fmt: skip
 OWN_LICENCE = "apache-2.0"  # of this package, and of the model that comes with it
 
 
@@ -33,7 +36,8 @@ def model_card(classifier: Classifier, recipe: Recipe | None = None, facts: Mapp
     Args:
         recipe: the settings of the run; None for a classifier that was not adapted.
         facts: of the run: `method`, `sources` (a number of inputs by what they are), `verdict` (as its JSON),
-            `trainable` and `total` numbers, `drift` in words.
+            `diagnostics` (rows of label, zero-shot, adapted and limits), `trainable` and `total` numbers, `drift` in
+            words.
     """
     base, licence = classifier.model, base_licence(classifier.model, classifier.revision)
     on_hub = base is not None and not os.path.isabs(base) and base != EMBEDDED
@@ -45,7 +49,6 @@ def model_card(classifier: Classifier, recipe: Recipe | None = None, facts: Mapp
         license=licence,
     )
     template = resources.files("pouf") / "reporting" / "templates" / "model_card.md"
-    verdict = (facts or {}).get("verdict")
     card = ModelCard.from_template(
         data,
         template_str=template.read_text(encoding="utf-8"),
@@ -58,9 +61,7 @@ def model_card(classifier: Classifier, recipe: Recipe | None = None, facts: Mapp
         licence=licence,
         tuner=recipe.tuner.name if recipe is not None and recipe.steps else None,
         settings=recipe.to_toml() if recipe is not None else None,
-        diagnostics=_spoken_diagnostics(verdict),
-        **{"method": None, "sources": {}, "trainable": None, "total": None, "drift": None, **(facts or {})}
-        | {"verdict": verdict},
+        **NO_FACTS | dict(facts or {}),
     )
     return str(card)
 
@@ -96,22 +97,7 @@ def base_licence(model: str | None, revision: str | None = None) -> str | None:
 
 
 def base_display_name(model: str | None) -> str:
-    """A folder by its own name alone: where it lay is nobody's business."""
+    """A folder by its own name alone: its old path is nobody's business."""
     if model is None:
         return "a model of the user's own"
     return Path(model).name if os.path.isabs(model) else model
-
-
-def _spoken_diagnostics(verdict: Mapping[str, Any] | None) -> dict[str, str]:
-    found = (verdict or {}).get("diagnostics") or {}
-    wanted = {
-        "inputs looked at": ("inputs", "{:,}"),
-        "classes in use, zero-shot": ("effective_before", "{:.1f}"),
-        "classes in use, adapted": ("effective_after", "{:.1f}"),
-        "agreement with zero-shot": ("agreement", "{:.1%}"),
-        "mean confidence, zero-shot": ("confidence_before", "{:.1%}"),
-        "mean confidence, adapted": ("confidence_after", "{:.1%}"),
-        "predictions that survive a small change, zero-shot": ("stability_before", "{:.1%}"),
-        "predictions that survive a small change, adapted": ("stability_after", "{:.1%}"),
-    }
-    return {words: form.format(found[name]) for words, (name, form) in wanted.items() if name in found}

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from pouf.errors import InputError, nearest, one_of
 from pouf.reading import read_text
@@ -113,17 +114,23 @@ def _part(settings: type[Settings], path: list[str]) -> Mapping[str, Any]:
 class ObjectiveSettings(Settings):
     """L = transport * L_transport - information * I(X; Y) + entropy * mean H(p) + labels * L_labels."""
 
-    transport: Weight = 1.0
-    information: Weight = 0.3  # the paper's lambda
-    entropy: Weight = 0.0
-    labels: Weight = 0.0  # of labelled shots, where some are given; the target has none
-    label_loss: Literal["kl", "mse"] = "kl"  # kl is cross-entropy for hard labels
-    cost: Literal["cosine", "exponential"] = "cosine"
-    plan: Literal["conditional", "exact", "sinkhorn"] = "conditional"  # the last two are optimal transport
-    regularisation: Weight = 0.0  # of Sinkhorn's plan; 0 takes T
-    # Class proportions, where none are known. With "paper" they, and known ones too, enter the transport alone, as in
-    # the paper's appendix; else known ones are what the mutual information pulls towards.
-    prior: Literal["uniform", "estimated", "paper"] = "uniform"
+    transport: Weight = Field(default=1.0, description="Weight of the transport loss.")
+    information: Weight = Field(default=0.3, description="Weight of the mutual information, the paper's lambda.")
+    entropy: Weight = Field(default=0.0, description="Weight of the mean entropy of the predictions.")
+    labels: Weight = Field(default=0.0, description="Weight of the loss on labelled shots, where some are given.")
+    label_loss: Literal["kl", "mse"] = Field(
+        default="kl", description="Loss on shots; kl is cross-entropy for hard labels."
+    )
+    cost: Literal["cosine", "exponential"] = Field(default="cosine", description="Cost of the transport.")
+    plan: Literal["conditional", "exact", "sinkhorn"] = Field(
+        default="conditional", description="Transport plan; exact and sinkhorn are optimal transport."
+    )
+    regularisation: Weight = Field(default=0.0, description="Of Sinkhorn's plan; 0 takes the temperature.")
+    prior: Literal["uniform", "estimated", "paper"] = Field(
+        default="uniform",
+        description="Class proportions, where none are known. With paper they, and known ones too, enter the transport "
+        "alone, as in the paper's appendix; else known ones are what the mutual information pulls towards.",
+    )
 
     def weights(self) -> dict[str, float]:
         """The terms that count, with their weights."""
@@ -139,69 +146,110 @@ class ObjectiveSettings(Settings):
 class TunerSettings(Settings):
     """What is trained."""
 
-    name: Literal["full", "prompt", "layernorm", "lora", "prototypes", "map"] = "full"  # map: for bare vectors
-    context: str = "a photo of a"  # prompt tuning: the words whose embeddings the context vectors start from
-    position: Literal["end", "middle", "front"] = "end"  # prompt tuning: where the class name stands
-    class_specific: bool = False  # prompt tuning: one context for each class instead of one for all
-    rank: Positive = 8  # LoRA: of each update
-    alpha: Annotated[float, Field(gt=0)] = 16.0  # LoRA: updates are scaled by alpha / rank
-    target_modules: list[str] = []  # LoRA: names of the layers; none takes queries and values of the attention
+    name: Literal["full", "prompt", "layernorm", "lora", "prototypes", "map"] = Field(
+        default="full", description="What to train."
+    )
+    context: str = Field(
+        default="a photo of a", description="Prompt: words whose embeddings the context vectors start from."
+    )
+    position: Literal["end", "middle", "front"] = Field(default="end", description="Prompt: place of the class name.")
+    class_specific: bool = Field(default=False, description="Prompt: one context per class instead of one for all.")
+    rank: Positive = Field(default=8, description="LoRA: rank of each update.")
+    alpha: Annotated[float, Field(gt=0)] = Field(default=16.0, description="LoRA: updates are scaled by alpha / rank.")
+    target_modules: list[str] = Field(
+        default=[], description="LoRA: names of the layers; none takes queries and values of the attention."
+    )
 
 
 class Optimisation(Settings):
     """How it is trained."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    lr: Annotated[float, Field(gt=0)] = 5e-7
-    schedule: Literal["paper", "linear", "cosine", "constant"] = "paper"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    nesterov: bool = True
-    weight_decay: Weight = 1e-3
-    clip: Weight = 0.0  # largest gradient norm; 0 does not clip
-    gamma: Weight = 2e-4  # the paper's schedule: lr (1 + gamma step)^-alpha
-    alpha: Weight = 0.75
-    temperature_lr: Weight = 0.0  # of the temperature, where it is trained; 0 takes lr
-    dropout: bool = False  # the model's own, while it is trained
+    name: Literal["sgd", "adamw"] = Field(default="sgd", description="Optimizer.")
+    lr: Annotated[float, Field(gt=0)] = Field(default=5e-7, description="Learning rate.")
+    schedule: Literal["paper", "linear", "cosine", "constant"] = Field(
+        default="paper", description="Of the learning rate."
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Of SGD.")
+    nesterov: bool = Field(default=True, description="Nesterov's momentum.")
+    weight_decay: Weight = Field(default=1e-3, description="Weight decay.")
+    clip: Weight = Field(default=0.0, description="Largest gradient norm; 0 does not clip.")
+    gamma: Weight = Field(default=2e-4, description="Of the paper's schedule: lr (1 + gamma step)^-alpha.")
+    alpha: Weight = Field(default=0.75, description="Of the paper's schedule.")
+    temperature_lr: Weight = Field(
+        default=0.0, description="Learning rate of the temperature, where it is trained; 0 takes lr."
+    )
+    dropout: bool = Field(default=False, description="Train with the model's own dropout.")
 
 
 class Compute(Settings):
     """How it is computed. Nothing here changes what is learned, but for rounding and for which units dropout drops."""
 
-    chunk: Count = 0  # samples encoded at once, in two passes; 0 encodes a batch whole
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the encoders; losses are in fp32
-    shard: bool = False  # weights, gradients and states of the optimizer over all processes (FSDP2), not copies in each
-    compile: bool = False  # the encoder of inputs, by torch.compile
-    checkpointing: bool = False  # forget activations, compute them again: less memory, more time
-    workers: Annotated[int, Field(ge=0, le=1024)] = 0  # processes that read and decode ahead
-    save_every: Weight = 60.0  # seconds between two saves of the state that a run which was ended goes on from
+    chunk: Count = Field(
+        default=0,
+        description="Samples encoded at once, in two passes: any batch size fits into the memory of one chunk; 0 "
+        "encodes a batch whole.",
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="Number format of the encoders; losses are in fp32."
+    )
+    shard: bool = Field(
+        default=False,
+        description="With several processes: split the weights among them (FSDP2) instead of copying them.",
+    )
+    compile: bool = Field(default=False, description="Compile the encoder of inputs with torch.compile.")
+    checkpointing: bool = Field(default=False, description="Recompute activations: less memory, more time.")
+    workers: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=0, description="Processes that read and decode inputs in advance."
+    )
+    save_every: Weight = Field(
+        default=60.0, description="Seconds between two saves of the state that a run resumes from."
+    )
 
 
 class Recipe(Settings):
     """All settings of one adaptation."""
 
-    steps: Count = 5000  # 0 trains nothing: for what only corrects predictions
-    batch_size: Positive = 96
-    batch_per_class: Count = 0  # the batch holds at least this many times the number of classes, whatever its size
-    seed: Count = 0
-    augment: Literal["crop-flip", "none"] = "crop-flip"  # images only: texts are never augmented
-    views: Count = 0  # images whose encoder is not trained: this many crops each, computed once; 0 crops at each step
-    snapshots: Count = 10  # steps, beside zero-shot, among which one is chosen without labels; 0 chooses none
-    temperature: Weight = 0.0  # 0 keeps the model's own
-    # Where predictions use a smaller share of the classes, nothing is trained, and they are corrected as `few-classes`
-    # does; 0 always trains.
-    min_class_usage: Annotated[float, Field(ge=0, le=1)] = 0.0
-    # With at most this many classes, each keeps the share of the predictions that zero-shot gives it, unless shares
-    # are known: with two classes, a bias of the model and a skew of the data look the same in predictions.
-    keep_shares_max_classes: Count = 0
-    # Two classes and a masked language model: keep the shares without the model's bias, where two signs agree on one.
-    find_bias: bool = False
-    # Times the recipe's learning rate where they are kept as they are: what is held there has less to learn, and fits
-    # single texts.
-    keep_shares_lr_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # After each step, this share of the way back to the weights that training started from: what the model knew beside
-    # the task is lost less, and the task is learned less.
-    weight_pull: Annotated[float, Field(ge=0, le=1)] = 0.0
-    pseudo_labels: Count = 0  # learn from this many of the surest predictions of each class as if they were labels
+    steps: Count = Field(default=5000, description="Number of updates; 0 only corrects predictions.")
+    batch_size: Positive = Field(default=96, description="Samples per step; several times the number of classes.")
+    batch_per_class: Count = Field(default=0, description="The batch holds at least this many samples per class.")
+    seed: Count = Field(default=0, description="Seed of everything random.")
+    augment: Literal["crop-flip", "none"] = Field(default="crop-flip", description="Random changes of images.")
+    views: Count = Field(
+        default=0,
+        description="Random crops of each image to encode once, if the image encoder is not trained; 0 crops anew.",
+    )
+    snapshots: Count = Field(
+        default=10, description="Steps, beside zero-shot, among which one is chosen without labels; 0 chooses none."
+    )
+    temperature: Weight = Field(default=0.0, description="Softmax temperature; 0 keeps the model's own.")
+    min_class_usage: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        description="Where predictions use a smaller share of the classes, nothing is trained, and they are corrected "
+        "as few-classes does; 0 always trains.",
+    )
+    keep_shares_max_classes: Count = Field(
+        default=0,
+        description="With at most this many classes, each keeps the share of the predictions that zero-shot gives it, "
+        "unless shares are known: with two classes, a bias of the model and a skew of the data look the same.",
+    )
+    find_bias: bool = Field(
+        default=False,
+        description="Two classes and a masked language model: keep the shares without the model's bias, where two "
+        "signs agree on one.",
+    )
+    keep_shares_lr_factor: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="Factor of the learning rate where zero-shot's shares are kept: less is left to learn, and more "
+        "would fit single texts.",
+    )
+    weight_pull: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        description="After each step, this share of the way back to the weights before training: less is lost beside "
+        "the task, and less of the task is learned.",
+    )
+    pseudo_labels: Count = Field(
+        default=0, description="Learn from this many of the surest predictions of each class as if they were labels."
+    )
     postprocess: Literal[
         "none",
         "prior-correction",
@@ -215,7 +263,7 @@ class Recipe(Settings):
         "transclip",
         "zlap",
         "inmap",
-    ] = "none"  # of predictions, at the end
+    ] = Field(default="none", description="Correction of the predictions after training.")
     objective: ObjectiveSettings = ObjectiveSettings()
     tuner: TunerSettings = TunerSettings()
     optimisation: Optimisation = Optimisation()
@@ -286,6 +334,12 @@ class Recipe(Settings):
     def default(cls, kind: Kind) -> Recipe:
         """What is taken for a kind of classifier when nothing else is said, wherever that is."""
         return cls.preset(DEFAULT_PRESETS[kind], kind)
+
+
+def setting(name: str) -> FieldInfo:
+    """A setting by its dotted name: its type, its description, its default."""
+    *parts, last = name.split(".")
+    return _part(Recipe, parts)[last]  # type: ignore[no-any-return]
 
 
 def is_named(name_or_file: str | Path) -> bool:

@@ -153,7 +153,7 @@ def write(
         templates=classifier.templates,
         words=backbone.cloze.words if backbone.cloze is not None else None,
         max_length=getattr(backbone.cloze or backbone, "max_length", None),
-        new_head_seed=classifier.new_head_seed,
+        new_head_seed=classifier.head_seed,
         regression=getattr(backbone, "regression", False),
         vectors=isinstance(backbone, Precomputed),
         demonstrations=classifier.demonstrations,
@@ -272,7 +272,7 @@ def load(
         )
     classes = ClassSet(card.classes, card.descriptions).as_given()
     classifier = cls(backbone, classes, card.templates, model=card.model, revision=card.revision)
-    classifier.new_head_seed, classifier.base = card.new_head_seed, card.base
+    classifier.base = card.base
     if adapted and card.demonstrations is not None:  # they have labels: not part of zero-shot
         classifier.demonstrations = card.demonstrations
     # A temperature that was set holds until training moves it; then it lies in the weights.

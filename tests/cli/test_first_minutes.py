@@ -144,7 +144,7 @@ def test_the_clock_of_the_training_goes_on_after_a_checkpoint(monkeypatch: pytes
 
     now = [0.0]
     monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
-    shown = _progress.Shown(hidden=True)
+    shown = _progress.ProgressReporter(hidden=True)
     shown.on_phase(LOOKING, 512)
     shown.on_start(Recipe(steps=100), 1, 2)
     shown.on_phase(TRAINING, 100)

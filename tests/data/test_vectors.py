@@ -233,7 +233,7 @@ def test_vectors_bring_ids_and_what_they_were_made_of(tmp_path: Path, ending: st
     data = Vectors.from_file(file)
     assert list(data.ids) == told["ids"] and data.show(3, 64) == "text number 3"
     classifier = Classifier.from_vectors(torch.from_numpy(prototypes), list("abcdef"))
-    classifier.adapt(data, output_dir=tmp_path / "run", settings={"steps": 2})
+    classifier = classifier.adapt(data, output=tmp_path / "run", settings={"steps": 2}).classifier
     assert (tmp_path / "run" / "predictions.csv").read_text().splitlines()[1].startswith("r0,")
     assert "text number 3" in (tmp_path / "run" / "report.html").read_text()
     review, samples = ask(classifier, classifier, data, 4)

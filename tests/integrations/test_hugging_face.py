@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 from small_models import masked_lm, sentence_encoder
 from transformers import pipeline
 
-from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Stream, Texts
+from pouf import EMBEDDED, Classifier, Images, InputError, Output, Recipe, Stream, Texts
 from pouf.demo import DIGITS
 from pouf.model_card import base_licence
 
@@ -43,7 +43,7 @@ print(json.dumps({"address": address, "said": said, "classes": again.classes}))
 def test_a_classifier_is_pushed_and_fetched_again(hub: Any, few_digits: Path, tmp_path: Path) -> None:
     """In a process of its own: the address of the hub is read once."""
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    classifier.adapt(few_digits, recipe="fast", settings={"steps": 3}, output_dir=tmp_path / "run", report=False)
+    classifier.adapt(few_digits, recipe="fast", settings={"steps": 3}, output=Output(tmp_path / "run", report=False))
     environment = environment_for(hub, tmp_path / "home")
     images = [str(path) for path in sorted(few_digits.rglob("*.png"))[:5]]
     command = [sys.executable, "-c", ROUND_TRIP, str(tmp_path / "run"), *images]
@@ -77,7 +77,7 @@ def test_a_name_that_is_no_run_says_so_without_a_network() -> None:
 @pytest.fixture(scope="module")
 def adapted_clip(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Classifier, Path]:
     classifier, run = Classifier.from_pretrained(EMBEDDED, DIGITS), tmp_path_factory.mktemp("clip") / "run"
-    classifier.adapt(few_digits, recipe=FULL, output_dir=run, report=False).restore("last")
+    classifier = classifier.adapt(few_digits, recipe=FULL, output=Output(run, report=False)).at("last")
     classifier.save_pretrained(run.with_name("last"))
     return classifier, run.with_name("last")
 
@@ -148,7 +148,7 @@ def test_classifiers_that_were_not_adapted_and_vectors_have_cards_too(tmp_path: 
     vectors.save_pretrained(tmp_path / "before")
     text = (tmp_path / "before" / "README.md").read_text()
     assert "- class 3\n" in text and "## Verdict" not in text
-    vectors.adapt(features, settings={"steps": 2}, output_dir=tmp_path / "run", report=False)
+    vectors.adapt(features, settings={"steps": 2}, output=Output(tmp_path / "run", report=False))
     assert "- data: 120 inputs" in (tmp_path / "run" / "README.md").read_text()
 
 

@@ -16,7 +16,7 @@ from helpers import REVIEWS, groups, train
 from PIL import Image
 from small_models import MASKED_LMS, causal_lm, clip, masked_lm, sentence_encoder, siglip
 
-from pouf import Classifier, InputError, Recipe, Texts
+from pouf import Classifier, InputError, Output, Recipe, Texts
 from pouf.data.images import Images
 from pouf.demo import DIGITS
 from pouf.integrations.onnx import export_onnx, run
@@ -50,7 +50,7 @@ def adapted_run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("runs") / "run"
     clf = Classifier.from_pretrained("pouf/tiny-clip", DIGITS)
     settings = {"steps": 6, "batch_size": 16, "postprocess": "propagation", "snapshots": 2}
-    clf.adapt(few_digits, recipe="demo", settings=settings, output_dir=folder, report=False)
+    clf.adapt(few_digits, recipe="demo", settings=settings, output=Output(folder, report=False))
     return folder
 
 
@@ -126,7 +126,7 @@ def test_a_causal_language_model(kind: str, tuner: str, tmp_path: Path) -> None:
     cloze = {"templates": ["{text} It was [MASK]"], "words": ["terrible", "great"]}
     clf = Classifier.from_pretrained(causal_lm(tmp_path / "model", kind), ["negative", "positive"], **cloze)
     result = clf.adapt(REVIEWS, settings={"tuner.name": tuner, "steps": 2, "batch_size": 8, "snapshots": 1})
-    result.restore("last")
+    clf = result.at("last")
     assert clf.postprocessor is not None, "its correction is part of what is exported"
     export_onnx(clf, tmp_path / "onnx", Texts(REVIEWS))
     check_batches(tmp_path / "onnx", clf, ["food", "the film was so very good and we loved the book", *REVIEWS])
@@ -137,7 +137,7 @@ def test_a_causal_language_model(kind: str, tuner: str, tmp_path: Path) -> None:
 def test_images_whatever_was_tuned(tuner: str, tmp_path: Path, pictures: list[Image.Image]) -> None:
     clf = Classifier.from_pretrained("pouf/tiny-clip", DIGITS)
     settings = {"tuner.name": tuner, "steps": 2, "snapshots": 1, "postprocess": "prior-correction"}
-    clf.adapt(pictures, settings=settings).restore("last")
+    clf = clf.adapt(pictures, settings=settings).at("last")
     export_onnx(clf, tmp_path / "onnx", Images(pictures))
     check_batches(tmp_path / "onnx", clf, pictures)
 
@@ -146,7 +146,7 @@ def test_vectors_with_a_map_from_made_up_examples(tmp_path: Path) -> None:
     features, prototypes = groups()
     clf = Classifier.from_vectors(prototypes, list("abcdef"))
     result = clf.adapt(features, recipe="features", settings={"tuner.name": "map", "steps": 5, "batch_size": 32})
-    result.restore("last")
+    clf = result.at("last")
     export_onnx(clf, tmp_path)
     check_batches(tmp_path, clf, list(features.numpy()[:9]))
     assert description(tmp_path)["checked"]["real"] is False

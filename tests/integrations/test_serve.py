@@ -28,7 +28,7 @@ from helpers import REVIEWS, groups
 from PIL import Image
 from small_models import sentence_encoder
 
-from pouf import Classifier
+from pouf import Classifier, Output
 from pouf.demo import DIGITS
 from pouf.runs.folder import Run
 
@@ -87,8 +87,7 @@ def image_run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         few_digits,
         recipe="demo",
         settings={"steps": 4, "batch_size": 32, "snapshots": 1},
-        output_dir=folder,
-        report=False,
+        output=Output(folder, report=False),
     )
     return folder
 
@@ -105,7 +104,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("texts")
     (folder / "reviews.csv").write_text("text\n" + "".join(f"{text} {i}\n" for i, text in enumerate(REVIEWS * 5)))
     clf = Classifier.from_pretrained(sentence_encoder(folder / "model"), ["bad", "good"])
-    clf.adapt(folder / "reviews.csv", settings={"steps": 2}, output_dir=folder / "run", report=False)
+    clf.adapt(folder / "reviews.csv", settings={"steps": 2}, output=Output(folder / "run", report=False))
     served = Served(folder / "run", Limits(inputs=4, rate=20))
     yield served
     served.stop()
@@ -158,7 +157,9 @@ def test_bad_requests_get_a_status_and_a_line(images: Served, texts: Served) -> 
     told(images.ask("POST", "/api/predict", {"texts": ["a"]}), 422, "this model reads images: give images")
     told(images.ask("POST", "/api/predict", {"images": ["%%%"]}), 422, "image 0 is not base64")
     told(images.ask("POST", "/api/predict", {"pictures": []}), 422, "pictures: Extra inputs")
-    told(images.upload("/api/files", "a.png", b"0", "image"), 422, "files: .*What /api/files takes is told at /docs")
+    told(
+        images.upload("/api/files", "a.png", b"0", "image"), 422, "files: .*What /api/files takes is described at /docs"
+    )
     told(images.ask("POST", "/api/predict", "{", **{"Content-Type": "application/json"}), 422, "JSON")
     told(images.upload("/api/table", "a.csv", b"text\na\n", "file"), 422, "a table is for texts")
     told(images.ask("GET", "/nothing"), 404, "Not Found")
@@ -307,9 +308,11 @@ def test_vectors_and_the_description_of_the_api(tmp_path: Path) -> None:
     features, prototypes = groups()
     clf = Classifier.from_vectors(prototypes, list("abcdef"))
     np.save(tmp_path / "features.npy", features.numpy())
-    clf.adapt(
-        tmp_path / "features.npy", settings={"steps": 5, "batch_size": 32}, output_dir=tmp_path / "run", report=False
-    )
+    clf = clf.adapt(
+        tmp_path / "features.npy",
+        settings={"steps": 5, "batch_size": 32},
+        output=Output(tmp_path / "run", report=False),
+    ).classifier
     served = Served(tmp_path / "run")
     try:
         vector = features[0].tolist()

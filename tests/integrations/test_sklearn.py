@@ -161,7 +161,7 @@ def test_images_as_people_have_them(few_digits: Path, given: str) -> None:
     }[given]
     fitted = PoufClassifier(classes=DIGITS, settings=QUICK).fit(inputs)
     expected = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    expected.adapt(paths, settings=QUICK)
+    expected = expected.adapt(paths, settings=QUICK).classifier
     assert np.allclose(
         fitted.predict_proba(inputs)[:, fitted._order.argsort()], expected.predict_proba(paths), atol=1e-4
     )

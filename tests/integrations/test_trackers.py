@@ -170,6 +170,7 @@ def test_a_tracker_that_fails_ends_no_training(
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Server)
     data, clf = classifier()
     result = clf.adapt(data, settings=SETTINGS, callbacks=[Tracking("tensorboard")])
+    clf = result.classifier
     assert len(result.history) == 12
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert line == "the tracker 'tensorboard' failed and is left out from here on: reset by peer"
@@ -207,7 +208,7 @@ class Order(Callback):
     def on_step(self, step: Step) -> None:
         self.told.append(step.step)
 
-    def on_checkpoint(self, step: int) -> bool:
+    def on_checkpoint(self, step: int, classifier: Classifier) -> bool:
         self.told.append(("checkpoint", step))
         return bool(self.stop_at) and step >= self.stop_at
 

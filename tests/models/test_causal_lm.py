@@ -101,6 +101,7 @@ def test_lora_is_the_default_and_full_tuning_the_exception(model: Path) -> None:
     assert Recipe.default("causal").tuner.name == "lora"
     classifier = open_model(model)
     result = classifier.adapt(REVIEWS, settings={"steps": 2, "snapshots": 0})
+    classifier = result.classifier
     assert classifier.postprocessor is not None, "a preference for one word whatever the text is taken away"
     assert result.recipe.tuner.name == "lora" and 0 < result.trainable < 0.5 * result.total
 

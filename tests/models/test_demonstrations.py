@@ -146,9 +146,7 @@ def test_a_saved_classifier_keeps_its_demonstrations(base: Path, tmp_path: Path)
 
 
 def fresh(base: Path, seed: int) -> Classifier:
-    classifier = classifier_of(base)
-    classifier.attach_new_head(seed)
-    return classifier
+    return classifier_of(base).with_new_head(seed)
 
 
 def test_training_draws_new_demonstrations_at_each_step(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +218,7 @@ def test_a_fresh_head_is_fitted_to_scores_by_squared_error(base: Path) -> None:
 
 
 def test_a_regression_has_one_output_and_squared_error(base: Path, tmp_path: Path) -> None:
-    classifier = classifier_of(base)
-    classifier.attach_new_head(0, regression=True)
+    classifier = classifier_of(base).with_new_head(0, regression=True)
     texts, shares = BAD + GOOD, torch.tensor([[0.8, 0.2]] * 4 + [[0.4, 0.6]] * 4)
     backbone = classifier.backbone
     y = backbone.encode_inputs(backbone.prepare(texts))
@@ -241,9 +238,9 @@ def test_a_regression_has_one_output_and_squared_error(base: Path, tmp_path: Pat
     assert beyond.grad[0] < 0 < beyond.grad[1], "it finds back"
     with pytest.raises(InputError, match="between two classes, not 3"):
         names = ["a", "b", "c"]
-        Classifier.from_pretrained(
-            base, names, ["{text} it was [MASK]."], words=["bad", "good", "okay"]
-        ).attach_new_head(0, regression=True)
+        Classifier.from_pretrained(base, names, ["{text} it was [MASK]."], words=["bad", "good", "okay"]).with_new_head(
+            0, regression=True
+        )
 
 
 def test_a_fresh_heads_temperature_is_that_of_its_recipe(base: Path) -> None:

@@ -246,3 +246,11 @@ def test_the_sweep_over_lambda() -> None:
     assert marks.count("circle") == marks.count("polygon") == 4, "three points and the legend, not by colour alone"
     assert "paper" not in lambda_sweep([0.1], {"webcam": [80.0]}, None)
     parse(lambda_sweep([], {}, None))
+
+
+def test_features_that_are_all_the_same_are_one_point() -> None:
+    """Those of a model whose weights are zeros. t-SNE would divide by their spread, and crash."""
+    view = View(torch.zeros(40, 16), torch.zeros(2, 16), torch.zeros(40, dtype=torch.long), torch.full((40, 2), 0.5))
+    features, prototypes = embed(view)
+    assert features.shape == (40, 2) and prototypes.shape == (2, 2) and not features.any() and not prototypes.any()
+    parse(tsne(view, ["a", "b"]))

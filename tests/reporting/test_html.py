@@ -71,7 +71,7 @@ def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = Texts([f"the film is {word} {i} {NASTY}" for i in range(10) for word in ("good", "bad", "okay")])
     classifier = Classifier.from_pretrained(model, [f"good {NASTY}", "bad"], ["it is {}"])
     recipe = Recipe.load("texts").with_settings(steps=4, snapshots=2)
-    classifier.adapt(texts, recipe=recipe, output_dir=folder / "run")
+    classifier.adapt(texts, recipe=recipe, output=folder / "run")
     asked(folder / "run", texts)
     return folder / "run"
 
@@ -93,7 +93,10 @@ def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> No
     )
     assert page.count('class="star"') == 20 and "Colour and shape show the true class" in page
     assert page.count("share of inputs on which both agree") == 1, "the signs that alarms go by"
-    assert "<td>classes in use <span" in page and "classes in use" not in page.split("Over time")[1].split("<h2>")[0]
+    assert (
+        "<td>classes in use (exp H of the mean prediction) <span" in page
+        and "classes in use" not in page.split("Over time")[1].split("<h2>")[0]
+    )
     assert f"<b>step {Run(image_run).verdict.chosen} of 150</b>" in page
     assert page.count("second opinion:") == 2
     assert "Most often taken for each other" in page

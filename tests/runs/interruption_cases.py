@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from helpers import REVIEWS, groups
 from PIL import Image
 
-from pouf import EMBEDDED, Callback, Classifier, Recipe, Stream, Texts, Vectors
+from pouf import EMBEDDED, Callback, Classifier, Output, Recipe, Stream, Texts, Vectors
 from pouf.data.labelled import Shots
 from pouf.demo import DIGITS
 
@@ -99,15 +99,18 @@ class EndsIn(Callback):
             os.kill(os.getpid(), getattr(signal, name))
 
 
-def run(folder: Path, kind: str, output_dir: Path, resume: bool = False, report: bool = False, **options: Any) -> Any:
+def run(
+    folder: Path, kind: str, output_dir: Path, resume: bool = False, report: bool = False, overwrite: bool = False,
+    **options: Any,
+) -> Any:  # fmt: skip
     classifier, data, how = CASES[kind](folder)
-    return classifier.adapt(data, **how, output_dir=output_dir, resume=resume, report=report, **options)
+    return classifier.adapt(data, **how, output=Output(output_dir, resume, overwrite, report), **options)
 
 
 def searched(folder: Path, output_dir: Path, resume: bool = False, **options: Any) -> Any:
     classifier, data, how = CASES["vectors"](folder)
     grid = {"optimisation.lr": [1e-3, 1e-2, 3e-2]}
-    return classifier.search(data, grid, **how, output_dir=output_dir, resume=resume, report=False, **options)
+    return classifier.search(data, grid, **how, output=Output(output_dir, resume=resume, report=False), **options)
 
 
 def killed_in_writes(folder: Path, kind: str, output_dir: Path, moments: list[int]) -> None:

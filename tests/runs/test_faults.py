@@ -133,9 +133,8 @@ def test_inputs_that_go_while_a_run_is_under_way_are_left_out_of_it(tmp_path: Pa
     recipe = Recipe(steps=STEPS, batch_size=7, augment="crop-flip", temperature=0.1, snapshots=4).with_settings(
         {"tuner.name": tune, "optimisation.lr": 1e-3, "compute.chunk": chunk}
     )
-    result = classifier.adapt(
-        tmp_path / "images", recipe=recipe, output_dir=tmp_path / "run", callbacks=[At(4, remove)]
-    )
+    result = classifier.adapt(tmp_path / "images", recipe=recipe, output=tmp_path / "run", callbacks=[At(4, remove)])
+    classifier = result.classifier
     checkpoints = result.checkpoints
     there = 14 if tune == "full" else 17  # features that training leaves alone were computed before
     assert {len(seen.probabilities) for seen in checkpoints.predictions.values()} == {there}
@@ -146,7 +145,6 @@ def test_inputs_that_go_while_a_run_is_under_way_are_left_out_of_it(tmp_path: Pa
     # Rows still mean the same inputs: what the sample says of them is what anyone would say.
     inputs = [checkpoints.sample.inputs.ids[i] for i in checkpoints.sample.before.indices]
     left = [name for name in inputs if name not in skipped]
-    with result.at("last"):
-        anyone = classifier.predict_proba(Images([tmp_path / "images" / name for name in left]))
+    anyone = result.at("last").predict_proba(Images([tmp_path / "images" / name for name in left]))
     rows = [inputs.index(name) for name in left]
     assert np.allclose(checkpoints.predictions[checkpoints.last].probabilities[rows], anyone, atol=1e-5)

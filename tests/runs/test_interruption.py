@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_models import masked_lm, sentence_encoder
 
-from pouf import Callback, Classifier, InputError, Vectors
+from pouf import Callback, Classifier, InputError, Output, Vectors
 from pouf.files import LOCK
 from pouf.runs.names import CHECKPOINTS
 
@@ -249,7 +249,7 @@ def test_what_is_there_is_resumed_or_overwritten_and_nothing_else(folder: Path, 
         run(folder, "vectors", tmp_path / "run", resume=True, settings={"optimisation.lr": 0.5, "seed": 3})
     classifier, data, how = CASES["vectors"](folder)
     with pytest.raises(InputError, match="can't go on with this run, since this has changed: the data"):
-        classifier.adapt(Vectors(data.array[:50]), **how, output_dir=tmp_path / "run", resume=True)
+        classifier.adapt(Vectors(data.array[:50]), **how, output=Output(tmp_path / "run", resume=True))
     after = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
     assert after == before, "an error changes nothing"
     (tmp_path / "run" / "review.csv").write_text("id,text,label\n1,,a\n")

@@ -14,6 +14,8 @@ from interruption_cases import CASES, Case, texts
 from PIL import Image
 from small_models import masked_lm, sentence_encoder
 
+from pouf import Output
+
 STEPS = 2
 KINDS = {name: CASES[name] for name in ("full", "full, chunks", "prompt", "vectors", "text", "cloze")}
 KINDS["lora"] = lambda folder: texts(folder, "lora")
@@ -47,7 +49,7 @@ def small(case: Case) -> Case:
 def test_a_model_goes_with_the_last_who_uses_it(folder: Path, tmp_path: Path, kind: str) -> None:
     classifier, data, how = small(KINDS[kind](folder))
     model = weakref.ref(classifier.backbone)
-    result = classifier.adapt(data, **how, output_dir=tmp_path / "run", report=False)
+    result = classifier.adapt(data, **how, output=Output(tmp_path / "run", report=False))
     assert result.history
     del classifier, result
     assert model() is None
@@ -66,9 +68,10 @@ def test_a_search_holds_one_trial_and_of_the_others_only_their_votes(folder: Pat
     held: list[int] = []
     rates = [1e-3 * (i + 1) for i in range(6)]
     found = classifier.search(
-        data, {"optimisation.lr": rates}, **how, output_dir=tmp_path / "run", report=False,
+        data, {"optimisation.lr": rates}, **how, output=Output(tmp_path / "run", report=False),
         on_trial=lambda settings: held.append(live_bytes()),
     )  # fmt: skip
+    classifier = found.classifier
     inputs, k = len(found.result.checkpoints.sample.features), len(classifier.classes)
     a_trial = 4 * inputs * k + 8 * inputs * STEPS  # probabilities of its last step, classes of every step
     assert max(held[2:]) - min(held[2:]) <= 4 * a_trial, held

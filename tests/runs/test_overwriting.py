@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_runner import one_line_error, pouf
-from helpers import groups
+from helpers import groups, output_of
 
-from pouf import Callback, Classifier, InputError
+from pouf import Callback, Classifier, InputError, Output
 from pouf.files import LOCK
 from pouf.runs.folder import Run
 from pouf.runs.names import BEFORE, CHECKPOINTS
@@ -22,7 +22,8 @@ SAVING = {"settings": QUICK | {"compute.save_every": 0.0}}
 def adapted(out: Path, data=None, **options):
     features, prototypes = groups(spread=0.4, apart=0.4)
     clf = Classifier.from_vectors(prototypes, list("abcdef"))
-    return clf.adapt(features if data is None else data, output_dir=out, **{"settings": QUICK} | options)
+    output = output_of(out, options)
+    return clf.adapt(features if data is None else data, output=output, **{"settings": QUICK} | options)
 
 
 def test_files_that_pouf_did_not_write_stay(tmp_path: Path) -> None:
@@ -101,7 +102,8 @@ def test_a_search_or_run_of_something_else_is_not_gone_on_with(tmp_path: Path) -
 
     def searched(data: object, **options: object) -> None:
         clf = Classifier.from_vectors(prototypes, list("abcdef"))
-        clf.search(data, {"seed": [1, 2, 3]}, output_dir=tmp_path / "search", settings=QUICK, report=False, **options)
+        output = output_of(tmp_path / "search", options)
+        clf.search(data, {"seed": [1, 2, 3]}, output=output, settings=QUICK, **options)
 
     with pytest.raises(KeyboardInterrupt):
         searched(features, callbacks=[Ends(6)])
@@ -111,10 +113,10 @@ def test_a_search_or_run_of_something_else_is_not_gone_on_with(tmp_path: Path) -
     saving = {"compute.save_every": 0.0, **QUICK}
     clf = Classifier.from_vectors(prototypes, list("abcdef"))
     with pytest.raises(KeyboardInterrupt):
-        clf.adapt(features, output_dir=tmp_path / "run", settings=saving, prior=[0.5] + [0.1] * 5, callbacks=[Ends(3)])
+        clf.adapt(features, output=tmp_path / "run", settings=saving, prior=[0.5] + [0.1] * 5, callbacks=[Ends(3)])
     clf = Classifier.from_vectors(prototypes, list("abcdef"))
     with pytest.raises(InputError, match="since this has changed: the proportions"):
-        clf.adapt(features, output_dir=tmp_path / "run", settings=saving, prior=[0.1] * 5 + [0.5], resume=True)
+        clf.adapt(features, output=Output(tmp_path / "run", resume=True), settings=saving, prior=[0.1] * 5 + [0.5])
 
 
 def test_a_run_that_lost_its_verdict_or_its_steps_says_so(tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_a_result_that_goes_takes_no_weights_of_the_run_that_came_after_it(tmp_p
     second = adapted(tmp_path / "run", overwrite=True, seed=1)
     del first
     for use in ("last", "zero-shot", "chosen"):
-        second.restore(use)
+        second.at(use)
     del second
     assert not (tmp_path / "run" / CHECKPOINTS).exists()
 
@@ -203,10 +205,10 @@ def test_a_result_that_goes_takes_no_weights_of_the_run_that_came_after_it(tmp_p
 def test_a_search_that_breaks_off_in_its_first_trial_can_be_gone_on_with(tmp_path: Path) -> None:
     features, prototypes = groups(spread=0.4, apart=0.4)
 
-    def searched(**options: object) -> None:
+    def searched(resume: bool = False, **options: object) -> None:
         clf = Classifier.from_vectors(prototypes, list("abcdef"))
-        grid = {"seed": [1, 2]}
-        clf.search(features, grid, output_dir=tmp_path / "run", report=False, **SAVING, **options)
+        output = Output(tmp_path / "run", resume=resume, report=False)
+        clf.search(features, {"seed": [1, 2]}, output=output, **SAVING, **options)
 
     with pytest.raises(InputError, match="gone"):
         searched(callbacks=[Breaks(3, InputError("the inputs are gone"))])

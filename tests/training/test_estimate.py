@@ -105,6 +105,7 @@ def test_adapt_tells_its_estimate_and_takes_the_largest_preset_that_fits(
     times = [estimate(classifier, classifier.data(pictures), recipe, InferenceConfig()).seconds for recipe in recipes]
     between = (times[0] * times[1]) ** 0.5 / 60  # on any machine
     result = classifier.adapt(pictures, max_minutes=between, settings=settings, callbacks=[told])
+    classifier = result.classifier
     assert result.recipe == recipes[0]
     assert "the preset balanced fits into" in caplog.text
     assert told.estimate is not None and told.estimate.encoded == len(pictures) and str(told.estimate) in caplog.text

@@ -31,7 +31,7 @@ def run(name: str, classifier: Classifier, data, kind, given: Shots | None = Non
     recipe = method.recipe(kind)
     short = {"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), "min_class_usage": 0.0}
     recipe = recipe.with_settings({**short, **settings})
-    method.prepare_classifier(classifier, given, seed=0)
+    classifier = method.prepare_classifier(classifier, given, seed=0)
     learns = given if recipe.objective.labels > 0 else None
     return train(classifier, data, recipe, shots=learns, known_shares=known_shares)
 
@@ -86,16 +86,16 @@ def test_upl_learns_from_what_zero_shot_was_sure_of(few_digits: Path) -> None:
     chosen = Surest(16)
     chosen.see(Predictions(list(range(len(data))), before))
     places, labels = chosen.found()
-    run("upl", classifier, data, "image", steps=10, batch_size=64, **{"optimisation.lr": 0.05})
-    after = classifier.infer(Subset(data, places)).log_probabilities
+    result = run("upl", classifier, data, "image", steps=10, batch_size=64, **{"optimisation.lr": 0.05})
+    after = result.at("last").infer(Subset(data, places)).log_probabilities
     picked = torch.arange(len(places)), torch.tensor(labels)
     assert after[picked].mean() > before[places][picked].mean()
 
 
 def test_majority_says_the_same_of_everything(pictures: list[Image.Image]) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    run("majority", classifier, Images(pictures), "image", shots(Images(pictures[:3]), [4, 4, 7], 10))
-    assert set(classifier.predict(pictures)) == {"four"}
+    result = run("majority", classifier, Images(pictures), "image", shots(Images(pictures[:3]), [4, 4, 7], 10))
+    assert set(result.classifier.predict(pictures)) == {"four"}
 
 
 def test_another_tuner_brings_its_own_rate_unless_one_is_given(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_known_shares_are_those_of_the_predictions_and_never_hurt(digits_folder:
     for prior in (None, [1 - small / 100, small / 100]):
         classifier = Classifier.from_pretrained(EMBEDDED, classes)
         rates["zero-shot"] = sum(a == b for a, b in zip(classifier.predict(paths), truth, strict=True))
-        classifier.adapt(paths, recipe=recipe, prior=prior)
+        classifier = classifier.adapt(paths, recipe=recipe, prior=prior).classifier
         said = classifier.predict(paths)
         rates["known" if prior else "uniform"] = sum(a == b for a, b in zip(said, truth, strict=True))
         if prior:
@@ -266,6 +266,7 @@ def test_where_few_of_the_classes_are_there_nothing_is_trained(
     before = classifier.predict(Vectors(features))
     with caplog.at_level("INFO", "pouf"):
         result = classifier.adapt(Vectors(features))
+        classifier = result.classifier
     assert bool(result.history) == trained == (result.recipe.postprocess == "refinement")
     assert ("nothing is trained" in caplog.text) != trained
     truth = [f"c{i % present}" for i in range(300)]
@@ -287,6 +288,7 @@ def test_a_model_that_can_not_tell_which_classes_are_there_is_left_alone_and_say
     before = classifier.predict_proba(data)
     with caplog.at_level("INFO", "pouf"):
         result = classifier.adapt(data)
+        classifier = result.classifier
     assert not result.history and torch.equal(classifier.predict_proba(data), before)
     assert "predictions stay as they are" in caplog.text and "give a prior" in caplog.text
     assert "nothing changed" in {each.name for each in result.verdict.cautions}
@@ -308,7 +310,7 @@ def test_two_classes_keep_zero_shots_shares_unless_something_is_known_of_them() 
 
     def after(**options: Any) -> tuple[int, float]:
         classifier = Classifier.from_vectors(prototypes, ["a", "b"], temperature=0.3)
-        classifier.adapt(Vectors(features), settings=settings, **options).restore("last")
+        classifier = classifier.adapt(Vectors(features), settings=settings, **options).at("last")
         said = classifier.predict_proba(Vectors(features)).argmax(1)
         return int((said == 1).sum()), (said == labels).double().mean().item()
 

@@ -10,10 +10,11 @@ from helpers import REVIEWS, groups
 from PIL import Image
 from small_models import masked_lm
 
-from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe, Shots, Stream, Texts
+from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Output, Recipe, Shots, Stream, Texts
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS
 from pouf.inference.cache import InMemoryFeatureCache
+from pouf.options import AdaptOptions
 from pouf.postprocess.propagation import propagation
 from pouf.training.plan import make_plan
 from pouf.validation.evaluation import compare
@@ -29,17 +30,20 @@ def vectors(temperature: float | None = None) -> tuple[torch.Tensor, Classifier]
 def test_a_temperature_holds_where_nothing_is_trained_and_before_anything_is_looked_at() -> None:
     features, clf = vectors()
     sharp = clf.predict_proba(features)
-    clf.adapt(features, method="zero-shot", settings={"temperature": 1.0})
+    clf = clf.adapt(features, method="zero-shot", settings={"temperature": 1.0}).classifier
     assert clf.predict_proba(features).max() < sharp.max() - 0.2
     seen: list[float] = []
 
     class Watch(Callback):
         def on_start(self, recipe: Recipe, trainable: int, total: int) -> None:
-            seen.append(float(1 / clf.backbone.logit_scale.exp()))
+            seen.append(recipe.temperature)
+
+        def on_checkpoint(self, step: int, classifier: Classifier) -> None:
+            seen.append(float(1 / classifier.backbone.logit_scale.exp()))
 
     features, clf = vectors(0.05)
     clf.adapt(features, settings=QUICK, callbacks=[Watch()])
-    assert seen == [pytest.approx(0.05)], "what the classifier was given is not replaced by the recipe's"
+    assert seen == [pytest.approx(0.05)] * 4, "what the classifier was given is not replaced by the recipe's"
 
 
 def test_known_shares_hold_for_label_propagation_too() -> None:
@@ -55,29 +59,31 @@ def test_known_shares_hold_for_label_propagation_too() -> None:
 def test_a_search_keeps_to_its_minutes_for_all_trials_together() -> None:
     features, clf = vectors()
     cache = InMemoryFeatureCache()
-    cheapest = make_plan(clf, features, cache=cache, report=False, recipe="fast").estimate(clf, cache, report=False)
+    cheapest = make_plan(clf, features, AdaptOptions(recipe="fast"), cache=cache, report=False).estimate(
+        clf, cache, report=False
+    )
     minutes = 50 * cheapest.seconds / 60  # many times what one run takes, however busy the machine is
 
     class Started(Callback):
         def on_step(self, step: object) -> None:
             raise AssertionError("so many trials can't be run in this time")
 
-    assert make_plan(clf, features, cache=cache, report=False, max_minutes=minutes).recipe.steps
+    assert make_plan(clf, features, AdaptOptions(max_minutes=minutes), cache=cache, report=False).recipe.steps
     with pytest.raises(InputError, match=rf"needs more than the {minutes / 5000:g} minutes"):
         clf.search(features, {"seed": range(5000)}, max_minutes=minutes, callbacks=[Started()])
     with pytest.raises(InputError, match="needs more than the"):  # of the usual three trials
         clf.search(features, max_minutes=1e-9)
-    largest = make_plan(clf, features, cache=cache, report=False, max_minutes=1e6, runs=10).recipe
+    largest = make_plan(clf, features, AdaptOptions(max_minutes=1e6), cache=cache, report=False, runs=10).recipe
     assert largest == Recipe.preset("paper", "vector"), "the largest that fits"
 
 
 def test_zero_shot_is_not_claimed_where_there_is_no_way_back() -> None:
     features, clf = vectors()
     result = clf.adapt(features, settings={"steps": 3, "snapshots": 0, "postprocess": "none"})
-    with pytest.raises(InputError, match="no checkpoints to go back to"), result.at("zero-shot"):
-        pass
+    with pytest.raises(InputError, match="no checkpoints to go back to"):
+        result.at("zero-shot")
     result = clf.adapt(features, method="zero-shot")
-    result.restore("zero-shot")  # where it is
+    assert result.at("zero-shot") is result.classifier
 
 
 def test_a_row_without_a_label_is_left_out_of_an_evaluation(tmp_path: Path) -> None:
@@ -120,6 +126,7 @@ def test_a_stream_of_images_ends_with_the_default_recipe(
     clf = Classifier.from_pretrained(EMBEDDED, DIGITS)
     assert Recipe.default("image").postprocess != "none", "or this shows nothing"
     result = clf.adapt(Stream(lambda: iter(pictures), "image"), settings={"steps": 2})
+    clf = result.classifier
     assert len(result.history) == 2 and "can't be read again" in caplog.text
     with pytest.raises(InputError, match="corrects all predictions together"):
         clf.adapt(Stream(lambda: iter(pictures), "image"), method="sinkhorn")
@@ -182,20 +189,21 @@ def test_shots_that_are_missing_are_told_before_anything_is_timed() -> None:
 def test_known_shares_are_those_of_one_run_and_no_other_inherits_them(tmp_path: Path) -> None:
     features, clf = vectors()
     shares = [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]
-    first = clf.adapt(features, prior=shares, settings=QUICK, output_dir=tmp_path / "run", report=False)
-    assert first.held.tolist() == pytest.approx(shares) and first.verdict.diagnostics.known_shares
+    first = clf.adapt(features, prior=shares, settings=QUICK, output=Output(tmp_path / "run", report=False))
+    clf = first.classifier
+    assert first.target_shares.tolist() == pytest.approx(shares) and first.verdict.diagnostics.known_shares
     assert json.loads((tmp_path / "run" / "run.json").read_text())["known_shares"] == pytest.approx(shares)
     for classifier in (clf, Classifier.from_pretrained(tmp_path / "run")):
         second = classifier.adapt(features, prior="uniform", settings=QUICK)
-        assert second.held is None and not second.verdict.diagnostics.known_shares
+        assert second.target_shares is None and not second.verdict.diagnostics.known_shares
     searched = vectors()[1].search(features, {"seed": [0]}, prior=shares, settings=QUICK)
-    assert searched.result.held.tolist() == pytest.approx(shares)
+    assert searched.result.target_shares.tolist() == pytest.approx(shares)
 
 
 def everything(clf: Classifier) -> dict[str, object]:
     """All of a classifier that a run can change."""
     named = {name: (p.detach().clone(), p.requires_grad) for name, p in clf.named_parameters()}
-    plain = ("tuner_settings", "prompt", "postprocessor", "demonstrations", "templates", "new_head_seed", "temperature")
+    plain = ("tuner_settings", "prompt", "postprocessor", "demonstrations", "templates", "head_seed", "temperature")
     own = {name: getattr(clf, name) for name in plain} | {"backbone": clf.backbone}
     return own | {"scale": float(clf.backbone.logit_scale), "weights": str(named)}
 
@@ -208,12 +216,12 @@ class Refuses(Callback):
 @pytest.mark.parametrize(
     "call",
     [
-        {"method": "majority", "output_dir": "there"},
-        {"method": "lm-bff", "prior": [0.7, 0.3], "output_dir": "there"},
+        {"method": "majority", "output": "there"},
+        {"method": "lm-bff", "prior": [0.7, 0.3], "output": "there"},
         {"demonstrations": True, "data": Texts([""] * 9)},
         {"settings": {"temperature": 0.5, "tuner.name": "lora"}, "callbacks": [Refuses()]},
         {"method": "fine-tuning", "settings": {"optimisation.name": "sgd"}, "callbacks": [Refuses()]},
-        {"settings": {"tuner.name": "prompt"}, "callbacks": [Refuses()], "output_dir": "new"},
+        {"settings": {"tuner.name": "prompt"}, "callbacks": [Refuses()], "output": "new"},
         {"method": "in-context", "settings": {"seed": -1}},
     ],
 )
@@ -222,7 +230,7 @@ def test_a_refused_call_leaves_the_classifier_as_it_was(call: dict, tmp_path: Pa
     shots, before = Shots(Texts(REVIEWS[:6]), torch.eye(2)[[1, 1, 1, 0, 0, 0]]), everything(clf)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "notes.txt").write_text("not a run")
-    places = {name: tmp_path / folder for name, folder in call.items() if name == "output_dir"}
+    places = {name: tmp_path / folder for name, folder in call.items() if name == "output"}
     with pytest.raises(InputError):
         clf.adapt(**{"data": REVIEWS, "shots": shots, **call, **places})
     assert everything(clf) == before
@@ -232,9 +240,10 @@ def test_a_refused_call_leaves_the_classifier_as_it_was(call: dict, tmp_path: Pa
 def test_a_run_on_top_of_a_run_says_what_it_compares_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     features, clf = vectors()
     first = clf.adapt(features, settings=QUICK)
+    clf = first.classifier
     assert not first.verdict.started_adapted and not caplog.records
-    first.restore("last")
-    second = clf.adapt(features, settings=QUICK, output_dir=tmp_path / "run", report=False)
+    clf = first.at("last")
+    second = clf.adapt(features, settings=QUICK, output=Output(tmp_path / "run", report=False))
     assert second.verdict.started_adapted and "was adapted before" in second.verdict.message
     assert "adapted before" in json.loads((tmp_path / "run" / "run.json").read_text())["started_from"]
     assert [record.levelname for record in caplog.records if "was adapted before" in record.message] == ["WARNING"]

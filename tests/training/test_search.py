@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import Steps, groups, same, sure, weights
 
-from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Vectors
+from pouf import EMBEDDED, Classifier, Images, InputError, Output, Recipe, Vectors
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
 from pouf.training.search import Trial, all_combinations, choose_trial, usual_grid
@@ -52,8 +52,9 @@ def test_search_leaves_out_a_rate_that_is_too_large(digits_folder: Path, tmp_pat
     tried: list[dict] = []
     found = classifier.search(
         data, {"optimisation.lr": [2e-2, 0.5]}, recipe=Recipe.load("demo").with_settings(steps=12, snapshots=2),
-        on_trial=tried.append, output_dir=tmp_path / "run", report=False,
+        on_trial=tried.append, output=Output(tmp_path / "run", report=False),
     )  # fmt: skip
+    classifier = found.classifier
     assert found.settings == {"optimisation.lr": 2e-2} and found.trials[1].why_not and len(tried) == 2
     assert found.result.recipe.optimisation.lr == 2e-2, "the recipe is that of the trial"
     after = classifier.predict_proba(data)
@@ -72,24 +73,27 @@ def test_a_search_over_one_setting_is_the_adaptation_itself() -> None:
     data, classifier = vectors()
     settings = {"steps": 20, "snapshots": 4, "optimisation.lr": 0.02}
     found = classifier.search(data, {"optimisation.lr": [0.02]}, settings=settings)
+    classifier = found.classifier
     _, other = vectors()
     result = other.adapt(data, settings=settings)
+    other = result.classifier
     if found.ranking.step == result.verdict.chosen:
         assert same(weights(classifier), weights(other))
-    found.result.restore("last")
-    result.restore("last")
+    classifier = found.result.at("last")
+    other = result.at("last")
     assert same(weights(classifier), weights(other))
 
 
 def test_the_classifier_stands_where_the_search_says_with_its_correction(few_digits: Path) -> None:
     data, classifier = vectors()
     found = classifier.search(data, {"optimisation.lr": [1e-3, 3e-3]}, settings={"steps": 20, "snapshots": 4})
+    classifier = found.classifier
     said = classifier.predict_proba(data)
-    found.result.restore("advised")
+    classifier = found.result.at("advised")
     assert classifier.postprocessor is not None and torch.equal(classifier.predict_proba(data), said)
     images = Classifier.from_pretrained(EMBEDDED, DIGITS)
     found = images.search(few_digits, {"optimisation.lr": [1e-2]}, recipe="demo-prompt", settings={"steps": 4})
-    found.result.restore("last")
+    images = found.result.at("last")
     assert images.prompt is not None and "prompt.vectors" in dict(images.named_parameters())
 
 
@@ -150,7 +154,7 @@ def test_an_interrupted_search_keeps_the_trials_that_came_to_their_end(tmp_path:
     with pytest.raises(KeyboardInterrupt):
         classifier.search(
             data, {"optimisation.lr": [0.01, 0.02, 0.03]}, settings={"steps": 6, "snapshots": 2},
-            callbacks=[Interrupting()], output_dir=tmp_path / "run",
+            callbacks=[Interrupting()], output=tmp_path / "run",
         )  # fmt: skip
     told = json.loads((tmp_path / "run" / "search.json").read_text())
     assert [trial["settings"]["optimisation.lr"] for trial in told["trials"]] == [0.01]

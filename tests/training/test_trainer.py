@@ -223,7 +223,7 @@ def test_dropout_is_on_in_training_alone_and_repeats_itself(tmp_path: Path) -> N
     folder, seen = masked_lm(tmp_path, "roberta"), []
 
     class Modes(Callback):
-        def on_checkpoint(self, step: int) -> None:
+        def on_checkpoint(self, step: int, classifier: Classifier) -> None:
             seen.append(classifier.training)
 
         def on_step(self, step: Step) -> None:

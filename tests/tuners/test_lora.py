@@ -76,11 +76,10 @@ def test_lora_starts_as_the_identity_and_goes_without_a_trace(
 ) -> None:
     classifier = open_model(models, kind)
     before, names = classifier.predict_log_proba(inputs[kind]), list(classifier.state_dict())
-    fingerprint, state = classifier.backbone.fingerprint(), classifier.state()
-    classifier.tune(LORA.tuner)
-    assert torch.equal(classifier.predict_log_proba(inputs[kind]), before)
-    assert list(classifier.state_dict()) != names
-    classifier.set_state(state)
+    fingerprint, tuned = classifier.backbone.fingerprint(), classifier.copy()
+    tuned.tune(LORA.tuner)
+    assert torch.equal(tuned.predict_log_proba(inputs[kind]), before)
+    assert list(tuned.state_dict()) != names
     assert list(classifier.state_dict()) == names
     assert classifier.backbone.fingerprint() == fingerprint
 
@@ -90,12 +89,12 @@ def test_a_run_goes_to_zero_shot_and_back(models: Path, inputs: dict[str, Unlabe
     classifier = open_model(models, kind)
     before = classifier.predict_log_proba(inputs[kind])
     result = classifier.adapt(inputs[kind], recipe=LORA.with_settings(snapshots=2))
-    result.restore("last")
+    classifier = result.at("last")
     last = classifier.predict_log_proba(inputs[kind])
     assert not torch.allclose(last, before, atol=1e-3)
-    result.restore("zero-shot")
+    classifier = result.at("zero-shot")
     assert torch.equal(classifier.predict_log_proba(inputs[kind]), before)
-    result.restore("last")
+    classifier = result.at("last")
     assert torch.equal(classifier.predict_log_proba(inputs[kind]), last)
 
 

@@ -8,7 +8,7 @@ from helpers import REVIEWS, train
 from small_models import clip, masked_lm, sentence_encoder, siglip
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel
 
-from pouf import Classifier, Images, InputError, Recipe, Vectors
+from pouf import Classifier, Images, InputError, Output, Recipe, Vectors
 from pouf.models.dual_encoder import DualEncoder
 from pouf.models.load import embedded_folder
 from pouf.recipe import TunerSettings
@@ -145,8 +145,8 @@ def test_tuned_prototypes_are_saved_in_kilobytes_and_predict_the_same(
     else:
         classifier = Classifier.from_pretrained(masked_lm(tmp_path / "lm", "bert"), ["bad", "good"], ["{text} [MASK]."])
     zero_shot = classifier.predict_proba(data)
-    result = classifier.adapt(data, recipe=prototypes_recipe(), output_dir=tmp_path / "run", report=False)
-    result.restore("last")
+    result = classifier.adapt(data, recipe=prototypes_recipe(), output=Output(tmp_path / "run", report=False))
+    classifier = result.at("last")
     tuned = classifier.predict_proba(data)
     assert not torch.allclose(tuned, zero_shot, atol=1e-3)
     loaded = Classifier.from_pretrained(tmp_path / "run", use="last")
@@ -154,7 +154,7 @@ def test_tuned_prototypes_are_saved_in_kilobytes_and_predict_the_same(
     assert torch.equal(Classifier.from_pretrained(tmp_path / "run", use="zero-shot").predict_proba(data), zero_shot)
     size = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*.safetensors"))
     assert size < 20_000 and not list((tmp_path / "run").rglob("model.safetensors")), "the base model is not copied"
-    result.restore("zero-shot")
+    classifier = result.at("zero-shot")
     assert torch.equal(classifier.predict_proba(data), zero_shot)
 
 
@@ -170,7 +170,7 @@ def test_every_input_is_encoded_once_where_prototypes_are_tuned(
         return encode(batch)
 
     monkeypatch.setattr(classifier.backbone, "encode_inputs", counted)
-    classifier.adapt(Images(pictures), recipe=prototypes_recipe(), output_dir=tmp_path / "run")
+    classifier.adapt(Images(pictures), recipe=prototypes_recipe(), output=tmp_path / "run")
     assert [n for n in rows if n != TIMED] == [len(pictures)] * 2, "beside the few that are timed before the run"
 
 

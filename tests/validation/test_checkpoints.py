@@ -37,8 +37,8 @@ def test_going_back_takes_weights_and_correction_along() -> None:
     result = adapt(classifier, data, recipe())
     seen = {}
     for use in ("last", "chosen", "zero-shot", "advised"):
-        result.restore(use)
-        place = result.place(result.verdict.advised if use == "advised" else use)
+        classifier = result.at(use)
+        place = result.place(use)
         seen[use] = classifier.predict_proba(data)
         expected = result.checkpoints.predictions[place].probabilities
         assert torch.allclose(surest(expected), surest(seen[use]), atol=1e-5), use
@@ -53,10 +53,10 @@ def test_the_chosen_step_has_a_correction_of_its_own(monkeypatch: pytest.MonkeyP
     data, classifier = vectors()
     result = adapt(classifier, data, recipe())
     assert result.verdict.chosen == 10 and result.verdict.advised == "chosen"
-    fitted = classifier.postprocessor.bias.clone()
-    result.restore("last")
+    fitted = result.classifier.postprocessor.bias.clone()
+    classifier = result.at("last")
     assert not torch.equal(classifier.postprocessor.bias, fitted)
-    result.restore("chosen")
+    classifier = result.at("chosen")
     classifier.postprocessor = None
     classifier.fit_postprocessor("refinement", classifier.encode(data))
     assert torch.allclose(classifier.postprocessor.bias, fitted, atol=1e-5)
@@ -66,7 +66,7 @@ def test_at_most_three_sets_of_weights_are_on_disk(few_digits: Path, tmp_path: P
     most: list[int] = []
 
     class Counting(Steps):
-        def on_checkpoint(self, step: int) -> None:
+        def on_checkpoint(self, step: int, classifier: Classifier) -> None:
             most.append(len(list((tmp_path / "weights").glob("*.safetensors"))))
 
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
@@ -76,7 +76,7 @@ def test_at_most_three_sets_of_weights_are_on_disk(few_digits: Path, tmp_path: P
     )
     assert len(most) == 13 and max(most) == 3
     assert len(result.checkpoints.predictions) == 13, "all have been looked at"
-    kept = {place.step for place in result.checkpoints.states}
+    kept = {place.step for place in result.checkpoints.postprocessors}
     assert len(kept) <= 3 and {0, 12} <= kept and result.verdict.chosen in kept
     result.checkpoints.release()  # nobody goes on from here
     assert len(list((tmp_path / "weights").glob("*.safetensors"))) == len(kept)
@@ -85,17 +85,15 @@ def test_at_most_three_sets_of_weights_are_on_disk(few_digits: Path, tmp_path: P
     assert not (tmp_path / "weights").exists(), "they go with the result"
 
 
-def test_what_is_looked_at_for_a_while_is_left_as_it_was(few_digits: Path) -> None:
+def test_classifiers_of_other_steps_leave_one_another_as_they_are(few_digits: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     start = weights(classifier)
     result = adapt(classifier, Images.from_folder(few_digits), Recipe.load("demo").with_settings(steps=4, snapshots=2))
-    result.restore("last")
-    end = weights(classifier)
-    with result.at("zero-shot") as there:
-        assert there is classifier and same(weights(classifier), start)
-    assert same(weights(classifier), end)
+    last, end = result.at("last"), weights(result.at("last"))
+    assert same(weights(result.at("zero-shot")), start) and not same(start, end)
+    assert same(weights(last), end)
     with pytest.raises(ValueError, match="unknown use 'best'"):
-        result.restore("best")
+        result.at("best")
 
 
 @pytest.mark.parametrize("tune", ["full", "prompt", "layernorm"])
@@ -105,9 +103,9 @@ def test_zero_shot_is_what_was_there_before_whatever_was_tuned(few_digits: Path,
     before = classifier.predict_proba(data)
     short = Recipe.load("demo").with_settings({"steps": 3, "snapshots": 1, "tuner.name": tune})
     result = adapt(classifier, data, short)
-    result.restore("zero-shot")
+    classifier = result.at("zero-shot")
     assert torch.equal(classifier.predict_proba(data), before) and classifier.prompt is None
-    result.restore("last")
+    classifier = result.at("last")
     assert not torch.equal(classifier.predict_proba(data), before)
 
 
@@ -120,9 +118,9 @@ def test_soft_vectors_of_a_masked_language_model_come_and_go(tmp_path: Path) -> 
         {"steps": 2, "snapshots": 1, "tuner.name": "prompt", "tuner.context": "it is", "optimisation.lr": 0.1}
     )
     result = adapt(classifier, classifier.data(texts), short)
-    result.restore("zero-shot")
+    classifier = result.at("zero-shot")
     assert torch.equal(classifier.predict_proba(texts), before)
-    result.restore("last")
+    classifier = result.at("last")
     assert not torch.allclose(classifier.predict_proba(texts), before)
 
 
@@ -133,8 +131,8 @@ def test_a_correction_without_training_is_judged_too(present: int, advised: str)
     result = adapt(classifier, data, recipe(steps=0, postprocess="sinkhorn"))
     assert result.verdict.advised == advised and bool(result.verdict.alarms) == (advised == "zero-shot")
     assert ("zero-shot with corrected predictions" in str(result.verdict)) == (advised == "last")
-    assert (classifier.postprocessor is None) == (advised == "zero-shot")
-    assert set(result.checkpoints.states) == {ZERO_SHOT, Checkpoint(0, True)}, "no step is made up"
+    assert (result.classifier.postprocessor is None) == (advised == "zero-shot")
+    assert set(result.checkpoints.postprocessors) == {ZERO_SHOT, Checkpoint(0, True)}, "no step is made up"
 
 
 def test_without_snapshots_there_is_nothing_to_go_back_to() -> None:
@@ -142,7 +140,7 @@ def test_without_snapshots_there_is_nothing_to_go_back_to() -> None:
     result = adapt(classifier, data, recipe(snapshots=0, postprocess="none"))
     assert result.checkpoints is None and "Not judged" in str(result.verdict)
     with pytest.raises(ValueError, match="kept no checkpoints"):
-        result.restore("zero-shot")
+        result.at("zero-shot")
 
 
 def test_training_can_be_ended_early_and_the_last_step_is_the_last() -> None:

@@ -5,7 +5,7 @@ import torch
 from helpers import seen
 
 from pouf.postprocess.agreement import kappa
-from pouf.validation.diagnostics import RULES, SnapshotPredictions, alarms, cautions, diagnose, spread_of
+from pouf.validation.diagnostics import METRICS, SnapshotPredictions, alarms, cautions, diagnose, rows_of, spread_of
 
 K, N = 4, 60
 
@@ -114,11 +114,26 @@ def test_alarms_say_what_was_seen_and_what_to_do() -> None:
     assert "of 4 classes, zero-shot used 4.0" in alarm.message and "smaller learning rate" in alarm.advice
 
 
-def test_every_rule_can_be_told_to_people() -> None:
-    before = seen(torch.arange(N) % K)
-    for rule in RULES:
-        message = rule.message.format(d=diagnose(before, before))
-        assert message and "{" not in message and rule.name not in ("restless", "estranged")
+def test_every_row_of_the_table_reads_as_text() -> None:
+    d = diagnose(*[seen(torch.arange(N) % K)] * 2)
+    findings = [row for row in METRICS if row.name]
+    for row in findings:
+        for words in (row.label, row.condition_in_words, row.message.format(d=d)):
+            assert words and "{" not in words
+    assert len({row.name for row in findings}) == len(findings), "a name is that of one finding"
+    assert all(hasattr(d, field) for row in METRICS for field in row.fields if field)
+
+
+def test_reports_show_each_quantity_once_with_all_its_limits() -> None:
+    rows = rows_of(diagnose(*[seen(torch.arange(N) % K)] * 2))
+    limits = {label: limit for label, _, _, limit in rows}
+    assert len(limits) == len(rows) and rows_of(None) == []
+    (confidence,) = (limit for label, limit in limits.items() if label.startswith("mean probability"))
+    assert confidence == (
+        "alarm: below 50% of zero-shot's; "
+        "alarm: more than 0.4 above the share of predictions that survive a small change"
+    )
+    assert ("classes in use (exp H of the mean prediction)", "4.00", "4.00", "alarm: below 50% of zero-shot's") in rows
 
 
 def test_kappa_is_one_for_the_same_even_where_there_is_one_class() -> None:

@@ -11,7 +11,7 @@ from cli_runner import pouf
 from helpers import REVIEWS, groups, weights
 from small_models import masked_lm
 
-from pouf import Callback, Classifier, InputError, Step, Vectors, read_labelled
+from pouf import Callback, Classifier, InputError, KeepNames, Output, Step, Vectors, read_labelled
 from pouf.demo import DIGITS
 from pouf.recipe import Recipe
 from pouf.training.adaptation import adapt
@@ -36,15 +36,15 @@ def right(classifier: Classifier, digits: Path) -> float:
 def test_drift_is_what_the_same_weights_say_of_other_names(few_digits: Path) -> None:
     clf = letters()
     before = right(clf, few_digits)
-    result = clf.adapt(few_digits, recipe="demo", settings=SETTINGS, keep_classes=DIGITS, keep_data=few_digits)
-    result.restore("last")
+    result = clf.adapt(few_digits, recipe="demo", settings=SETTINGS, keep=KeepNames(DIGITS, few_digits))
+    clf = result.at("last")
     drift = result.drift
     assert drift is not None and (drift.names, drift.inputs) == (10, 150)
     assert (drift.accuracy_before, drift.accuracy_after) == (before, right(clf, few_digits))
     assert drift.accuracy_after < before - 0.2 and drift.agreement < 0.8
     anchored = letters()
     held = anchored.adapt(
-        few_digits, recipe="demo", settings=SETTINGS | {"weight_pull": 0.2}, keep_classes=DIGITS, keep_data=few_digits
+        few_digits, recipe="demo", settings=SETTINGS | {"weight_pull": 0.2}, keep=KeepNames(DIGITS, few_digits)
     )
     assert held.drift is not None and held.drift.agreement > drift.agreement + 0.1
 
@@ -52,7 +52,7 @@ def test_drift_is_what_the_same_weights_say_of_other_names(few_digits: Path) -> 
 @pytest.mark.parametrize("tuner", ["prompt", "prototypes"])
 def test_what_leaves_the_encoders_alone_loses_nothing(tuner: str, few_digits: Path) -> None:
     settings = SETTINGS | {"tuner.name": tuner, "steps": 4, "optimisation.lr": 0.1}
-    result = letters().adapt(few_digits, recipe="demo", settings=settings, keep_classes=DIGITS)
+    result = letters().adapt(few_digits, recipe="demo", settings=settings, keep=KeepNames(DIGITS))
     assert result.drift is not None and result.drift.agreement == 1.0 and result.drift.accuracy_after is None
 
 
@@ -78,10 +78,10 @@ def test_an_anchored_run_that_goes_on_holds_to_where_it_first_started(tmp_path: 
     features, prototypes = groups()
     settings = SETTINGS | {"weight_pull": 0.3, "steps": 10, "compute.save_every": 0.0, "optimisation.lr": 0.1}
     whole, broken, resumed = (Classifier.from_vectors(prototypes, list("abcdef")) for _ in range(3))
-    whole.adapt(features, settings=settings).restore("last")
+    whole = whole.adapt(features, settings=settings).at("last")
     with pytest.raises(KeyboardInterrupt):
-        broken.adapt(features, settings=settings, output_dir=tmp_path / "run", callbacks=[Enough()])
-    resumed.adapt(features, settings=settings, output_dir=tmp_path / "run", resume=True).restore("last")
+        broken.adapt(features, settings=settings, output=tmp_path / "run", callbacks=[Enough()])
+    resumed = resumed.adapt(features, settings=settings, output=Output(tmp_path / "run", resume=True)).at("last")
     assert torch.equal(weights(whole)["backbone.table"], weights(resumed)["backbone.table"])
 
 
@@ -93,15 +93,13 @@ def test_names_to_keep_are_others_that_the_model_can_read(tmp_path: Path) -> Non
         other_names(["letter a", "one"], clf)
     with pytest.raises(InputError, match="no text side here"):
         other_names(["one", "two"], Classifier.from_vectors(groups()[1], list("abcdef")))
-    with pytest.raises(InputError, match="give the names that are to be kept"):
-        clf.adapt(["a.png"], keep_data="folder")
     cloze = Classifier.from_pretrained(
         masked_lm(tmp_path / "model", "roberta"), ["negative", "positive"], ["{text} It was [MASK]."],
         words=["terrible", "great"],
     )  # fmt: skip
     assert other_names(["food", "film", "unheard-of"], cloze) == ("food", "film")
     result = cloze.adapt(
-        REVIEWS * 4, settings={"steps": 3, "optimisation.lr": 1e-2}, keep_classes=["food", "film", "book"]
+        REVIEWS * 4, settings={"steps": 3, "optimisation.lr": 1e-2}, keep=KeepNames(["food", "film", "book"])
     )
     assert result.drift is not None and result.drift.names == 3 and result.drift.inputs == 32
 
@@ -121,10 +119,8 @@ def test_the_command_line_tells_drift_and_the_run_keeps_it(few_digits: Path, tmp
 def test_a_search_tells_the_drift_of_what_it_chose(few_digits: Path) -> None:
     clf = letters()
     found = clf.search(
-        few_digits, {"optimisation.lr": [1e-3]}, recipe="demo", settings=SETTINGS, keep_classes=DIGITS,
-        keep_data=few_digits,
+        few_digits, {"optimisation.lr": [1e-3]}, recipe="demo", settings=SETTINGS, keep=KeepNames(DIGITS, few_digits),
     )  # fmt: skip
     drift = found.result.drift
     assert drift is not None and drift.accuracy_before == right(letters(), few_digits)
-    with found.result.at(found.result.verdict.adapted):
-        assert drift.accuracy_after == right(clf, few_digits)
+    assert drift.accuracy_after == right(found.result.at(found.result.verdict.adapted), few_digits)

@@ -129,7 +129,7 @@ def test_of_names_nothing_is_said_where_predictions_tell_little() -> None:
 
 def test_a_run_tells_which_names_do_not_occur(tmp_path: Path) -> None:
     classifier, data = sparse_world(3)
-    result = classifier.adapt(data, output_dir=tmp_path / "run")
+    result = classifier.adapt(data, output=tmp_path / "run")
     missing = [f"class {i}" for i in range(3, K)]
     assert result.absent == missing == json.loads((tmp_path / "run" / "run.json").read_text())["absent"]
     page = (tmp_path / "run" / "report.html").read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pouf import EMBEDDED, Classifier, Images, InputError, Recipe
+from pouf import EMBEDDED, Classifier, Images, InputError, Output, Recipe
 from pouf.demo import DIGITS
 from pouf.reporting.review_page import PLAN, read_review, write_review
 from pouf.validation.review import (
@@ -28,7 +28,7 @@ def run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("review") / "run"
     recipe = Recipe.load("demo").with_settings(steps=10, snapshots=1)
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    classifier.adapt(few_digits, recipe=recipe, output_dir=folder, report=False)
+    classifier.adapt(few_digits, recipe=recipe, output=Output(folder, report=False))
     return folder
 
 

@@ -11,7 +11,7 @@ from helpers import seen
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
-from pouf import EMBEDDED, Classifier, Diverged, Images, Recipe, Verdict
+from pouf import EMBEDDED, Classifier, Diverged, Images, Output, Recipe, Verdict
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
 from pouf.models.load import embedded_folder
@@ -172,7 +172,7 @@ def test_a_model_whose_weights_are_zeros_is_not_advised(
 
 def test_a_good_run_on_the_digits_is_trusted(digits: Images, tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    result = classifier.adapt(digits, recipe=short(), output_dir=tmp_path / "run", report=False)
+    result = classifier.adapt(digits, recipe=short(), output=Output(tmp_path / "run", report=False))
     assert result.verdict.alarms == [] and result.verdict.advised in ("chosen", "last") and result.verdict.chosen > 0
     stored = Run(tmp_path / "run").verdict
     assert stored == result.verdict and len(stored.snapshots) == 4

@@ -30,7 +30,7 @@ from pouf.training.adaptation import Adaptation, adapt
 from pouf.training.callbacks import Callback
 from pouf.training.methods import METHODS
 from pouf.validation.evaluation import accuracy
-from pouf.validation.metrics import METRICS
+from pouf.validation.metrics import TASK_METRICS
 
 SHOTS = 16
 
@@ -81,7 +81,7 @@ class Result(NamedTuple):
     facts: dict[str, float]
 
 
-Judge = Callable[[], dict[str, float]]  # the classifier as it is now, on labelled data, by column
+Judge = Callable[[Classifier], dict[str, float]]  # on labelled data, by column
 
 
 def run_cell(cell: Cell, setting: Setting) -> Result:
@@ -94,24 +94,23 @@ def _judged(
     recipe: Recipe,
     shots: Shots | None,
     judge: Judge,
-    on_dev: Callable[[], float] | None = None,
+    on_dev: Callable[[Classifier], float] | None = None,
 ) -> tuple[dict[str, Score], Adaptation]:
     """Adapt, and judge at each snapshot. The labels are read by `judge` and `on_dev` alone, and not by the choice."""
     at_step: dict[int, dict[str, float]] = {}
     dev: dict[int, float] = {}  # after training began: zero-shot is none of the paper's ten evaluations
 
     class Judging(Callback):
-        def on_checkpoint(self, step: int) -> None:
-            at_step[step] = judge()
+        def on_checkpoint(self, step: int, classifier: Classifier) -> None:
+            at_step[step] = judge(classifier)
             if on_dev is not None and step > 0 and recipe.snapshots > 1:
-                dev[step] = on_dev()
+                dev[step] = on_dev(classifier)
 
     result = adapt(classifier, data, recipe, shots=shots, callbacks=[Judging()])
     if recipe.steps in at_step and recipe.postprocess == "none":
         last = at_step[recipe.steps]  # judged when it was reached
     else:
-        with result.at("last"):
-            last = judge()
+        last = judge(result.at("last"))
     if recipe.steps and not recipe.snapshots:
         return {c: Score(last[c], None, None) for c in last}, result
     chosen = _advised(result, at_step, last, judge)
@@ -135,8 +134,7 @@ def _advised(
     step = (result.verdict.chosen or 0) if advised == "chosen" else 0
     if step in at_step and result.recipe.postprocess == "none":
         return at_step[step]  # judged when it was reached
-    with result.at("advised"):
-        return judge()
+    return judge(result.classifier)
 
 
 def _facts(result: Adaptation) -> dict[str, float]:
@@ -204,9 +202,9 @@ def _image_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
         if judged_on is adapted_to:
             judged_on = Labelled(Subset(judged_on.inputs, rest), [judged_on.labels[i] for i in rest])
 
-    method.prepare_classifier(classifier, shots, cell.seed)
+    classifier = method.prepare_classifier(classifier, shots, cell.seed)
 
-    def judge() -> dict[str, float]:
+    def judge(classifier: Classifier) -> dict[str, float]:
         return {cell.task: _accuracy(classifier, *judged_on, setting.batch_size)}
 
     scores, result = _judged(classifier, None if shots is not None else adapted_to.inputs, recipe, shots, judge)
@@ -284,8 +282,8 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
         setting.model, task.labels, [task.template], words=list(task.words.values()), max_length=length
     )
     if method.new_head:
-        classifier.attach_new_head(cell.seed, length, regression=task.scale is not None)
-    method.prepare_classifier(
+        classifier = classifier.with_new_head(cell.seed, length, regression=task.scale is not None)
+    classifier = method.prepare_classifier(
         classifier, shots, cell.seed, task.draws, own_limit=task.own_limit, shot_limit=task.shot_limit
     )
     if classifier.demonstrations is not None:
@@ -293,27 +291,26 @@ def _language_run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
         similar = SimilarityFilter(setting.demo_filter) if after and setting.demo_filter else None
         classifier.demonstrations = PublishedDemonstrations(**vars(classifier.demonstrations), similar=similar)
 
-    def measure(given: Shots) -> float:
+    def measure(classifier: Classifier, given: Shots) -> float:
         probabilities = classifier.infer(given.inputs, InferenceConfig(setting.batch_size)).log_probabilities.exp()
-        return METRICS[task.metrics[0]](probabilities, given.targets)
+        return TASK_METRICS[task.metrics[0]](probabilities, given.targets)
 
     on_dev: list[float] = []
 
-    def measure_dev() -> float:
+    def measure_dev(classifier: Classifier) -> float:
         assert split is not None
-        on_dev.append(measure(split.dev))
+        on_dev.append(measure(classifier, split.dev))
         return on_dev[-1]
 
     learns = shots if recipe.steps and recipe.objective.labels > 0 else None
     data = split.train.inputs if split is not None and setting.unlabelled == "kshot" else train.inputs
     has_dev = split is not None and recipe.steps > 0
     scores, result = _judged(
-        classifier, None if learns is not None else data, recipe, learns, lambda: {cell.task: measure(test)},
-        measure_dev if has_dev else None,
+        classifier, None if learns is not None else data, recipe, learns,
+        lambda adapted: {cell.task: measure(adapted, test)}, measure_dev if has_dev else None,
     )  # fmt: skip
     if has_dev and setting.grid and not on_dev:  # there were no snapshots to look at
-        with result.at("last"):
-            measure_dev()
+        measure_dev(result.at("last"))
     return Result(scores, _facts(result) | ({"dev": max(on_dev)} if on_dev else {}))
 
 
@@ -385,7 +382,7 @@ def unseen_cell(cell: Cell, setting: Setting) -> Result:
         for half in ("seen", "unseen")
     }
 
-    def judge() -> dict[str, float]:
+    def judge(classifier: Classifier) -> dict[str, float]:
         everything = Classifier(classifier.backbone, classes)
         return {
             column: _accuracy(

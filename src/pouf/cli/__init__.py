@@ -1,4 +1,4 @@
-"""The command line. Each command reads its options, calls one public function and shows what came of it.
+"""The command line. Each command reads its options, calls one public function and prints the result.
 
 Results go to standard output, everything else to standard error. Heavy imports wait until a command needs them.
 """
@@ -14,17 +14,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from pouf.cli._console import fail, messages
-from pouf.cli.adapt import adapt
+from pouf.cli.adapt import adapt, demo, search
 from pouf.cli.bench import bench
-from pouf.cli.demo import demo
-from pouf.cli.evaluate import evaluate
-from pouf.cli.export import export
-from pouf.cli.figures import figures
+from pouf.cli.deploy import export, serve
+from pouf.cli.judge import evaluate, figures, report, review
 from pouf.cli.predict import predict
-from pouf.cli.report import report
-from pouf.cli.review import review
-from pouf.cli.search import search
-from pouf.cli.serve import serve
 from pouf.errors import Diverged, InputError, ProcessLost
 from pouf.interruption import catching
 
@@ -57,9 +51,10 @@ def options_of_all(
     """Turn a zero-shot model into a better classifier for your data, without a single label."""
 
 
-for command in (demo, adapt, search, predict, evaluate, report, review, export, serve, figures):
+for command in (demo, adapt, predict, review, report, evaluate, search, serve, export):
     app.command()(command)
-app.add_typer(bench, name="bench")
+app.command(rich_help_panel="Research")(figures)
+app.add_typer(bench, name="bench", rich_help_panel="Research")
 
 RESUMABLE = ("adapt", "search")
 
@@ -73,31 +68,31 @@ def main() -> NoReturn:
     try:
         with catching(), messages():
             code = app([argument for argument in sys.argv[1:] if argument != DEBUG], standalone_mode=False) or 0
-    except BrokenPipeError:  # as `pouf bench list | head` does; nothing is left to be said
+    except BrokenPipeError:  # as `pouf bench list | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except SystemExit as ended:  # by a signal
         code = ended.code
     except Exception as error:
-        words, code = _told(error)
+        message, code = _message(error)
         if debug:
             traceback.print_exc()
-        if words:
-            fail(words, code)
+        if message:
+            fail(message, code)
     if isinstance(code, int) and code > 128:
         resumable = sys.argv[1:2] and sys.argv[1] in RESUMABLE
-        more = "; --resume goes on from the last step that was saved, or begins again if none was" if resumable else ""
+        more = "; --resume continues from the last step that was saved, or from the start" if resumable else ""
         fail(f"interrupted by {signal.Signals(code - 128).name}{more}", code)
     sys.exit(code)
 
 
-def _told(error: Exception) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
+def _message(error: Exception) -> tuple[str, int]:
+    """What to print of an error, and the exit code."""
     if isinstance(error, InputError):
         return str(error), 2
     if isinstance(error, (Diverged, ProcessLost)):
         return str(error), 1
-    if hasattr(error, "format_message"):  # of the command line itself; without words where help was shown
+    if hasattr(error, "format_message"):  # from the command line itself; empty after help was printed
         return error.format_message(), 2
     if isinstance(error, (OSError, MemoryError)):
         return f"the system refused: {error or 'out of memory'}", 1

@@ -1,4 +1,4 @@
-"""What a person sees: progress, tables and errors. Results go to standard output, all else to standard error."""
+"""What is printed: tables, results and errors. Results go to standard output, all else to standard error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pouf.cli._inputs import Task
     from pouf.cli._options import OutputOptions
     from pouf.data.base import Unlabelled
+    from pouf.runs.folder import Run
+    from pouf.runs.predict import Predicted
     from pouf.training.adaptation import Adaptation
     from pouf.training.search import Search
     from pouf.validation.evaluation import Evaluation
@@ -28,36 +30,35 @@ if TYPE_CHECKING:
 
 console = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
-SHOWN = 10  # names of a long list
+MAX_NAMES = 10  # of classes in a list
 
 
-def speaks() -> bool:
-    """Of several processes the first."""
+def is_main() -> bool:
+    """Whether this is the first of the processes, which alone prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def plain(message: str) -> str:
-    """A message that can't command the terminal: of control characters only line ends and tabs stay what they are.
+    """A message without control characters, but for line ends and tabs: file names and class names may hold any.
 
-    File names and class names come from anywhere. What turns the direction of writing can make one file look like
-    another.
+    Characters that change the direction of writing go too: they can make one file look like another.
     """
     return "".join(
-        character.encode("unicode_escape").decode() if _commands(character) else character for character in message
+        character.encode("unicode_escape").decode() if _is_control(character) else character for character in message
     )
 
 
-def _commands(character: str) -> bool:
+def _is_control(character: str) -> bool:
     turns = "\u202a" <= character <= "\u202e" or "\u2066" <= character <= "\u2069"
     return character not in "\n\t" and (turns or unicodedata.category(character) in ("Cc", "Cs"))
 
 
-def say(message: str) -> None:
+def print_out(message: str) -> None:
     """On standard output."""
     out.print(plain(message), markup=False, soft_wrap=True)
 
 
-def note(message: str, style: str | None = None) -> None:
+def print_err(message: str, style: str | None = None) -> None:
     """On standard error."""
     console.print(plain(message), markup=False, soft_wrap=True, style=style)
 
@@ -69,7 +70,7 @@ def calm_libraries() -> None:
 
 
 @contextmanager
-def messages(show: Callable[[str], None] = note, level: int = logging.WARNING) -> Iterator[None]:
+def messages(show: Callable[[str], None] = print_err, level: int = logging.WARNING) -> Iterator[None]:
     """While open, this is where the library's messages go."""
     library = logging.getLogger("pouf")
     before = library.level, library.handlers
@@ -94,16 +95,15 @@ def show_methods() -> None:
     from pouf.training.methods import METHODS
 
     for known, entry in METHODS.items():
-        say(f"{known:16} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
+        print_out(f"{known:16} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
 
 
 def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> None:
-    given = [i for i in (task.data, task.shots.inputs if task.shots is not None else None) if i is not None]
-    inputs = list(result.sources.values()) or given
+    inputs = list(result.sources.values())
     last, verdict = (result.history[-1] if result.history else None), result.verdict
     show_verdict(verdict, output.hidden)
     if output.as_json:
-        tell_json(
+        print_json(
             _facts(result) | {
                 "method": result.method, "n": sum(map(len, inputs)),
                 "skipped": sum(len(each.skipped) for each in inputs), "steps": len(result.history),
@@ -114,24 +114,23 @@ def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> No
         )  # fmt: skip
     elif not output.quiet:
         show_skipped(inputs, result.files["run"])
-        told = "Nothing was trained"
         if last:
-            classes = len(task.classifier.classes)
-            told = (
-                f"{last.step:,} steps in {last.seconds:.0f} s; last batch: loss {last.loss:.3f}, "
-                f"{last.effective_classes:.1f} of {classes} classes predicted"
+            print_out(
+                f"{plural(last.step, 'step')} in {last.seconds:.0f} s; last batch: loss {last.loss:.3f}, "
+                f"{last.effective_classes:.1f} of {len(task.classifier.classes)} classes predicted."
             )
-        say(f"{told}.")
+        else:
+            print_out("Nothing was trained.")
         _show_end(result, task, inputs)
 
 
 def _show_end(result: Adaptation, task: Task, inputs: list[Unlabelled]) -> None:
-    """What came of a run beside its verdict, and what to do next."""
+    """The results of a run beside its verdict, and what to do next."""
     show_drift(result)
     show_absent(result.absent, len(task.classifier.classes))
     show_files(result)
     run = shlex.quote(str(result.files["run"]))
-    say(
+    print_out(
         f"Next:\n  pouf predict {run} {_other(inputs[0])}" + (f"\n  pouf review {run}" if task.data is not None else "")
     )
 
@@ -143,23 +142,71 @@ def _other(data: Unlabelled) -> str:
 
 
 def show_absent(names: list[str], classes: int) -> None:
-    """Names that no input seems to bear: a fact about the data, or a wrong name."""
+    """Names that no input seems to have: a fact about the data, or a wrong name."""
     if names:
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        say(f"{len(names)} of {classes} class names seem not to occur in the inputs: {', '.join(names[:SHOWN])}{more}")
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        listed = ", ".join(names[:MAX_NAMES])
+        print_out(f"{len(names)} of {classes} class names seem not to occur in the inputs: {listed}{more}")
+
+
+def plural(n: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def show_result(facts: dict[str, Any], text: str, output: OutputOptions) -> None:
+    """The result of a command as one JSON object, as text, or not at all."""
+    if output.as_json:
+        print_json(facts)
+    elif not output.quiet:
+        print_out(text)
+
+
+def show_predictions(
+    found: Predicted, verdict: Verdict | None, run: Run, file: Path, abstain: float | None, output: OutputOptions
+) -> None:
+    """What was predicted, by what, and what is marked.
+
+    Args:
+        verdict: of the run, where its advice was followed.
+    """
+    facts = found.to_json() | {"predictions": str(file)}
+    if verdict is not None:
+        facts["verdict"] = verdict.message
+        show_verdict(verdict, quiet=True)
+    if not output.hidden:
+        _show_unreadable(found.skipped, found.n, None)
+        show_absent(found.absent, len(run.card.classes))
+    lines = []
+    if "unknown" in found.counts:
+        lines.append(
+            f"{plural(found.counts['unknown'], 'input')} marked unknown: farther from all prototypes than 99 % of the "
+            "run's own inputs"
+        )
+    if "abstained" in found.counts:
+        lines.append(
+            f"{found.counts['abstained']:,} are marked abstained, so that {100 * (abstain or 0):g} % of the rest "
+            "should be wrong. That rests on how surely and steadily classes are predicted, by the model and by "
+            "zero-shot, and on no label: check it with pouf review"
+        )
+    by = "zero-shot" if found.by == "zero-shot" else f"the {found.by} step"
+    if run.verdict.last == 0 and found.by != "zero-shot":
+        by = "zero-shot with corrected predictions"
+    lines.append(f"{plural(found.n, 'prediction')} in {file}, by {by}")
+    show_result(facts, "\n".join(lines), output)
 
 
 def show_search(found: Search, task: Task, output: OutputOptions) -> None:
     show_verdict(found.result.verdict, output.hidden)
     if output.as_json:
         facts = {"settings": found.settings, "step": found.ranking.step, "trials": len(found.trials)}
-        tell_json(_facts(found.result) | facts)
+        print_json(_facts(found.result) | facts)
     elif not output.quiet:
         for trial in found.trials:
             if trial.why_not:
-                say(f"not believed: {told(trial.settings)}: {trial.why_not}")
+                print_out(f"not believed: {format_settings(trial.settings)}: {trial.why_not}")
         if found.settings is not None:
-            say(f"Chosen without labels: {told(found.settings)}.")
+            print_out(f"Chosen without labels: {format_settings(found.settings)}.")
         inputs = list(found.result.sources.values())[:1]
         show_skipped(inputs, found.result.files["run"])
         _show_end(found.result, task, inputs)
@@ -177,17 +224,17 @@ def _facts(result: Adaptation) -> dict[str, Any]:
 
 def show_drift(result: Adaptation) -> None:
     if result.drift is not None:
-        say(f"Beside the task: {result.drift}")
+        print_out(f"Beside the task: {result.drift}")
 
 
 def show_files(result: Adaptation) -> None:
-    say(f"The run is in {result.files['run']}")
+    print_out(f"The run is in {result.files['run']}")
     for name in ("predictions", "report"):
         if name in result.files:
-            say(f"  {name}: {result.files[name]}")
+            print_out(f"  {name}: {result.files[name]}")
 
 
-def told(settings: dict[str, Any]) -> str:
+def format_settings(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in settings.items())
 
 
@@ -214,7 +261,7 @@ def show_evaluation(result: Evaluation, title: str) -> None:
     for side, end in enumerate(("from", "to")):
         table.add_row(f"95 % {end}", "", *(percent(result.intervals[column][side]) for column in columns))
     table.add_row("macro-F1", "", *(percent(result.macro_f1[column]) for column in columns))
-    say(title)  # not the table's own, which would break a path that is longer than a line
+    print_out(title)  # not the table's own, which would break a path that is longer than a line
     out.print(table)
 
 
@@ -230,44 +277,47 @@ def show_confusion(result: Evaluation) -> None:
     if len(names) > MATRIX:
         mistakes = [(n, i, k) for i, row in enumerate(result.confusion) for k, n in enumerate(row) if n and i != k]
         for n, i, k in sorted(mistakes, reverse=True)[:MATRIX]:
-            say(f"{n:6,} {names[i]} taken for {names[k]}")
-        say(f"The largest {min(MATRIX, len(mistakes))} of {len(mistakes)} confusions; --json holds all of them")
+            print_out(f"{n:6,} {names[i]} taken for {names[k]}")
+        print_out(f"The largest {min(MATRIX, len(mistakes))} of {len(mistakes)} confusions; --json holds all of them")
         return
     table = Table()
     for heading in ("", *names):
         table.add_column(Text(heading), justify="right" if heading else "left")
     for name, row in zip(names, result.confusion, strict=True):
         table.add_row(Text(name), *(str(n) if n else "·" for n in row))
-    say("Confusion matrix: true classes in rows, predictions of what the run advises in columns")
+    print_out("Confusion matrix: true classes in rows, predictions of what the run advises in columns")
     out.print(table)
 
 
 def show_verdict(verdict: Verdict, quiet: bool) -> None:
-    """Whether a run can be trusted. Alarms and cautions are told in any case, on standard error."""
+    """Whether a run can be trusted. Alarms and cautions are always printed, on standard error."""
     if verdict.level != "none":
         hint = f" (--use {'chosen' if verdict.chosen else 'last'} overrides.)" if verdict.advised == "zero-shot" else ""
         style = {"alarm": "bold red", "caution": "yellow"}[verdict.level]
-        note(f"{verdict}{hint}", style)
+        print_err(f"{verdict}{hint}", style)
     elif not quiet:
-        say(str(verdict))
+        print_out(str(verdict))
 
 
 def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
     for data in inputs:
-        if data.skipped:
-            first = min(data.skipped)
-            where = f"; all are listed in {run / 'skipped.jsonl'}" if run else ""
-            example = f"{data.ids[first]}: {data.skipped[first]}"
-            message = f"skipped {len(data.skipped)} of {len(data)} that can't be read, as {example}{where}"
-            note(message)
+        skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
+        _show_unreadable(skipped, len(data) - len(skipped), run)
 
 
-def tell_json(facts: dict[str, Any]) -> None:
+def _show_unreadable(skipped: Mapping[str, str], n: int, run: Path | None) -> None:
+    if skipped:
+        name, why = next(iter(skipped.items()))
+        where = f"; all are listed in {run / 'skipped.jsonl'}" if run else ""
+        print_err(f"skipped {len(skipped)} of {len(skipped) + n} that can't be read, as {name}: {why}{where}")
+
+
+def print_json(facts: dict[str, Any]) -> None:
     typer.echo(json.dumps(_finite(facts), allow_nan=False))
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN: a number that is none is null."""
+    """JSON has no NaN: null stands for it."""
     if isinstance(value, dict):
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -277,5 +327,5 @@ def _finite(value: Any) -> Any:
 
 def fail(message: str, code: int) -> NoReturn:
     console.print("[bold red]error:[/] ", end="")
-    note(" ".join(message.split()))
+    print_err(" ".join(message.split()))
     sys.exit(code)

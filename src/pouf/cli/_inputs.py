@@ -1,53 +1,25 @@
-"""What the options describe: data, a classifier for them, and the inputs of a run."""
+"""What the options of `adapt` and `search` stand for: a classifier, data, shots, and arguments of the library."""
 
 from __future__ import annotations
 
+import json
 import os
-from contextlib import suppress
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pouf.cli._options import (
-    DataOptions,
-    InferenceOptions,
-    ModelOptions,
-    SpeedOptions,
-    TrainingOptions,
-    settings_of,
-)
+from pouf.cli._options import RunOptions
 from pouf.errors import InputError, one_of
 from pouf.recipe import PRESETS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pouf.classifier import Classifier
-    from pouf.cli._progress import Shown
+    from pouf.cli._progress import ProgressReporter
     from pouf.data.base import Unlabelled
-    from pouf.data.labelled import Labelled, Shots
-    from pouf.runs.folder import Run
+    from pouf.data.class_names import ClassSet
+    from pouf.data.labelled import Shots
     from pouf.training.callbacks import Callback
-
-
-T = TypeVar("T")
-
-
-def load_run(run: Path, place: InferenceOptions, *uses: str) -> list[Classifier]:
-    """States of a run, in the order asked for."""
-    from pouf.classifier import Classifier
-    from pouf.parallel.fsdp import shard_classifier, wait_for_shards
-    from pouf.parallel.process_group import launched_sharding, started_processes
-
-    def load(use: str) -> Classifier:
-        classifier = Classifier.from_pretrained(run, use=use, trust_model=place.trust_model)  # type: ignore[arg-type]
-        if not (launched_sharding() and started_processes() > 1):
-            return classifier.to(place.place())
-        wait_for_shards(classifier.backbone, place.place())
-        shard_classifier(classifier)
-        return classifier
-
-    return [load(use) for use in uses]
 
 
 class Task(NamedTuple):
@@ -56,220 +28,195 @@ class Task(NamedTuple):
     shots: Shots | None
 
 
-def check_options(source: DataOptions, model: ModelOptions, training: TrainingOptions) -> None:
+def check_options(options: RunOptions) -> None:
     """What can be said before anything is read."""
     from pouf.training.methods import METHODS
 
-    if training.steps is not None and training.steps < 1:
-        raise InputError(f"--steps must be above 0, not {training.steps}; to train nothing, use --method zero-shot")
-    if one_of("method", model.method, METHODS).needs_shots and source.shots is None:
-        raise InputError(f"--method {model.method} learns from labelled examples: give --shots")
+    if one_of("method", options.method, METHODS).needs_shots and options.shots is None:
+        raise InputError(f"--method {options.method} learns from labelled examples: give --shots")
+    if options.preset is not None:
+        one_of("preset", options.preset, PRESETS)
+    given = {"--preset": options.preset, "--recipe": options.recipe, "--max-minutes": options.max_minutes}
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise InputError(f"give one of {' and '.join(named)}, and not both: each chooses a recipe")
 
 
-def read_task(
-    source: DataOptions, model: ModelOptions, place: InferenceOptions, shown: Shown, shard: bool = False
-) -> Task:
+def read_task(options: RunOptions, reporter: ProgressReporter, shard: bool = False) -> Task:
     """The classifier as it is before training, and what it is to learn from.
 
     Args:
         shard: the weights will be sharded over several processes.
     """
-    from pouf.classifier import Classifier
-    from pouf.data.class_names import ClassSet, read_classes
+    from pouf.data.class_names import read_classes
     from pouf.data.labelled import read_shots
     from pouf.models.base import check_modality
-    from pouf.models.cloze import make_cloze, read_words
-    from pouf.models.load import DEFAULT_MODELS
-    from pouf.models.prompts import read_templates
     from pouf.parallel.fsdp import wait_for_shards
     from pouf.parallel.process_group import started_processes
+    from pouf.runs.inputs import split_columns
 
-    source = _with_kind(source)
-    shown.on_phase(f"reading {source.images or source.texts or source.features or source.shots or 'data'}")
-    classes = read_classes(source.classes) if source.classes is not None else None
-    templates = read_templates(model.template) if model.template else None
-    words = read_words(model.words) if model.words is not None else None
-    cloze = make_cloze(classes or ClassSet(()), templates, words, model.max_length)
-    columns = columns_of(source.text_column, cloze.columns if cloze is not None else ("text",))
-    if model.max_length is not None and cloze is None:
-        raise InputError("--max-length is for a --template with [MASK]: other models have their own")
-    if model.temperature is not None and not 0 < model.temperature < float("inf"):
-        raise InputError(
-            f"--temperature must be a number above 0, not {model.temperature:g}; leave it out for the model's own"
-        )
-    data = _read_data(source, columns)
-    if (source.features is not None) != (source.prototypes is not None):
-        raise InputError("--features and --prototypes belong together: give both, or a --model and data")
-    if source.prototypes is not None:
-        unused = {"--model": model.model, "--revision": model.revision, "--template": model.template, "--words": words}
-        if given := [name for name, value in unused.items() if value]:
-            raise InputError(f"--prototypes stand for a model and its prompts: leave out {', '.join(given)}")
-        classifier = Classifier.from_vectors(source.prototypes, classes and classes.as_given())
-    elif classes is None:
-        raise InputError("no classes: give --classes, as cat,dog")
-    else:
-        pictures = source.images is not None or (data is None and source.shots is not None and source.shots.is_dir())
-        kind = "cloze" if cloze is not None else "image" if pictures else "text"
-        name = model.model or DEFAULT_MODELS[kind]
-        if model.model is None:
-            shown.say(f"no --model given: {name}")
-        shown.on_phase(f"loading {name}")
-        classifier = Classifier.from_pretrained(
-            name, classes.as_given(), templates, words=words, max_length=model.max_length,
-            revision=model.revision, trust_model=place.trust_model,
-        )  # fmt: skip
+    options = _with_kind(options)
+    reporter.on_phase(f"reading {options.images or options.texts or options.features or options.shots or 'data'}")
+    classes = read_classes(options.classes) if options.classes is not None else None
+    question = _question(options, classes)
+    columns = split_columns(options.text_column, question.columns)
+    data = _read_data(options, columns)
+    classifier = _classifier(options, classes, question, data, reporter)
     if data is not None:
         check_modality(classifier.backbone, data.modality)
     if shard and started_processes() > 1:
-        wait_for_shards(classifier.backbone, place.place())
+        wait_for_shards(classifier.backbone, options.place())
     else:
-        classifier.to(place.place())
+        classifier.to(options.place())
     shots = None
-    if source.shots is not None:
+    if options.shots is not None:
         modality = classifier.backbone.modality
-        shots = read_shots(source.shots, classifier.classes, modality, columns, source.label_column)
+        shots = read_shots(options.shots, classifier.classes, modality, columns, options.label_column)
     task = Task(classifier, data, shots)
-    shown.introduce(task)
+    reporter.introduce(task)
     return task
 
 
-def _with_kind(source: DataOptions) -> DataOptions:
+class _Question(NamedTuple):
+    templates: Sequence[str] | None
+    words: Sequence[Any] | None
+    columns: Sequence[str]
+    is_cloze: bool
+
+
+def _question(options: RunOptions, classes: ClassSet | None) -> _Question:
+    """Templates and words, and the columns of texts that they read."""
+    from pouf.data.class_names import ClassSet
+    from pouf.models.cloze import make_cloze, read_words
+    from pouf.models.prompts import read_templates
+
+    templates = read_templates(options.template) if options.template else None
+    words = read_words(options.words) if options.words is not None else None
+    cloze = make_cloze(classes or ClassSet(()), templates, words, options.max_length)
+    if options.max_length is not None and cloze is None:
+        raise InputError("--max-length is for a --template with [MASK]: other models have their own")
+    return _Question(templates, words, cloze.columns if cloze is not None else ("text",), cloze is not None)
+
+
+def _classifier(
+    options: RunOptions,
+    classes: ClassSet | None,
+    question: _Question,
+    data: Unlabelled | None,
+    reporter: ProgressReporter,
+) -> Classifier:
+    from pouf.classifier import Classifier
+    from pouf.models.load import DEFAULT_MODELS
+
+    if (options.features is not None) != (options.prototypes is not None):
+        raise InputError("--features and --prototypes belong together: give both, or a --model and data")
+    if options.prototypes is not None:
+        unused = {"--model": options.model, "--revision": options.revision, "--template": options.template,
+                  "--words": options.words}  # fmt: skip
+        if given := [name for name, value in unused.items() if value]:
+            raise InputError(f"--prototypes stand for a model and its prompts: leave out {', '.join(given)}")
+        return Classifier.from_vectors(options.prototypes, classes and classes.as_given())
+    if classes is None:
+        raise InputError("no classes: give --classes, as cat,dog")
+    only_shots = data is None and options.shots is not None and options.shots.is_dir()
+    kind = "cloze" if question.is_cloze else "image" if options.images is not None or only_shots else "text"
+    name = options.model or DEFAULT_MODELS[kind]
+    if options.model is None:
+        reporter.say(f"no --model given: {name}")
+    reporter.on_phase(f"loading {name}")
+    return Classifier.from_pretrained(
+        name, classes.as_given(), question.templates, words=question.words, max_length=options.max_length,
+        revision=options.revision, trust_model=options.trust_model,
+    )  # fmt: skip
+
+
+def _with_kind(options: RunOptions) -> RunOptions:
     """DATA as what it is: images in a folder or an archive, vectors in arrays, texts in any other file."""
     from pouf.data.images import EXTENSIONS
     from pouf.data.remote import as_url
 
-    if source.data is None:
-        return source
-    if source.images or source.texts or source.features:
+    if options.data is None:
+        return options
+    if options.images or options.texts or options.features:
         raise InputError("give DATA alone, or say what it is with --images, --texts or --features, and not both")
-    file, suffix = str(source.data), source.data.suffix.lower()
-    if source.prototypes is not None or suffix in (".npy", ".npz", ".safetensors"):
-        return replace(source, data=None, features=file)
-    folder = source.data.is_dir() or (as_url(source.data) is not None and not suffix)
+    file, suffix = str(options.data), options.data.suffix.lower()
+    if options.prototypes is not None or suffix in (".npy", ".npz", ".safetensors"):
+        return replace(options, data=None, features=file)
+    folder = options.data.is_dir() or (as_url(options.data) is not None and not suffix)
     if folder or suffix in (".tar", *EXTENSIONS):
-        return replace(source, data=None, images=source.data)
-    return replace(source, data=None, texts=source.data)
+        return replace(options, data=None, images=options.data)
+    return replace(options, data=None, texts=options.data)
 
 
-def adapt_arguments(
-    task: Task, model: ModelOptions, training: TrainingOptions, speed: SpeedOptions, place: InferenceOptions
-) -> dict[str, Any]:
-    """What the options say to `adapt` and `search` alike."""
-    return {
-        "method": model.method,
-        "recipe": _recipe(training),
-        "max_minutes": training.max_minutes,
-        "settings": settings_of(training, speed, place, model),
-        "shots": task.shots,
-        "demonstrations": model.demonstrations,
-        "prior": _proportions(model.prior),
-        "refine": model.refine,
-        "cache": place.features(),
-    }
-
-
-def trackers(names: Sequence[str] | None, out_dir: Path, quiet: bool) -> list[Callback]:
-    """Who is told of a run outside of it."""
-    from pouf.integrations.trackers import Tracking
-
-    if quiet:
-        os.environ.setdefault("WANDB_SILENT", "true")
-    return [Tracking(names, name=out_dir.resolve().name, folder=out_dir / "tensorboard")] if names else []
-
-
-def _recipe(training: TrainingOptions) -> str | None:
-    if training.preset is not None:
-        one_of("preset", training.preset, PRESETS)
-    given = {"--preset": training.preset, "--recipe": training.recipe, "--max-minutes": training.max_minutes}
-    named = [option for option, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise InputError(f"give one of {' and '.join(named)}, and not both: each chooses a recipe")
-    return training.preset or training.recipe
-
-
-def _read_data(source: DataOptions, columns: Sequence[str]) -> Unlabelled | None:
+def _read_data(options: RunOptions, columns: Sequence[str]) -> Unlabelled | None:
     from pouf.data.images import Images
     from pouf.data.texts import Texts
     from pouf.data.vectors import Vectors
 
-    given = [each for each in (source.images, source.texts, source.features) if each is not None]
+    given = [each for each in (options.images, options.texts, options.features) if each is not None]
     if len(given) > 1:
         raise InputError("give one of --images DIR, --texts FILE and --features FILE, and not several")
-    if not given and source.shots is None:
+    if not given and options.shots is None:
         raise InputError("nothing to learn from: give a folder of images, a file of texts or a file of vectors")
-    ids = source.id_column.split(",") if source.id_column else []
-    if source.features is not None:
-        return Vectors.from_file(source.features, ids)
-    if source.images is not None:
-        return Images.from_folder(source.images)
-    return Texts.from_file(source.texts, columns, ids) if source.texts is not None else None
+    ids = options.id_column.split(",") if options.id_column else []
+    if options.features is not None:
+        return Vectors.from_file(options.features, ids)
+    if options.images is not None:
+        return Images.from_folder(options.images)
+    return Texts.from_file(options.texts, columns, ids) if options.texts is not None else None
 
 
-def columns_of(given: str | None, usual: Sequence[str]) -> tuple[str, ...]:
-    """The columns that make a sample: as many as the template or the model reads."""
-    if given is None:
-        return tuple(usual)
-    columns = tuple(given.split(","))
-    if len(columns) != len(usual):
-        expected = "one column" if len(usual) == 1 else "two columns, as question,answer"
-        raise InputError(f"--text-column {given!r} names {len(columns)} columns, expected {expected}")
-    return columns
+def adapt_arguments(task: Task, options: RunOptions) -> dict[str, Any]:
+    """What the options say to `adapt` and `search` alike."""
+    from pouf.options import KeepNames, Output
+
+    if options.keep_classes is None and options.keep_data is not None:
+        raise InputError("--keep-data without --keep-classes: give the names of its classes as well")
+    return {
+        "method": options.method, "recipe": options.preset or options.recipe, "max_minutes": options.max_minutes,
+        "settings": options.changes | parse_settings(options.settings or []), "shots": task.shots,
+        "demonstrations": options.demonstrations, "prior": _proportions(options.prior), "refine": options.refine,
+        "cache": options.features_cache(), "command": sys.argv,
+        "output": Output(options.out, options.resume, options.overwrite, options.report),
+        "keep": KeepNames(options.keep_classes, options.keep_data) if options.keep_classes is not None else None,
+    }  # fmt: skip
 
 
-def read_inputs(
-    classifier: Classifier, inputs: Path | None, text_column: str | None, run: Run, id_column: str | None = None
-) -> Unlabelled:
-    """Images, texts or vectors, as the classifier reads them; without any, those of the run, by the same ids."""
-    from pouf.data.inputs import as_data
+def trackers(options: RunOptions) -> list[Callback]:
+    """Callbacks that log the run elsewhere."""
+    from pouf.integrations.trackers import Tracking
 
-    given = Path(run.source()) if inputs is None else inputs
-    ids = id_column.split(",") if id_column else run.id_columns() if inputs is None else ()
-    return _by_columns(
-        lambda columns: as_data(given, classifier.backbone.modality, columns, ids).data, classifier, text_column, run
-    )
+    if options.quiet:
+        os.environ.setdefault("WANDB_SILENT", "true")
+    if not options.tracker:
+        return []
+    return [Tracking(options.tracker, name=options.out.resolve().name, folder=options.out / "tensorboard")]
 
 
-def read_labels(classifier: Classifier, inputs: Path, text_column: str | None, label_column: str, run: Run) -> Labelled:
-    from pouf.data.labelled import read_labelled
-
-    modality = classifier.backbone.modality
-    return _by_columns(
-        lambda columns: read_labelled(inputs, classifier.classes, modality, columns, label_column),
-        classifier, text_column, run,
-    )  # fmt: skip
-
-
-def labelled_or_not(
-    classifier: Classifier, inputs: Path | None, labelled: bool, text_column: str | None, label_column: str, run: Run
-) -> tuple[Unlabelled, list[int] | None]:
-    """Inputs, and their labels where they are said to have them."""
-    if not labelled:
-        return read_inputs(classifier, inputs, text_column, run), None
-    if inputs is None:
-        raise InputError("--labelled is about INPUT: name the folder or the file with labels")
-    return read_labels(classifier, inputs, text_column, label_column, run)
-
-
-def _by_columns(read: Callable[[Sequence[str]], T], classifier: Classifier, text_column: str | None, run: Run) -> T:
-    """With the columns that were named, or those of the run's own data, or the usual ones."""
-    known = run.columns()
-    if text_column is None and known is not None and known != classifier.columns:
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """`steps=50` as {"steps": 50}; what is no number stays a text."""
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise InputError(f"--set {setting!r}: expected name=value, as steps=50")
         try:
-            return read(known)
-        except InputError as error:
-            with suppress(InputError):
-                return read(classifier.columns)
-            raise error
-    return read(columns_of(text_column, classifier.columns))
+            changes[name] = json.loads(value)
+        except json.JSONDecodeError:
+            changes[name] = value
+    return changes
+
+
+def split_numbers(option: str, text: str | None, example: str, kind: type = float) -> list[Any]:
+    """`1e-3,3e-3` as numbers."""
+    try:
+        return [kind(value) for value in text.split(",")] if text else []
+    except ValueError:
+        raise InputError(f"{option} {text!r}: expected {example}") from None
 
 
 def _proportions(text: str | None) -> str | list[float] | None:
     """`uniform`, `estimated` and `paper` as they are, `0.7,0.3` as numbers."""
     if text is None or not any(character.isdigit() for character in text):
         return text
-    try:
-        return [float(value) for value in text.split(",")]
-    except ValueError:
-        raise InputError(
-            f"--prior {text!r}: expected 'uniform', 'estimated', 'paper', or one number for each class as 0.7,0.3"
-        ) from None
+    return split_numbers("--prior", text, "'uniform', 'estimated', 'paper', or one number for each class as 0.7,0.3")

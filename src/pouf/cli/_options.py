@@ -1,11 +1,12 @@
-"""Options that several commands share, in groups, and what they stand for."""
+"""Options of the commands, in groups. An option of a setting comes from the recipe's own field."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -13,184 +14,62 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 import typer
 
 from pouf.errors import InputError
+from pouf.recipe import setting
 
 if TYPE_CHECKING:
     from pouf.inference.cache import FeatureCache
 
-# Options in groups of --help.
-DataOption = partial(typer.Option, rich_help_panel="Data")
-ModelOption = partial(typer.Option, rich_help_panel="Model and method")
-TrainingOption = partial(typer.Option, rich_help_panel="Training")
-SpeedOption = partial(typer.Option, rich_help_panel="Speed and memory")
-OutputOption = partial(typer.Option, rich_help_panel="Output")
+PANELS = (None, "Data", "Model and method", "Training", "Speed and memory", "Output")  # groups of --help, in order
+DataOption, ModelOption, TrainingOption, SpeedOption, OutputOption = (
+    partial(typer.Option, rich_help_panel=panel) for panel in PANELS[1:]
+)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
-TextColumn = Annotated[
-    str | None,
-    DataOption(help="Column of the texts in a table; a,b for pairs.", show_default="text"),
-]
+TextColumn = Annotated[str | None, DataOption(help="Column of the texts; a,b for pairs.", show_default="text")]
 IdColumn = Annotated[
     str | None,
     DataOption(
-        help="Columns that name the inputs, as id or id,text, instead of row numbers.",
-        show_default="row numbers",
+        help="Columns that name the inputs, as id or id,text, instead of row numbers.", show_default="row numbers"
     ),
 ]
 LabelColumn = Annotated[str, DataOption(help="Column of the labels in text files.")]
-TrackerOption = Annotated[
-    list[str] | None,
-    OutputOption(
-        help="Log steps and verdict to tensorboard (in its folder of the run), wandb, mlflow or trackio; repeatable."
-    ),
-]
 UseOption = Annotated[
     str, typer.Option("--use", help="What the run advises, or its last or chosen step, or zero-shot.", metavar="WHICH")
 ]
 
-
-@dataclass
-class DataOptions:
-    """What to adapt to."""
-
-    data: Annotated[
-        Path | None,
-        typer.Argument(metavar="DATA", help="Folder of images, or a file of texts or vectors, without labels."),
-    ] = None
-    classes: Annotated[
-        str | None,
-        DataOption(help="Names as a,b,c, or a file: one name per line, or descriptions of each in CSV, JSON or TOML."),
-    ] = None
-    images: Annotated[Path | None, DataOption(help="Like DATA, but always read as a folder of images.")] = None
-    texts: Annotated[
-        Path | None, DataOption(help="Like DATA, but always read as texts: CSV, JSONL, JSON, Parquet, Excel, text.")
-    ] = None
-    features: Annotated[
-        str | None, DataOption(help="Vectors instead of a model and data: npy, npz, safetensors, Parquet.")
-    ] = None
-    prototypes: Annotated[str | None, DataOption(help="One vector per class, for --features.")] = None
-    shots: Annotated[
-        Path | None, DataOption(help="A few labelled examples to learn from as well: a file, or a folder of images.")
-    ] = None
-    text_column: TextColumn = None
-    label_column: LabelColumn = "label"
-    id_column: IdColumn = None
+# Settings of the recipe that have an option of their own; `--set` reaches the others.
+TRAINING = {
+    "tune": "tuner.name", "steps": "steps", "batch-size": "batch_size", "lr": "optimisation.lr",
+    "optimizer": "optimisation.name", "lambda": "objective.information", "augment": "augment", "views": "views",
+    "temperature": "temperature", "seed": "seed",
+}  # fmt: skip
+SPEED = {
+    "chunk": "compute.chunk", "precision": "compute.precision", "shard": "compute.shard",
+    "compile": "compute.compile", "checkpointing": "compute.checkpointing", "workers": "compute.workers",
+    "save-every": "compute.save_every",
+}  # fmt: skip
+Changes = dict[str, Any]  # of a recipe, by dotted name
 
 
 @dataclass
-class ModelOptions:
-    """What to adapt, and how it is asked."""
-
-    model: Annotated[
-        str | None,
-        ModelOption(
-            help="Hub name or local folder.", show_default="a CLIP for images, a MiniLM for texts, RoBERTa for [MASK]"
-        ),
-    ] = None
-    revision: Annotated[str | None, ModelOption(help="Revision of the model on the hub.")] = None
-    template: Annotated[
-        list[str] | None,
-        ModelOption(
-            help="Sentence with {} for the class; repeat for several, or give a file. For a masked language model, "
-            "one with {text} and [MASK]."
-        ),
-    ] = None
-    words: Annotated[
-        str | None,
-        ModelOption(
-            help="Word for [MASK] of each class, e.g. terrible,great, or several per class, e.g. bad|awful,good."
-        ),
-    ] = None
-    max_length: Annotated[int | None, ModelOption(help="Maximum tokens, text plus template.")] = None
-    temperature: Annotated[
-        float | None, ModelOption(help="Softmax temperature.", show_default="the model's; 0.01 for --features")
-    ] = None
-    method: Annotated[
-        str, ModelOption(help="pouf, or a baseline to compare it with: run --method list to see them all.")
-    ] = "pouf"
-    demonstrations: Annotated[
-        bool, ModelOption("--demonstrations", help="Show one shot per class beside every text, as LM-BFF does.")
+class OutputOptions:
+    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="Errors, alarms and cautions only.")] = False
+    as_json: Annotated[
+        bool, OutputOption("--json", help="One JSON object on standard output, and nothing else there.")
     ] = False
-    prior: Annotated[
-        str | None,
-        ModelOption(
-            help="Class proportions: uniform, estimated, paper, or known ones, e.g. 0.7,0.3.",
-            show_default="of the recipe",
-        ),
-    ] = None
-    refine: Annotated[
-        bool | None, ModelOption("--refine/--no-refine", help="Refine all predictions jointly after training.")
-    ] = None
+
+    @property
+    def hidden(self) -> bool:
+        return self.quiet or self.as_json
 
 
 @dataclass
-class TrainingOptions:
-    """Settings of the recipe; `SETTINGS` says which."""
+class DeviceOptions(OutputOptions):
+    """Where models come from and where they compute."""
 
-    preset: Annotated[
-        str | None,
-        TrainingOption(
-            help="fast (every input is encoded once), balanced, or paper (full tuning of images needs a GPU).",
-            show_default="fast for images, balanced for all else",
-        ),
-    ] = None
-    max_minutes: Annotated[
-        float | None, TrainingOption(help="Use the most thorough preset that is expected to finish in time.")
-    ] = None
-    recipe: Annotated[str | None, TrainingOption(help="Name of a recipe, or a TOML file.")] = None
-    tune: Annotated[str | None, TrainingOption(help="What to train: full, prompt, layernorm, lora or prototypes.")] = (
-        None
-    )
-    steps: Annotated[int | None, TrainingOption(help="Number of updates.")] = None
-    batch_size: Annotated[int | None, TrainingOption(help="Samples per step; several times the number of classes.")] = (
-        None
-    )
-    lr: Annotated[float | None, TrainingOption(help="Learning rate.")] = None
-    optimizer: Annotated[str | None, TrainingOption(help="sgd or adamw.")] = None
-    lambda_: Annotated[float | None, TrainingOption("--lambda", help="Weight of the mutual information.")] = None
-    augment: Annotated[str | None, TrainingOption(help="crop-flip or none, for images.")] = None
-    views: Annotated[
-        int | None,
-        TrainingOption(help="Random crops of each image to encode once, if the image encoder is not trained."),
-    ] = None
-    seed: Annotated[int | None, TrainingOption(help="Seed of everything random.")] = None
-
-
-@dataclass
-class SpeedOptions:
-    """How training is computed."""
-
-    chunk: Annotated[
-        int | None, SpeedOption(help="Samples encoded at once: any batch size fits into the memory of one chunk.")
-    ] = None
-    precision: Annotated[str | None, SpeedOption(help="fp32, bf16 or fp16.")] = None
-    shard: Annotated[
-        bool | None,
-        SpeedOption(
-            "--shard", help="With several processes: split the weights among them (FSDP2) instead of copying them."
-        ),
-    ] = None
-    compile_: Annotated[bool | None, SpeedOption("--compile", help="Compile the encoder with torch.compile.")] = None
-    checkpointing: Annotated[
-        bool | None, SpeedOption("--checkpointing", help="Less memory, more time: recompute activations.")
-    ] = None
-    save_every: Annotated[
-        float | None, SpeedOption(help="Seconds between two saves for --resume.", show_default="60")
-    ] = None
-
-
-@dataclass
-class InferenceOptions:
-    """Where and how inputs are encoded."""
-
-    workers: Annotated[
-        int | None,
-        SpeedOption(help="Processes that read and decode inputs in advance.", show_default="0", min=0, max=1024),
-    ] = None
     cache: Annotated[
         Path | None,
-        SpeedOption(
-            help="Folder where features are kept and found again.", show_default="$POUF_CACHE or ~/.cache/pouf"
-        ),
+        SpeedOption(help="Folder of cached features.", show_default="$POUF_CACHE or ~/.cache/pouf"),
     ] = None
     no_cache: Annotated[bool, SpeedOption("--no-cache", help="Neither read nor write the feature cache.")] = False
     device: Annotated[str, SpeedOption(help="cpu, cuda or mps; auto takes the fastest there is.")] = "auto"
@@ -202,7 +81,7 @@ class InferenceOptions:
         ),
     ] = False
 
-    def features(self) -> FeatureCache | None:
+    def features_cache(self) -> FeatureCache | None:
         from pouf.inference.cache import FeatureCache
 
         return None if self.no_cache else FeatureCache(self.cache)
@@ -225,78 +104,220 @@ class InferenceOptions:
 
 
 @dataclass
-class FolderOptions:
-    """What to do with a run that is there."""
+class InferenceOptions(DeviceOptions):
+    """How inputs are encoded."""
 
-    resume: Annotated[
-        bool,
-        OutputOption("--resume", help="Continue the run in --out from where it stopped; start it if there is none."),
-    ] = False
-    overwrite: Annotated[
-        bool, OutputOption("--overwrite", help="Replace the run in --out once this one has succeeded.")
-    ] = False
+    workers: Annotated[int, SpeedOption(help="Processes that read and decode inputs in advance.", min=0, max=1024)] = 0
 
 
 @dataclass
-class OutputOptions:
-    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="Errors, alarms and cautions only.")] = False
-    as_json: Annotated[
-        bool, OutputOption("--json", help="One JSON object on standard output, and nothing else there.")
+class RunOptions(DeviceOptions):
+    """What to adapt, to what, how, and where to write it: for `adapt` and `search` alike."""
+
+    data: Annotated[
+        Path | None,
+        typer.Argument(metavar="DATA", help="Folder of images, or file of texts or vectors."),
+    ] = None
+    classes: Annotated[
+        str | None,
+        DataOption(help="a,b,c, or a file of names or descriptions."),
+    ] = None
+    images: Annotated[Path | None, DataOption(help="Like DATA, but always read as a folder of images.")] = None
+    texts: Annotated[
+        Path | None, DataOption(help="Like DATA, but always read as texts: CSV, JSONL, JSON, Parquet, Excel, text.")
+    ] = None
+    features: Annotated[
+        str | None, DataOption(help="Vectors instead of a model and data: npy, npz, safetensors, Parquet.")
+    ] = None
+    prototypes: Annotated[str | None, DataOption(help="One vector per class, for --features.")] = None
+    shots: Annotated[Path | None, DataOption(help="A few labelled examples: file or folder.")] = None
+    text_column: TextColumn = None
+    label_column: LabelColumn = "label"
+    id_column: IdColumn = None
+    keep_classes: Annotated[
+        str | None,
+        DataOption(help="Measure what is lost on other class names: a,b,c, a file, or words for ordinary ones."),
+    ] = None
+    keep_data: Annotated[
+        Path | None, DataOption(help="Labelled inputs of the --keep-classes.", show_default="inputs of the task")
+    ] = None
+    model: Annotated[
+        str | None,
+        ModelOption(help="Hub name or local folder.", show_default="one for the kind of data"),
+    ] = None
+    revision: Annotated[str | None, ModelOption(help="Revision of the model on the hub.")] = None
+    template: Annotated[
+        list[str] | None,
+        ModelOption(help="Sentence with {} for the class, or with {text} and [MASK]; repeatable, or a file."),
+    ] = None
+    words: Annotated[
+        str | None,
+        ModelOption(
+            help="Word for [MASK] of each class, e.g. terrible,great, or several per class, e.g. bad|awful,good."
+        ),
+    ] = None
+    max_length: Annotated[int | None, ModelOption(help="Maximum tokens, text plus template.")] = None
+    method: Annotated[
+        str, ModelOption(help="pouf, or a baseline to compare it with: run --method list to see them all.")
+    ] = "pouf"
+    demonstrations: Annotated[
+        bool, ModelOption("--demonstrations", help="Show one shot per class beside every text, as LM-BFF does.")
     ] = False
-
-    @property
-    def hidden(self) -> bool:
-        return self.quiet or self.as_json
-
-
-# Options that change the recipe -> the dotted name of the setting.
-SETTINGS = {
-    "tune": "tuner.name", "steps": "steps", "batch_size": "batch_size", "lr": "optimisation.lr", "seed": "seed",
-    "optimizer": "optimisation.name", "lambda_": "objective.information", "augment": "augment", "views": "views",
-    "chunk": "compute.chunk", "precision": "compute.precision", "compile_": "compute.compile",
-    "checkpointing": "compute.checkpointing", "workers": "compute.workers", "temperature": "temperature",
-    "save_every": "compute.save_every", "shard": "compute.shard",
-}  # fmt: skip
+    prior: Annotated[
+        str | None,
+        ModelOption(help="uniform, estimated, paper, or shares: 0.7,0.3."),
+    ] = None
+    refine: Annotated[
+        bool | None, ModelOption("--refine/--no-refine", help="Refine all predictions jointly after training.")
+    ] = None
+    preset: Annotated[
+        str | None,
+        TrainingOption(
+            help="fast, balanced or paper (needs a GPU).",
+            show_default="fast for images, else balanced",
+        ),
+    ] = None
+    max_minutes: Annotated[float | None, TrainingOption(help="Most thorough preset that fits in this time.")] = None
+    recipe: Annotated[str | None, TrainingOption(help="Name of a recipe, or a TOML file.")] = None
+    changes: Changes = field(default_factory=dict)
+    settings: Annotated[
+        list[str] | None,
+        TrainingOption("--set", help="Any other setting of the recipe, as optimisation.momentum=0.8; repeatable."),
+    ] = None
+    out: Annotated[Path, OutputOption(help="Folder of the run.")] = Path("pouf-run")
+    resume: Annotated[
+        bool,
+        OutputOption("--resume", help="Continue the run in --out, or start it."),
+    ] = False
+    overwrite: Annotated[bool, OutputOption("--overwrite", help="Replace the run in --out, if this succeeds.")] = False
+    report: Annotated[
+        bool, OutputOption("--report/--no-report", help="Write predictions and a report into the run as well.")
+    ] = True
+    tracker: Annotated[
+        list[str] | None,
+        OutputOption(
+            help="Log steps and verdict to tensorboard (in its folder of the run), wandb, mlflow, trackio; repeatable."
+        ),
+    ] = None
 
 
 def path(text: str | Path) -> Path:
-    """A path that was written out: an empty one, as of a variable that is not set, would be the current folder."""
+    """A path; not an empty one, as from a shell variable that is not set, which would be the current folder."""
     if not str(text).strip():
         raise typer.BadParameter("it is empty: name a file or a folder; the current folder is .")
     return Path(text)
 
 
-def settings_of(*groups: Any) -> dict[str, Any]:
-    """What the options change in a recipe, by dotted name."""
-    given = {name: value for group in groups for name, value in vars(group).items() if value is not None}
-    return {setting: given[option] for option, setting in SETTINGS.items() if option in given}
+def _setting_option(panel: Callable[..., Any], name: str, dotted: str) -> inspect.Parameter:
+    """The option of a setting: its type and its help are those of the recipe's field; None leaves it to the recipe."""
+    known = setting(dotted)
+    kind, about = known.annotation, str(known.description)
+    if choices := get_args(kind):
+        kind, about = str, f"{about.rstrip('.')}: {', '.join(choices[:-1])} or {choices[-1]}."
+    annotation = Annotated[kind | None, panel(f"--{name}", help=about)]  # type: ignore[valid-type]
+    return inspect.Parameter(_variable(dotted), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters may be groups: each field of a group becomes an option of its own."""
-    hints: dict[str, Any] = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    parameters = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            of = get_type_hints(groups[name], include_extras=True)
-            parameters += [
-                inspect.Parameter(f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=of[f.name])
-                for f in fields(groups[name])
-            ]
+def _variable(dotted: str) -> str:
+    return "set_" + dotted.replace(".", "_")
+
+
+def _parameters(group: Any) -> Iterator[inspect.Parameter]:
+    """The options of a group, one for each field; those of settings for its changes."""
+    hints = get_type_hints(group, include_extras=True)
+    for each in fields(group):
+        if each.name == "changes":
+            for panel, table in ((TrainingOption, TRAINING), (SpeedOption, SPEED)):
+                yield from (_setting_option(panel, name, dotted) for name, dotted in table.items())
         else:
-            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
-    for parameter in parameters:
-        kind, *described = get_args(parameter.annotation)
-        if kind in (Path, Path | None):
-            described[0].parser = path
+            yield inspect.Parameter(
+                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
+            )
 
-    @wraps(command)
-    def run(**given: Any) -> None:
-        whole = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
-        command(**whole, **given)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del run.__wrapped__
-    return run
+def _take(group: Any, given: dict[str, Any]) -> Any:
+    """Build a group from options, which are removed."""
+    values = {each.name: given.pop(each.name) for each in fields(group) if each.name != "changes"}
+    if any(each.name == "changes" for each in fields(group)):
+        found = {dotted: given.pop(_variable(dotted)) for dotted in (*TRAINING.values(), *SPEED.values())}
+        values["changes"] = {dotted: value for dotted, value in found.items() if value is not None}
+    return group(**values)
+
+
+def _parts(parameter: inspect.Parameter) -> tuple[Any, Any]:
+    """The type of a parameter, and its typer option."""
+    kind, described = get_args(parameter.annotation)
+    return kind, described
+
+
+METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+
+def _prepared(parameter: inspect.Parameter, is_shown: bool, panel: str | None) -> inspect.Parameter:
+    """The same with an option of its own, which typer can read."""
+    kind, described = _parts(parameter)
+    described = copy(described)
+    plain = next((each for each in METAVARS if kind in (each, each | None, list[each] | None)), None)  # type: ignore[valid-type]
+    if plain is Path:
+        described.parser = path
+    if described.metavar is None and plain is not None:
+        described.metavar = METAVARS[plain]
+    described.hidden, described.rich_help_panel = not is_shown, panel
+    return parameter.replace(annotation=Annotated[kind, described])
+
+
+def grouped(*common: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose parameters may be groups: each field of a group becomes an option of its own.
+
+    Args:
+        common: the options that `--help` shows, by name; `--help-all` shows all. None hides nothing.
+    """
+
+    def expand(command: Callable[..., None]) -> Callable[..., None]:
+        hints: dict[str, Any] = get_type_hints(command, include_extras=True)
+        groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in inspect.signature(command).parameters.items():
+            if name in groups:
+                parameters += _parameters(groups[name])
+            else:
+                parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+        parameters.sort(key=lambda parameter: PANELS.index(_parts(parameter)[1].rich_help_panel))
+        panels = {parameter.name: _parts(parameter)[1].rich_help_panel for parameter in parameters}
+        parameters = [
+            _prepared(each, not common or each.name in common, None if common else panels[each.name])
+            for each in parameters
+        ]
+        if common:
+            parameters.append(_help_all(panels))
+
+        @wraps(command)
+        def run(**options: Any) -> None:
+            options.pop("help_all", None)
+            built = {name: _take(group, options) for name, group in groups.items()}
+            command(**built, **options)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del run.__wrapped__
+        return run
+
+    return expand
+
+
+def _help_all(panels: dict[str, str | None]) -> inspect.Parameter:
+    """The option that prints all options in their panels."""
+
+    def print_all(context: typer.Context, wanted: bool) -> None:
+        if wanted:
+            for option in context.command.params:
+                option.hidden = False  # type: ignore[attr-defined]
+                option.rich_help_panel = panels.get(option.name or "")  # type: ignore[attr-defined]
+            if text := context.get_help():
+                typer.echo(text)
+            raise typer.Exit
+
+    described = typer.Option("--help-all", help="Show all options.", callback=print_all, is_eager=True, metavar="")
+    return inspect.Parameter(
+        "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, described]
+    )

@@ -1,4 +1,4 @@
-"""What a person sees while something long goes on: a bar in a terminal, elsewhere a plain line every so often."""
+"""Progress of long work: a bar in a terminal, elsewhere a plain line now and then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pouf.cli._console import console, messages, note, plain, speaks
+from pouf.cli._console import console, is_main, messages, plain, plural, print_err
 from pouf.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
     from pouf.bench.grid import Outcome
     from pouf.cli._inputs import Task
-    from pouf.cli._options import InferenceOptions, OutputOptions
+    from pouf.cli._options import InferenceOptions
     from pouf.inference.encode import InferenceConfig
     from pouf.training.callbacks import Step
     from pouf.training.estimate import Estimate
 
-PATIENCE = 1.0  # seconds after which a phase is told where there is no terminal
-EVERY = 20.0  # seconds from one line to the next there
+PATIENCE = 1.0  # seconds until the first line about a phase, without a terminal
+EVERY = 20.0  # seconds between lines, without a terminal
 
 
-class Shown(Callback):
-    """Phases of a command as they come and go: what is done, how much of it, how long, and how long still."""
+class ProgressReporter(Callback):
+    """Shows the phase of a command: how much of it is done, since when, and how long it will take."""
 
     def __init__(self, hidden: bool) -> None:
         self.hidden = hidden
         self.phase, self.total, self.done, self.facts = "", 0, 0, ""
-        self.began = self.told = time.monotonic()
-        self.named = True  # this phase has been told in a line
+        self.began = self.last_line = time.monotonic()
+        self.named = True  # a line about this phase was printed
         self.steps, self.about = 0, ""  # of the training
         self.training: float | None = None  # when it began
-        self.paused = ""  # how far it was when a checkpoint was looked at
+        self.paused = ""  # progress of the training at the checkpoint that is evaluated
         self.waiting: list[str] | None = []  # messages from before the start: an error in the settings stands alone
         self.ended = threading.Event()
         self.bar: Progress | None = None
@@ -54,7 +54,7 @@ class Shown(Callback):
         from pouf.training.trainer import LOOKING, TRAINING
 
         now = time.monotonic()
-        interrupted = self.training is not None and phase == LOOKING  # by a checkpoint: no news
+        interrupted = self.training is not None and phase == LOOKING  # by a checkpoint, which gets no line
         if not interrupted:
             self.training = now if phase == TRAINING else None
         elif self.phase == TRAINING:
@@ -68,7 +68,7 @@ class Shown(Callback):
         if self.bar is not None:
             self.bar.reset(self.task, total=total or None, completed=done, description=plain(phase), facts="")
             self.bar.tasks[0].start_time = self.bar.get_time() - (time.monotonic() - began)
-            self.bar.refresh()  # so that a short one is seen as well
+            self.bar.refresh()  # a short phase is shown too
 
     def on_progress(self, n: int) -> None:
         self._at(self.done + n)
@@ -83,7 +83,7 @@ class Shown(Callback):
     def on_step(self, step: Step) -> None:
         from pouf.training.trainer import TRAINING
 
-        if self.phase != TRAINING:  # a checkpoint was looked at, and training goes on
+        if self.phase != TRAINING:  # training continues after a checkpoint
             self._begin(TRAINING, self.steps, self._since(), step.step - 1)
         self._at(step.step, f"loss {step.loss:.3f}, {step.effective_classes:.1f} classes in the batch")
 
@@ -91,10 +91,10 @@ class Shown(Callback):
         return time.monotonic() if self.training is None else self.training
 
     def introduce(self, task: Task) -> None:
-        """What a run is about: told when it starts, after all that can be wrong with its settings."""
-        given = [f"{len(task.data):,} unlabelled {task.data.modality}s"] if task.data is not None else []
-        given += [f"{len(task.shots.inputs):,} labelled shots"] if task.shots is not None else []
-        self.about = f"{', '.join(given)}, {len(task.classifier.classes)} classes"
+        """Remember what the run is about, to print when it starts: an error in its settings stands alone."""
+        parts = [plural(len(task.data), f"unlabelled {task.data.modality}")] if task.data is not None else []
+        parts += [plural(len(task.shots.inputs), "labelled shot")] if task.shots is not None else []
+        self.about = f"{', '.join(parts)}, {len(task.classifier.classes)} classes"
 
     def on_estimate(self, estimate: Estimate) -> None:
         self._introduce()  # the library logs the estimate itself
@@ -113,7 +113,7 @@ class Shown(Callback):
 
     def say(self, message: str) -> None:
         if message and not self.hidden:
-            note(message)
+            print_err(message)
 
     def stop(self) -> None:
         self.ended.set()
@@ -126,11 +126,11 @@ class Shown(Callback):
             self.bar.update(self.task, completed=done, facts=facts)
 
     def _lines(self) -> None:
-        """A line for each phase that lasts, and then one every so often, whatever keeps the rest busy."""
+        """Print a line for each phase that takes long, then one now and then; runs in a thread of its own."""
         while not self.ended.wait(min(PATIENCE, EVERY) / 4):
             now = time.monotonic()
-            if self.phase and (now - self.told >= EVERY or (not self.named and now - self.began >= PATIENCE)):
-                self.told, self.named = now, True
+            if self.phase and (now - self.last_line >= EVERY or (not self.named and now - self.began >= PATIENCE)):
+                self.last_line, self.named = now, True
                 looking = self.training is not None and self.began > self.training  # at a checkpoint
                 self.say(f"{self.paused}; " * looking + self.line(now - self.began))
 
@@ -146,40 +146,40 @@ class Shown(Callback):
 
 
 @contextmanager
-def progress(hidden: bool) -> Iterator[Shown]:
-    """While open, progress is shown, and what the library logs."""
-    shown = Shown(hidden or not speaks())
-    with messages(shown.log, logging.INFO):
+def progress(hidden: bool) -> Iterator[ProgressReporter]:
+    """While open, progress is reporter, and what the library logs."""
+    reporter = ProgressReporter(hidden or not is_main())
+    with messages(reporter.log, logging.INFO):
         try:
-            yield shown
-            shown._introduce()
+            yield reporter
+            reporter._introduce()
         finally:
-            shown.stop()
+            reporter.stop()
 
 
 @contextmanager
-def encoding(place: InferenceOptions, output: OutputOptions) -> Iterator[InferenceConfig]:
-    """While open, inputs that are encoded with this are shown."""
+def encoding(options: InferenceOptions, batch_size: int = 64) -> Iterator[InferenceConfig]:
+    """While open, progress of what is encoded with this is reporter."""
     from pouf.inference.encode import InferenceConfig
     from pouf.training.callbacks import Callbacks
 
-    with progress(output.hidden) as shown:
-        inference = InferenceConfig(workers=place.workers or 0, cache=place.features())
-        yield Callbacks([shown]).watching(inference, "encoding")
+    with progress(options.hidden) as reporter:
+        inference = InferenceConfig(batch_size, options.workers, options.features_cache())
+        yield Callbacks([reporter]).watching(inference, "encoding")
 
 
 @contextmanager
 def grid_progress(hidden: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Outcome], None]]]:
-    """The cells of a table, with the time left; yields what to tell how many there are, and of each."""
-    with progress(hidden) as shown:
+    """Progress of the cells of a table; yields a callback for their number and one for each outcome."""
+    with progress(hidden) as reporter:
 
         def advance(outcome: Outcome) -> None:
             name = f"{outcome.cell.task} {outcome.cell.method} seed {outcome.cell.seed}"
-            shown._at(shown.done + 1, name)
+            reporter._at(reporter.done + 1, name)
             if outcome.error:
-                shown.say(f"failed: {name}: {outcome.error}")
+                reporter.say(f"failed: {name}: {outcome.error}")
 
-        yield lambda cells: shown.on_phase("cells", cells), advance
+        yield lambda cells: reporter.on_phase("cells", cells), advance
 
 
 def _bar() -> Progress:

@@ -1,81 +1,117 @@
-"""`pouf adapt`."""
+"""`pouf adapt`, `pouf search` and `pouf demo`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import adapt_arguments, check_options, read_task, trackers
-from pouf.cli._options import (
-    DataOption,
-    DataOptions,
-    FolderOptions,
-    InferenceOptions,
-    ModelOptions,
-    OutputOption,
-    OutputOptions,
-    SpeedOptions,
-    TrackerOption,
-    TrainingOptions,
-    grouped,
-)
-from pouf.cli._progress import progress
+from pouf.cli._inputs import Task, adapt_arguments, check_options, read_task, split_numbers, trackers
+from pouf.cli._options import OutputOption, OutputOptions, RunOptions, TrainingOption, grouped
+from pouf.cli._progress import ProgressReporter, progress
+from pouf.errors import one_of
 
-ReportOption = Annotated[
-    bool, OutputOption("--report/--no-report", help="Write predictions and a report into the run as well.")
-]
-
-KeepClasses = Annotated[
-    str | None,
-    DataOption(help="Measure what is lost on other class names: a,b,c, a file, or words for ordinary ones."),
-]
-KeepData = Annotated[
-    Path | None, DataOption(help="Labelled inputs of the --keep-classes.", show_default="inputs of the task")
-]
+if TYPE_CHECKING:
+    from pouf.training.search import Search
 
 
-@grouped
-def adapt(
-    source: DataOptions,
-    model: ModelOptions,
-    training: TrainingOptions,
-    speed: SpeedOptions,
-    place: InferenceOptions,
-    output: OutputOptions,
-    existing: FolderOptions,
-    out_dir: Annotated[Path, OutputOption("--out", help="Folder of the run.")] = Path("pouf-run"),
-    report: ReportOption = True,
-    tracker: TrackerOption = None,
-    keep_classes: KeepClasses = None,
-    keep_data: KeepData = None,
+COMMON = (
+    "data", "classes", "text_column", "shots", "model", "template", "prior", "preset", "max_minutes", "out", "resume",
+    "overwrite",
+)  # fmt: skip
+
+
+@grouped(*COMMON)
+def adapt(options: RunOptions) -> None:
+    """Adapt a model to unlabelled images or texts, given the names of the classes.
+
+    \b
+    pouf adapt photos/ --classes "cat,dog,sea lion"
+    pouf adapt reviews.csv --text-column review --classes classes.toml
+    """
+
+    def call(task: Task, reporter: ProgressReporter, arguments: dict[str, Any]) -> Any:
+        return task.classifier.adapt(task.data, **arguments)
+
+    _run(options, call, console.show_adaptation)
+
+
+@grouped(*COMMON, "lrs", "lambdas")
+def search(
+    options: RunOptions,
+    lrs: Annotated[
+        str | None,
+        TrainingOption(help="Learning rates to try, e.g. 1e-3,3e-3.", show_default="⅓×, 1× and 3× the recipe's rate"),
+    ] = None,
+    lambdas: Annotated[str | None, TrainingOption(help="Weights of the mutual information to try.")] = None,
 ) -> None:
-    """Adapt a model to unlabelled images or texts, given the names of the classes."""
+    """Try a few learning rates (and lambdas), and choose among all their steps without labels."""
+    named = {"optimisation.lr": ("--lrs", lrs), "objective.information": ("--lambdas", lambdas)}
+    values = {name: split_numbers(*given, "numbers as 1e-3,3e-3") for name, given in named.items()}
+    grid = {name: tried for name, tried in values.items() if tried}
+
+    def call(task: Task, reporter: ProgressReporter, arguments: dict[str, Any]) -> Search:
+        def on_trial(settings: dict[str, Any]) -> None:
+            reporter.say(console.format_settings(settings))
+
+        return task.classifier.search(task.data, grid or None, on_trial=on_trial, **arguments)
+
+    _run(options, call, console.show_search)
+
+
+def _run(
+    options: RunOptions,
+    call: Callable[[Task, ProgressReporter, dict[str, Any]], Any],
+    show: Callable[[Any, Task, OutputOptions], None],
+) -> None:
+    """Read what the options name, call the library, show the result."""
     from pouf.parallel.process_group import launched_sharding
     from pouf.runs.writer import check_new
 
     console.calm_libraries()
-    if model.method == "list":
+    if options.method == "list":
         console.show_methods()
         return
-    check_options(source, model, training)
-    if console.speaks():
-        check_new(out_dir, existing.resume, existing.overwrite)
-    told = trackers(tracker, out_dir, output.quiet)
-    with progress(output.hidden) as shown:
-        task = read_task(source, model, place, shown, shard=bool(speed.shard) or launched_sharding())
-        result = task.classifier.adapt(
-            task.data,
-            **adapt_arguments(task, model, training, speed, place),
-            output_dir=out_dir,
-            resume=existing.resume,
-            overwrite=existing.overwrite,
-            report=report,
-            callbacks=[shown, *told],
-            command=sys.argv,
-            keep_classes=keep_classes,
-            keep_data=keep_data,
-        )
-    if console.speaks():
-        console.show_adaptation(result, task, output)
+    check_options(options)
+    if console.is_main():
+        check_new(options.out, options.resume, options.overwrite)
+    callbacks = trackers(options)
+    with progress(options.hidden) as reporter:
+        task = read_task(options, reporter, shard=options.changes.get("compute.shard", False) or launched_sharding())
+        result = call(task, reporter, {**adapt_arguments(task, options), "callbacks": [reporter, *callbacks]})
+    if console.is_main():
+        show(result, task, options)
+
+
+@grouped()
+def demo(
+    output: OutputOptions,
+    tune: Annotated[str, typer.Option(help="What to train: full or prompt.")] = "full",
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    out: Annotated[Path, OutputOption(help="Folder of the run.")] = Path("pouf-demo"),
+) -> None:
+    """Teach a model that knows printed characters to read handwriting, offline, in under a minute."""
+    from pouf.demo import demo as run_demo
+    from pouf.recipe import Recipe
+    from pouf.runs.writer import check_new
+
+    console.calm_libraries()
+    check_new(out)
+    recipe = Recipe.load(one_of("--tune", tune, {"full": "demo", "prompt": "demo-prompt"})).with_settings(seed=seed)
+    with progress(output.hidden) as reporter:
+        result = run_demo(out, recipe, command=sys.argv, callbacks=[reporter])
+    verdict, report = result.adaptation.verdict, result.adaptation.files["report"]
+    console.show_verdict(verdict, output.hidden)
+    if output.as_json:
+        facts = {"seconds": round(result.seconds, 1), "run": str(out), "report": str(report)}
+        console.print_json(result.evaluation.to_json() | facts | {"verdict": verdict.message})
+    elif not output.quiet:
+        title = f"{result.evaluation.n:,} handwritten digits, {tune} tuning, seed {seed}"
+        console.show_evaluation(result.evaluation, title)
+        console.print_out(f"{result.seconds:.0f} s. The run is in {out}, the images in {result.images}. Try:")
+        console.print_out(f"  the report in a browser: {report}")
+        console.print_out(f"  pouf evaluate {out} {result.images}\n  pouf predict {out} your-own-digits/")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pouf.cli import _console as console
+from pouf.cli._inputs import parse_settings, split_numbers
 from pouf.cli._options import OutputOptions, grouped
 from pouf.cli._progress import grid_progress
 from pouf.errors import InputError
@@ -23,8 +23,8 @@ def list_tables() -> None:
 
     for name, table in TABLES.items():
         also = f"\n  and      {' '.join(table.extra)}" if table.extra else ""
-        console.say(f"{name}  {table.about}\n  tasks    {' '.join(table.tasks)}{also}")
-        console.say(f"  methods  {' '.join(table.methods)}\n  seeds    {' '.join(map(str, table.seeds))}")
+        console.print_out(f"{name}  {table.about}\n  tasks    {' '.join(table.tasks)}{also}")
+        console.print_out(f"  methods  {' '.join(table.methods)}\n  seeds    {' '.join(map(str, table.seeds))}")
 
 
 @bench.command("make-data")
@@ -37,13 +37,13 @@ def make_data(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Fol
         raise InputError(f"folder {str(folder)!r} is not empty: choose another, or remove it")
     make_data(folder)
     # With the paper's number of steps, even small stand-ins would take a day.
-    console.say(f"Stand-ins are in {folder}. Try, each a few minutes:")
-    console.say(f"  pouf bench run images --data {folder} --model pouf/tiny-clip --set steps=60 --seeds 0")
-    console.say(f"  pouf bench run language --data {folder} --model {folder / LM} --set steps=4 --seeds 42")
+    console.print_out(f"Stand-ins are in {folder}. Try, each a few minutes:")
+    console.print_out(f"  pouf bench run images --data {folder} --model pouf/tiny-clip --set steps=60 --seeds 0")
+    console.print_out(f"  pouf bench run language --data {folder} --model {folder / LM} --set steps=4 --seeds 42")
 
 
 @bench.command("run")
-@grouped
+@grouped()
 def run(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Name of a table: see pouf bench list.")],
     data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")],
@@ -106,41 +106,21 @@ def run(
     console.calm_libraries()
     with grid_progress(output.hidden) as (start, advance):
         result = run_table(
-            table, data, model, out_dir, tasks=_names(tasks), methods=_names(methods), seeds=_numbers(seeds),
-            settings=_changes(settings or []), unlabelled=unlabelled, limit=limit,
+            table, data, model, out_dir, tasks=_names(tasks), methods=_names(methods),
+            seeds=tuple(split_numbers("--seeds", seeds, "whole numbers as 0,1,2", int)),
+            settings=parse_settings(settings or []), unlabelled=unlabelled, limit=limit,
             text_columns=_names(text_column) or (), label_column=label_column or "", grid=grid,
             demo_filter=demo_filter, jobs=jobs, resume=resume, on_cell=advance, on_start=start,
         )  # fmt: skip
     facts = {"cells": len(result.outcomes), "failed": len(result.failed), "files": [str(f) for f in result.files]}
     if output.as_json:
-        console.tell_json(facts | {"rows": [row._asdict() for row in result.rows]})
+        console.print_json(facts | {"rows": [row._asdict() for row in result.rows]})
     elif not output.quiet:
-        console.say(result.files[0].read_text(encoding="utf-8"))
-        console.say(f"In {', '.join(map(str, result.files))}; {facts['failed']} of {facts['cells']} cells failed")
+        console.print_out(result.files[0].read_text(encoding="utf-8"))
+        console.print_out(f"In {', '.join(map(str, result.files))}; {facts['failed']} of {facts['cells']} cells failed")
     if result.failed and len(result.failed) == len(result.outcomes):
         raise InputError(f"no cell could be computed; the first: {result.failed[0].error}")
 
 
 def _names(text: str | None) -> list[str] | None:
     return [name.strip() for name in text.split(",")] if text is not None else None
-
-
-def _numbers(text: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(value) for value in text.split(",")) if text else ()
-    except ValueError:
-        raise InputError(f"--seeds {text!r}: expected whole numbers as 0,1,2") from None
-
-
-def _changes(settings: list[str]) -> dict[str, Any]:
-    """`steps=50` as {"steps": 50}; what is no number stays a text."""
-    changes: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise InputError(f"--set {setting!r}: expected name=value, as steps=50")
-        try:
-            changes[name] = json.loads(value)
-        except json.JSONDecodeError:
-            changes[name] = value
-    return changes

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import load_run, read_inputs
-from pouf.cli._options import IdColumn, InferenceOptions, OutputOptions, RunFolder, TextColumn, UseOption, grouped
-from pouf.cli._progress import progress
+from pouf.cli._options import IdColumn, InferenceOptions, RunFolder, TextColumn, UseOption, grouped
+from pouf.cli._progress import encoding
 
 
-@grouped
+@grouped()
 def predict(
     run: RunFolder,
     inputs: Annotated[
         Path, typer.Argument(metavar="INPUT", help="Folder of images, one image, or a file of texts or vectors.")
     ],
-    place: InferenceOptions,
-    output: OutputOptions,
-    out_file: Annotated[Path, typer.Option("--out", help="File to write: .csv, .jsonl or .parquet.")] = Path(
-        "predictions.csv"
-    ),
+    options: InferenceOptions,
+    out: Annotated[Path, typer.Option(help="File to write: .csv, .jsonl or .parquet.")] = Path("predictions.csv"),
     use: UseOption = "advised",
     abstain: Annotated[
         float | None,
@@ -43,77 +39,18 @@ def predict(
     id_column: IdColumn = None,
 ) -> None:
     """Classify images or texts with an adapted model."""
-    from dataclasses import replace
-
-    from pouf.inference.cache import InMemoryFeatureCache
-    from pouf.inference.encode import FeatureSet, InferenceConfig
-    from pouf.parallel.process_group import init_processes
+    from pouf.runs import predict as library
     from pouf.runs.folder import Run
-    from pouf.runs.predictions import Extras, check_place, predict_share
-    from pouf.training.callbacks import Callbacks
-    from pouf.validation.names import absent_names
-    from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, unreliable
+    from pouf.runs.predictions import check_place
 
     console.calm_libraries()
-    check_place(out_file)
-    if abstain is not None:
-        check_rate(abstain)
-    there = Run(run)
-    (classifier,) = load_run(run, place, use)
-    world = init_processes(classifier.device)
-    data = read_inputs(classifier, inputs, text_column, there, id_column)
-    world.check_equal(data.fingerprint(), "inputs")
-    said: dict[int, str] = {}
-    flags: dict[str, set[int]] = {}
-    more: dict[str, dict[int, float]] = {}
-
-    def mark_strangers(encoded: FeatureSet) -> None:
-        used = there.verdict.advised if use == "advised" else use
-        said.update(dict.fromkeys(out_of_distribution(classifier, encoded, there.verdict.near.get(used)), UNKNOWN))
-
-    with progress(output.hidden or not world.is_main) as shown:
-        cache = place.features()
-        if abstain is not None and cache is None:
-            cache = InMemoryFeatureCache()  # what is looked at again need not be encoded again
-        inference = InferenceConfig(batch_size, place.workers or 0, cache, world=world)
-        inference = Callbacks([shown]).watching(inference, "encoding")
-        if abstain is not None:
-            (zero_shot,) = load_run(run, place, "zero-shot")
-            own, quiet = classifier.encode_share(data, inference), replace(inference, on_batch=None, on_start=None)
-            left_out, more["reliability"] = unreliable(classifier, zero_shot, data, own, abstain, quiet)
-            flags["abstained"] = set(left_out)
-        extras = Extras(said, flags, more, probabilities, safe_csv)
-        seen = mark_strangers if unknown else lambda encoded: None
-        share = predict_share(out_file, classifier, data, inference, extras, seen)
-    counts = {name: len(where) for name, where in flags.items()} | ({"unknown": len(said)} if unknown else {})
-    counts = {name: sum(world.gather_objects(count)) for name, count in counts.items()}
-    absent = absent_names(classifier, share.sample)
-    if not world.is_main:
-        return
-    facts: dict[str, Any] = {
-        "n": share.n, "skipped": len(data.skipped), "used": use, "predictions": str(out_file),
-        "absent": absent, **counts,
-    }  # fmt: skip
-    if use == "advised":
-        facts |= {"used": there.verdict.advised, "verdict": there.verdict.message}
-        console.show_verdict(there.verdict, quiet=True)
-    if output.as_json:
-        console.tell_json(
-            facts | {"unreadable": [{"id": data.ids[i], "reason": data.skipped[i]} for i in sorted(data.skipped)]}
-        )
-    elif not output.quiet:
-        console.show_skipped([data], None)
-        console.show_absent(facts["absent"], len(classifier.classes))
-        if unknown:
-            console.say(f"{facts['unknown']:,} inputs marked unknown (threshold: 99th percentile of the distances "
-                        "seen in training)")  # fmt: skip
-        if abstain is not None:
-            console.say(
-                f"{facts['abstained']:,} are marked abstained, so that {100 * abstain:g} % of the rest should be "
-                "wrong. That rests on how surely and steadily classes are predicted, by the model and by zero-shot, "
-                "and on no label: check it with pouf review"
-            )
-        by = "zero-shot" if facts["used"] == "zero-shot" else f"the {facts['used']} step"
-        if there.verdict.last == 0 and facts["used"] != "zero-shot":
-            by = "zero-shot with corrected predictions"
-        console.say(f"{facts['n']:,} predictions in {out_file}, by {by}")
+    check_place(out)
+    folder = Run(run)
+    chosen = library.PredictOptions(
+        use, abstain, unknown, probabilities, safe_csv, text_column, id_column, options.place(), options.trust_model
+    )
+    with encoding(options, batch_size) as inference:
+        found = library.predict(folder, inputs, out, chosen, inference)
+    if found.is_main:
+        verdict = folder.verdict if use == "advised" else None
+        console.show_predictions(found, verdict, folder, out, abstain, options)

@@ -7,6 +7,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Literal, NamedTuple
@@ -102,25 +103,36 @@ class Unlabelled(ABC):
         """A fingerprint of the sample's content (16 bytes), by which its features are found again; empty if unknown."""
         return b""
 
+    def known_digest(self, index: int) -> bytes | None:
+        """The digest where it takes no reading, or has been computed before; else None."""
+        return self.digest(index)
+
+    def remember(self, index: int, digest: bytes) -> None:  # noqa: B027
+        """A digest that another process computed, for `known_digest`; nothing to do where it takes no reading."""
+
+    def peek(self) -> AbstractContextManager[None]:
+        """While open, what is read is opened once together with the next time that it is read."""
+        return nullcontext()
+
     def reading_order(self) -> Sequence[int]:
         """The order of `batches`. Texts come by length, so that little of a batch is padding."""
         return range(len(self))
 
-    def batches(self, size: int, only: Sequence[int] | None = None, seeded: bool = False) -> Iterator[list[Draw]]:
+    def batches(self, size: int, only: Sequence[int] | None = None) -> Iterator[list[Draw]]:
         """Every sample once, those that cost alike together.
 
         Args:
             only: positions of some samples; by default all that are not known to be unreadable.
-            seeded: the draws have seeds, which follow from the samples' contents, or from their places.
         """
         wanted = set(range(len(self)) if only is None else only) - self.skipped.keys()
         order = self.reading_order()
         order = sorted(wanted) if isinstance(order, range) else [place for place in order if place in wanted]
         for start in range(0, len(order), size):
             batch = order[start : start + size]
-            yield [Draw(place, self._seed(place) if seeded else 0) for place in batch]
+            yield [Draw(place, 0) for place in batch]
 
-    def _seed(self, place: int) -> int:
+    def seed(self, place: int) -> int:
+        """Of what is done to a sample at random: it follows from the content, or from the position."""
         digest = self.digest(place)
         return int.from_bytes(digest[:7], "big") if digest else place
 
@@ -177,3 +189,12 @@ class Subset(Unlabelled):
 
     def digest(self, index: int) -> bytes:
         return self.data.digest(self.places[index])
+
+    def known_digest(self, index: int) -> bytes | None:
+        return self.data.known_digest(self.places[index])
+
+    def remember(self, index: int, digest: bytes) -> None:
+        self.data.remember(self.places[index], digest)
+
+    def peek(self) -> AbstractContextManager[None]:
+        return self.data.peek()

@@ -9,8 +9,8 @@ import tarfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from pouf.data.base import Unlabelled, Unreadable
+from pouf.data.contents import Contents, digest_of
 from pouf.data.remote import RemoteFile, as_url, files_below, local_copy
 from pouf.errors import InputError, optional
 from pouf.reading import read_bytes
@@ -89,6 +90,7 @@ class Images(Unlabelled):
         names = [readable(item) if isinstance(item, (str, Path)) else str(i) for i, item in enumerate(items)]
         super().__init__(names if ids is None else ids, source)
         self.items = items
+        self.contents = Contents(len(items), self._bytes)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Images:
@@ -175,7 +177,9 @@ class Images(Unlabelled):
                     return decode(item, side)
                 if str(self.ids[index]).lower().endswith(HEIC):
                     _open_heic()
-                with Image.open(io.BytesIO(_content(item))) as image:
+                if isinstance(item, RemoteFile):
+                    self.digest(index)  # by what the store says, where it says something
+                with Image.open(io.BytesIO(self.contents.take(index))) as image:
                     return decode(image, side)
         except UnidentifiedImageError:
             raise Unreadable("not an image, or not in a format that Pillow knows") from None
@@ -198,14 +202,30 @@ class Images(Unlabelled):
             return -1  # reading it will say why
 
     def digest(self, index: int) -> bytes:
+        known = self.contents.known_digest(index)
+        if known is not None:
+            return known
         item = self.items[index]
-        try:
-            if isinstance(item, RemoteFile):
-                return item.digest()
-            content = _pixels(item) if isinstance(item, Image.Image) else _content(item)
-        except OSError:
-            return b""
-        return blake2b(content, digest_size=16).digest()
+        if isinstance(item, RemoteFile) and item.mark:
+            return self.contents.remember(index, item.digest(), fixed=True)
+        if isinstance(item, Image.Image):
+            return self.contents.remember(index, digest_of(_pixels(item)))
+        return self.contents.digest(index)
+
+    def known_digest(self, index: int) -> bytes | None:
+        return self.contents.known_digest(index)
+
+    def remember(self, index: int, digest: bytes) -> None:
+        self.contents.remember(index, digest)
+
+    def peek(self) -> AbstractContextManager[None]:
+        return self.contents.peek()
+
+    def _bytes(self, index: int) -> bytes:
+        item = self.items[index]
+        if isinstance(item, (TarMember, RemoteFile, ImageFile)):
+            return item.read_bytes()
+        return read_bytes(item)  # type: ignore[arg-type]
 
 
 def readable(path: str | Path) -> str:
@@ -217,10 +237,6 @@ def _leaves(path: Path, root: Path) -> bool:
     """Whether a link leads out of a folder."""
     # `Path.resolve` raises an error at links that lead in a circle.
     return path.is_symlink() and root not in Path(os.path.realpath(path)).parents
-
-
-def _content(item: str | Path | TarMember | RemoteFile | ImageFile) -> bytes:
-    return item.read_bytes() if isinstance(item, (TarMember, RemoteFile, ImageFile)) else read_bytes(item)
 
 
 def _members(archive: Path) -> Iterator[tuple[str, TarMember]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -13,6 +13,9 @@ from torch.utils.data import DataLoader
 from pouf.data.base import Unlabelled, Unreadable
 from pouf.data.random_batches import Draw
 from pouf.errors import InputError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Read(NamedTuple):
@@ -48,13 +51,27 @@ class Reader:
                 continue
             indices.append(index)
             samples.append(sample if self.transform is None else self.transform(sample, seed))
-        tensors = self.prepare(samples) if samples else {}
-        if not isinstance(tensors, Mapping):
-            raise InputError(f"prepare() must return tensors by name, as {{'pixels': …}}, not {type(tensors).__name__}")
-        return Read(indices, dict(tensors), failed)
+        return Read(indices, tensors_of(samples, self.prepare), failed)
 
 
-def read_batches(reader: Reader, batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[Read]:
+def tensors_of(samples: Sequence[Any], prepare: Callable[[Sequence[Any]], Any]) -> dict[str, Tensor]:
+    """By name; empty where there are no samples."""
+    tensors = prepare(samples) if samples else {}
+    if not isinstance(tensors, Mapping):
+        raise InputError(f"prepare() must return tensors by name, as {{'pixels': …}}, not {type(tensors).__name__}")
+    return dict(tensors)
+
+
+class Reads(Protocol[T_co]):
+    """What reads a batch of draws, here or in a worker process."""
+
+    @property
+    def data(self) -> Unlabelled: ...
+
+    def __getitem__(self, draws: list[Draw], /) -> T_co: ...
+
+
+def read_batches(reader: Reads[T], batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[T]:
     """Batches in their order. `workers` processes read ahead.
 
     Who goes through them notes what can't be read in the data's `skipped`: several processes do so together, since the
@@ -64,7 +81,7 @@ def read_batches(reader: Reader, batches: Iterable[list[Draw]], workers: int = 0
     sample that can't be read is drawn again as long as nobody has come to know it.
     """
     # A batch is one item to the loader: its own batching stays off. What a stream holds is in this process only.
-    source: Iterable[Read] = map(reader.__getitem__, batches)
+    source: Iterable[T] = map(reader.__getitem__, batches)
     if workers and not reader.data.streamed:
         if "fork" not in multiprocessing.get_all_start_methods():
             raise InputError("worker processes need an operating system that can fork them: use 0 workers here")
@@ -73,11 +90,11 @@ def read_batches(reader: Reader, batches: Iterable[list[Draw]], workers: int = 0
             batch_size=None,
             sampler=batches,
             num_workers=workers,
-            collate_fn=_as_is,  # type: ignore[arg-type]
+            collate_fn=_as_is,
             multiprocessing_context="fork",
         )
     return iter(source)
 
 
-def _as_is(read: Read) -> Read:
+def _as_is(read: T) -> T:
     return read

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pouf.data.contents import digest_of
 from pouf.errors import InputError
 from pouf.files import atomic_write
 
@@ -35,9 +36,8 @@ class RemoteFile(NamedTuple):
             return stream.read()  # type: ignore[no-any-return]
 
     def digest(self) -> bytes:
-        """By what the store says of the content; only where it says nothing by the content itself."""
-        content = f"{self.mark} {self.size}".encode() if self.mark else self.read_bytes()
-        return blake2b(content, digest_size=16).digest()
+        """By what the store says of the content."""
+        return digest_of(f"{self.mark} {self.size}".encode())
 
 
 def as_url(path: str | Path) -> str | None:

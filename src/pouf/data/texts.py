@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from array import array
-from collections.abc import Sequence
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from pouf.data.base import Unlabelled, Unreadable
+from pouf.data.contents import DIGEST_SIZE, digest_of
 from pouf.data.remote import as_url, local_copy
 from pouf.data.tables import BadRow, Columns, find_columns, found_encoding, parse_json, read_table
 from pouf.errors import InputError
@@ -95,7 +96,7 @@ def _checked(item: Any) -> str | tuple[str, ...]:
 
 
 def _digest(item: Any) -> bytes:
-    return blake2b(repr(item).encode(), digest_size=16).digest()
+    return digest_of(repr(item).encode())
 
 
 def _is_large(file: Path) -> bool:
@@ -108,52 +109,47 @@ def _is_large(file: Path) -> bool:
 class LargeTexts(Texts):
     """The texts of a JSONL file that need not fit into memory: read by their places in the file when needed.
 
-    One pass over the file notes where its lines begin, how long they are and a fingerprint of their texts: 24 bytes per
-    line. The order of training follows the fingerprints, so that no other column can steer it.
+    One pass over the file notes where its lines begin, how long they are and a digest of their texts: 32 bytes per
+    line. The order of training follows the digests, so that no other column can steer it.
     """
 
     def __init__(self, file: str | Path, columns: Sequence[str], source: str | None = None) -> None:
         self.file, self.columns = Path(file), tuple(columns)
+        self.lines = _Lines(self.file)
         self.keys = self._keys()
-        places = array("q")
-        marks = array("Q")
+        places, digests = array("q"), bytearray()
         at = rows = 0
-        with self.file.open("rb") as lines:
-            for line in lines:
-                places.append(at)
-                marks.append(int.from_bytes(_digest(self._parse(line))[:8], "big"))
-                at += len(line)
-                rows = len(places) if line.strip() else rows  # blank lines count, but for those at the end
-        places, marks = places[:rows], marks[:rows]
-        self.places, self.marks = np.frombuffer(places, np.int64), np.frombuffer(marks, np.uint64)
+        for line in self.lines.all():
+            places.append(at)
+            digests += _digest(self._parse(line))
+            at += len(line)
+            rows = len(places) if line.strip() else rows  # blank lines count, but for those at the end
+        self.places = np.frombuffer(places[:rows], np.int64)
+        self.digests = np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_SIZE)[:rows]
         self.lengths = np.diff(self.places, append=at)
         super().__init__(range(len(self.places)), RowNumbers(len(self.places)), source or str(file))
 
     def read(self, index: int) -> str | tuple[str, ...]:
-        with self.file.open("rb") as stream:
-            stream.seek(int(self.places[index]))
-            return _checked(self._parse(stream.readline()))
+        return _checked(self._parse(self.lines.at(int(self.places[index]))))
 
     def reading_order(self) -> list[int]:
         return np.argsort(self.lengths, kind="stable").tolist()  # type: ignore[no-any-return]
 
     def content_order(self) -> Sequence[int]:
         # Python's own numbers are made one by one, as they are asked for.
-        return np.argsort(self.marks, kind="stable")  # type: ignore[return-value]
+        first = np.ascontiguousarray(self.digests[:, :8]).view(">u8").ravel()
+        return np.argsort(first, kind="stable")  # type: ignore[return-value]
 
     def digest(self, index: int) -> bytes:
-        with self.file.open("rb") as stream:
-            stream.seek(int(self.places[index]))
-            return _digest(self._parse(stream.readline()))
+        return bytes(self.digests[index])
 
     def _keys(self) -> list[str]:
         """What the columns are called in the file, by its first row that is one."""
-        with self.file.open("rb") as lines:
-            for line in lines:
-                row = parse_json(line)
-                if isinstance(row, dict):
-                    names = list(row)
-                    return [names[place] for place in find_columns(names, self.columns, str(self.file))]
+        for line in self.lines.all():
+            row = parse_json(line)
+            if isinstance(row, dict):
+                names = list(row)
+                return [names[place] for place in find_columns(names, self.columns, str(self.file))]
         return list(self.columns)
 
     def _parse(self, line: bytes) -> Any:
@@ -166,6 +162,37 @@ class LargeTexts(Texts):
             return BadRow(f"no {missing[0]!r} in this row")
         values = tuple(row[name] for name in self.keys)
         return values[0] if len(values) == 1 else values
+
+
+class _Lines:
+    """The lines of a file, which each process opens once."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.stream: BinaryIO | None = None
+        self.process = 0
+
+    def at(self, start: int) -> bytes:
+        stream = self._opened()
+        stream.seek(start)
+        return stream.readline()
+
+    def all(self) -> Iterator[bytes]:
+        stream = self._opened()
+        stream.seek(0)
+        yield from iter(stream.readline, b"")  # closing this generator would close the stream itself
+
+    def _opened(self) -> BinaryIO:
+        if self.stream is None or self.process != os.getpid():  # a worker must not move its parent's place in the file
+            self.stream, self.process = self.file.open("rb"), os.getpid()
+        return self.stream
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Lines, (self.file,)
+
+    def __del__(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
 
 
 class RowNumbers(Sequence[str]):

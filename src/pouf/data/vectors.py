@@ -7,10 +7,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -224,6 +225,14 @@ def read_arrays(file: str | Path) -> Arrays:
 
 
 def _npy(file: Path) -> dict[str, Array]:
+    with file.open("rb") as stream:  # np.load opens a file that is to be mapped three times
+        start = stream.read(8)
+        header = {b"\x93NUMPY\x01\x00": read_array_header_1_0, b"\x93NUMPY\x02\x00": read_array_header_2_0}.get(start)
+        if header is not None:
+            shape, is_fortran, dtype = header(stream)
+            if shape and min(shape) > 0 and not dtype.hasobject:
+                order: Literal["F", "C"] = "F" if is_fortran else "C"
+                return {FEATURES[0]: np.memmap(stream, dtype, "r", stream.tell(), shape, order)}
     array = np.load(file, mmap_mode="r", allow_pickle=False)
     if not isinstance(array, np.ndarray):
         array.close()

@@ -1,19 +1,21 @@
-"""Data → features: in batches, each process its share, and nothing that is kept already."""
+"""Data → features: each input is opened once, each process encodes its share, and what is cached is looked up."""
 
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pouf.data.base import Transform, Unlabelled
-from pouf.data.loader import Reader, read_batches
+from pouf.data.base import Transform, Unlabelled, Unreadable
+from pouf.data.loader import Read, read_batches, tensors_of
+from pouf.data.random_batches import Draw
 from pouf.errors import InputError
 from pouf.inference.cache import CachedFeatures, FeatureCache
 from pouf.models.base import Backbone
@@ -24,7 +26,8 @@ from pouf.recipe import Compute
 
 MOST_WORKERS = 1024  # more is a slip of the pen
 BLOCK = 2**14  # samples whose features are in memory at once, where they need not be all
-COUNTED = 1000  # samples that are looked for among the kept ones, to tell how many are missing
+COUNTED, FEWEST_COUNTED = 1000, 16  # samples that are looked for in the cache, to tell how many are missing
+COUNTING = 0.1  # seconds that this may take, but for the first few
 logger = logging.getLogger(__name__)
 
 
@@ -82,117 +85,360 @@ class FeatureSet(NamedTuple):
     def only(self, there: Set[int]) -> FeatureSet:
         """Of these positions alone."""
         rows = [row for row, index in enumerate(self.indices) if index in there]
-        return self if len(rows) == len(self.indices) else _rows(self, rows)
+        return self if len(rows) == len(self.indices) else self.rows(rows)
+
+    def rows(self, rows: Sequence[int]) -> FeatureSet:
+        return FeatureSet([self.indices[row] for row in rows], self.features[list(rows)])
 
 
-@torch.no_grad()
-def encode(
-    backbone: Backbone | Shown, data: Unlabelled, inference: InferenceConfig, transform: Transform | None = None
-) -> FeatureSet:
-    """Features of all that can be read; what can't is listed in `data.skipped`."""
-    if transform is None and backbone.ready_features(data) is not None:
-        return encode_share(backbone, data, replace(inference, world=ALONE))
-    own, world = encode_share(backbone, data, inference, transform), inference.world
-    if world.size == 1:
-        return own
-    indices = [index for part in world.gather_objects(own.indices) for index in part]
-    return FeatureSet(indices, world.gather(own.features.to(backbone.device)).cpu())
+class View(NamedTuple):
+    """How samples are to be encoded: as they are, or transformed; all of them, or those at some positions."""
+
+    transform: Transform | None = None
+    only: Set[int] | None = None
+
+    def has(self, place: int) -> bool:
+        return self.only is None or place in self.only
 
 
-@torch.no_grad()
-def encode_share(
-    backbone: Backbone | Shown, data: Unlabelled, inference: InferenceConfig, transform: Transform | None = None
-) -> FeatureSet:
-    """The same, of this process's share alone; what any of them could not read is known to all."""
-    own = in_order(list(encode_blocks(backbone, data, inference, transform, rows=len(data))))
-    readable = share_skipped(data, inference.world, len(own.indices))
-    if not readable:
-        data.check_readable()
-    return own
+@dataclass(frozen=True)
+class FeatureStore:
+    """The features that a model gives data: looked up in the cache, else computed and put there.
 
-
-@torch.no_grad()
-def encode_blocks(
-    backbone: Backbone | Shown,
-    data: Unlabelled,
-    inference: InferenceConfig,
-    transform: Transform | None = None,
-    rows: int | None = None,
-) -> Iterator[FeatureSet]:
-    """The same, block by block in the order of the data, so that nobody holds more than a block of features.
-
-    `share_skipped` has to be called at the end, by all processes.
+    What can't be read, or has no finite features, is listed in `data.skipped`.
     """
-    rows = BLOCK if rows is None else max(rows, 1)
-    places = [place for place in inference.world.share(range(len(data))) if place not in data.skipped]
-    ready = backbone.ready_features(data) if transform is None else None
-    if ready is not None:
-        data.check_readable()
-    cache = inference.cache if ready is None else None
-    kept = _kept(backbone, cache, transform) if cache is not None else None
-    if len(places) > rows:
-        inference.begin(len(places))
-        inference = replace(inference, on_start=None)
-    most = max(inference.world.gather_objects(len(places))) if backbone.sharded and ready is None else len(places)
-    for start in range(0, most, rows):
-        block = places[start : start + rows]
+
+    model: Backbone | Shown
+    config: InferenceConfig
+
+    @torch.no_grad()
+    def features(self, data: Unlabelled, transform: Transform | None = None) -> FeatureSet:
+        """Of all samples, on every process."""
+        world = self.config.world
+        if transform is None and self.model.ready_features(data) is not None:
+            return replace(self, config=replace(self.config, world=ALONE)).share(data)
+        own = self.share(data, transform)
+        if world.size == 1:
+            return own
+        indices = [index for part in world.gather_objects(own.indices) for index in part]
+        return FeatureSet(indices, world.gather(own.features.to(self.model.device)).cpu())
+
+    @torch.no_grad()
+    def share(self, data: Unlabelled, transform: Transform | None = None) -> FeatureSet:
+        """Of this process's share; what any process could not read is known to all."""
+        own = in_order(list(self.blocks(data, transform, rows=len(data))))
+        if not share_skipped(data, self.config.world, len(own.indices)):
+            data.check_readable()
+        return own
+
+    @torch.no_grad()
+    def blocks(
+        self, data: Unlabelled, transform: Transform | None = None, rows: int | None = None
+    ) -> Iterator[FeatureSet]:
+        """The same, block by block in the order of the data, so that no more than a block is in memory.
+
+        `share_skipped` has to be called at the end, by all processes.
+        """
+        config, rows = self.config, BLOCK if rows is None else max(rows, 1)
+        places = self._places(data)
+        ready = self.model.ready_features(data) if transform is None else None
         if ready is not None:
-            if inference.on_start is None:
-                inference.notify(len(block))
-            yield FeatureSet(block, ready if len(block) == len(data) else ready[block])
-        elif cache is None or kept is None:
-            inference.begin(len(block))
-            yield in_order(list(_batches(backbone, data, block, inference, transform)))
+            data.check_readable()
+        if len(places) > rows:
+            config.begin(len(places))
+            config = replace(config, on_start=None)
+        most = max(config.world.gather_objects(len(places))) if self.model.sharded and ready is None else len(places)
+        for start in range(0, most, rows):
+            block = places[start : start + rows]
+            if ready is not None:
+                if config.on_start is None:
+                    config.notify(len(block))
+                yield FeatureSet(block, ready if len(block) == len(data) else ready[block])
+            else:
+                yield replace(self, config=config)._block(data, block, transform)
+
+    @torch.no_grad()
+    def fill(self, data: Unlabelled, views: Sequence[View]) -> None:
+        """Put several views of this process's share into the cache: each sample is opened once for all of them."""
+        if self.config.cache is None or self.model.ready_features(data) is not None:
+            return
+        if self.model.sharded:  # processes that share the weights go through the model together
+            for view in views:
+                in_order(list(self.blocks(data, view.transform)))
         else:
-            yield _looked_up(backbone, data, block, inference, transform, kept, cache.every)
+            places = self._places(data)
+            for start in range(0, len(places), BLOCK):
+                self._complete(data, places[start : start + BLOCK], [_Cached(self, view) for view in views])
+
+    def missing(self, data: Unlabelled) -> int:
+        """How many samples have no features yet: counted among some where there are many."""
+        if self.model.ready_features(data) is not None or not len(data):
+            return 0
+        cached = self.open_cache(None)
+        if cached is None or not cached.places:
+            return len(data)
+        counted, missing, start = 0, 0, time.monotonic()
+        for place in random.Random(0).sample(range(len(data)), min(len(data), COUNTED)):
+            missing += data.digest(place) not in cached
+            counted += 1
+            if counted >= FEWEST_COUNTED and time.monotonic() - start > COUNTING:
+                break
+        return round(len(data) * missing / counted)
+
+    def open_cache(self, transform: Transform | None) -> CachedFeatures | None:
+        """Where this model's features of samples, or of transformed ones, are kept."""
+        if self.config.cache is None:
+            return None
+        name = self.model.fingerprint() + (f" {transform.name}" if transform is not None else "")
+        return self.config.cache.open(blake2b(name.encode(), digest_size=16).hexdigest())
+
+    def _places(self, data: Unlabelled) -> list[int]:
+        return [place for place in self.config.world.share(range(len(data))) if place not in data.skipped]
+
+    def _block(self, data: Unlabelled, places: Sequence[int], transform: Transform | None) -> FeatureSet:
+        if self.config.cache is None:
+            self.config.begin(len(places))
+            progress = _Progress(replace(self.config, on_start=None), 0)
+            return in_order([part for _, part in self._computed(data, places, [View(transform)], [None], progress)])
+        cached = _Cached(self, View(transform))
+        self._complete(data, places, [cached])
+        return cached.look_up(data, places)
+
+    def _complete(self, data: Unlabelled, places: Sequence[int], caches: Sequence[_Cached]) -> None:
+        """Compute what is missing in these caches, and put it there."""
+        progress = _Progress(self.config, sum(cached.view.has(place) for cached in caches for place in places))
+        damaged, first = True, True
+        while damaged:
+            missing = [cached.missing(data, places) for cached in caches]
+            if first:
+                progress.found(progress.total - sum(map(len, missing)))
+            todo = [place for place in places if any(place in each for each in missing) and place not in data.skipped]
+            views, known = [cached.view for cached in caches], [cached.features for cached in caches]
+            if todo or self.model.sharded:
+                for number, part in self._computed(data, todo, views, known, progress):
+                    caches[number].put(data, part)
+            for cached in caches:
+                cached.flush()
+            # What was found while reading may lie in a shard that is damaged.
+            damaged, first = any(cached.drop_damaged(data, todo) for cached in caches), False
+            if self.model.sharded:
+                damaged = any(self.config.world.gather_objects(damaged))
+
+    def _computed(
+        self,
+        data: Unlabelled,
+        places: Sequence[int],
+        views: Sequence[View],
+        known: Sequence[CachedFeatures | None],
+        progress: _Progress,
+    ) -> Iterator[tuple[int, FeatureSet]]:
+        """What is not known, batch by batch in the order of reading: (number of the view, features)."""
+        config, model = self.config, self.model
+        reader = _Reader(data, model.prepare, model.image_size, views, known)
+        reads = read_batches(reader, data.batches(config.batch_size, places), config.workers)
+        for number, read, tensors in _in_batches(_noted(reads, data, progress), self, len(views)):
+            progress.begin()
+            if tensors:
+                given = {name: tensor.to(model.device) for name, tensor in tensors.items()}
+                features = model.encode_inputs(given).float().cpu()
+                if read.indices:
+                    encoded = FeatureSet(read.indices, features)
+                    yield number, _finite(encoded, data) if config.skip_not_finite else encoded
+            config.notify(len(read.indices))
+
+
+class _Cached:
+    """The cache of one view, while it is completed: a shard is written at least every so many seconds."""
+
+    def __init__(self, store: FeatureStore, view: View) -> None:
+        features = store.open_cache(view.transform)
+        assert features is not None and store.config.cache is not None
+        self.view, self.features, self.every = view, features, store.config.cache.every
+        self.waiting: list[FeatureSet] = []
+        self.digests: dict[int, bytes] = {}  # of what waits
+        self.uncached: list[FeatureSet] = []  # what can't be put
+        self.last = time.monotonic()
+
+    def missing(self, data: Unlabelled, places: Sequence[int]) -> set[int]:
+        """Positions that are not in the cache, or whose digest nobody has computed yet."""
+        digests = {place: data.known_digest(place) for place in places if self.view.has(place)}
+        self.features.check(digest for digest in digests.values() if digest)
+        return {place for place, digest in digests.items() if not digest or digest not in self.features}
+
+    def drop_damaged(self, data: Unlabelled, places: Sequence[int]) -> bool:
+        """Whether the cache turns out not to have what it seemed to have."""
+        digests = [digest for place in places if self.view.has(place) and (digest := data.known_digest(place))]
+        there = [digest for digest in digests if digest in self.features]
+        self.features.check(there)
+        return any(digest not in self.features for digest in there)
+
+    def put(self, data: Unlabelled, part: FeatureSet) -> None:
+        # Without a digest there is nothing to find them by.
+        digests = {place: data.known_digest(place) for place in part.indices}
+        named = [row for row, place in enumerate(part.indices) if digests[place]]
+        if len(named) < len(part.indices):
+            self.uncached.append(part.rows([row for row in range(len(part.indices)) if row not in set(named)]))
+            part = part.rows(named)
+        self.waiting.append(part)
+        self.digests |= {place: digest for place in part.indices if (digest := digests[place])}
+        if time.monotonic() - self.last >= self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        whole, digests = in_order(self.waiting), self.digests
+        self.waiting, self.digests, self.last = [], {}, time.monotonic()
+        # The same content twice is kept once.
+        rows = {digests[place]: row for row, place in enumerate(whole.indices) if digests[place] not in self.features}
+        try:
+            if rows:
+                self.features.put(list(rows), whole.features[list(rows.values())])
+        except OSError as error:
+            logger.warning("features can't be kept in the cache %s: %s", self.features.folder, error)
+            self.uncached.append(whole)
+
+    def look_up(self, data: Unlabelled, places: Sequence[int]) -> FeatureSet:
+        at_hand = {place for part in self.uncached for place in part.indices}
+        digests = {place: data.known_digest(place) for place in places if place not in at_hand}
+        found = {p: digest for p, digest in digests.items() if digest and digest in self.features}
+        looked_up = [FeatureSet(list(found), self.features.get(list(found.values())))] if found else []
+        return in_order([*looked_up, *self.uncached]) if self.uncached or not found else looked_up[0]
+
+
+class _Progress:
+    """Tells of a start only where something is computed, and of all that is done from then on."""
+
+    def __init__(self, config: InferenceConfig, total: int) -> None:
+        self.config, self.total, self.waiting = config, total, 0
+        self.begun = config.on_start is None  # who is told of no start has counted them all
+
+    def begin(self) -> None:
+        if not self.begun:
+            self.begun = True
+            self.config.begin(self.total)
+            self.found(self.waiting)
+
+    def found(self, n: int) -> None:
+        """So many are in the cache."""
+        if self.begun:
+            self.config.notify(n)
+        else:
+            self.waiting += n
+
+
+class _ViewsRead(NamedTuple):
+    views: list[Read]  # the samples of each view that are in no cache
+    failed: dict[int, str]
+    digests: dict[int, bytes]
+    found: int  # of all views, what is in their caches
+    size: int  # samples that were asked for
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads each sample once, for all views of it that are in no cache."""
+
+    data: Unlabelled
+    prepare: Callable[[Sequence[Any]], dict[str, Tensor]]
+    side: int | None
+    views: Sequence[View]
+    known: Sequence[CachedFeatures | None]
+
+    def __getitem__(self, draws: list[Draw]) -> _ViewsRead:
+        samples: list[list[Any]] = [[] for _ in self.views]
+        indices: list[list[int]] = [[] for _ in self.views]
+        failed: dict[int, str] = {}
+        digests: dict[int, bytes] = {}
+        found = 0
+        for index, _ in draws:
+            of_sample = [number for number, view in enumerate(self.views) if view.has(index)]
+            wanted = [number for number in of_sample if not self._is_known(number, index)]
+            found += len(of_sample) - len(wanted)
+            try:
+                sample = self.data.read_for(index, self.side) if wanted else None
+            except Unreadable as error:
+                failed[index] = str(error)
+                continue
+            digests[index] = self.data.known_digest(index) or b""
+            for number in wanted:
+                transform = self.views[number].transform
+                indices[number].append(index)
+                samples[number].append(sample if transform is None else transform.apply(sample, self.data.seed(index)))
+        tensors = [tensors_of(given, self.prepare) for given in samples]
+        reads = [Read(own, given, failed) for own, given in zip(indices, tensors, strict=True)]
+        return _ViewsRead(reads, failed, digests, found, len(draws))
+
+    def _is_known(self, number: int, index: int) -> bool:
+        known = self.known[number]
+        return known is not None and (digest := self.data.digest(index)) != b"" and digest in known
+
+
+def _noted(reads: Iterator[_ViewsRead], data: Unlabelled, progress: _Progress) -> Iterator[_ViewsRead]:
+    """The same, and `data` remembers what workers found out."""
+    for read in reads:
+        data.skipped.update(read.failed)
+        for index, digest in read.digests.items():
+            if digest:
+                data.remember(index, digest)
+        progress.found(read.found)
+        yield read
+
+
+def _in_batches(
+    reads: Iterator[_ViewsRead], store: FeatureStore, views: int
+) -> Iterator[tuple[int, Read, dict[str, Tensor]]]:
+    """(number of the view, read, what to go through the model with), in batches as large as may be."""
+    if store.model.sharded:
+        for read, tensors in in_step((each.views[0] for each in reads), store.config.world):
+            yield 0, read, tensors
+        return
+    waiting = [_Batcher(store.config.batch_size) for _ in range(views)]
+    for each in reads:
+        for number, read in enumerate(each.views):
+            complete = len(read.indices) + len(read.failed) == each.size
+            yield from ((number, batch, batch.tensors) for batch in waiting[number].add(read, complete))
+    for number, batcher in enumerate(waiting):
+        yield from ((number, batch, batch.tensors) for batch in batcher.rest())
+
+
+class _Batcher:
+    """Makes full batches of what is left of some: of a view of few samples there may be one in each batch."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.waiting: list[Read] = []
+
+    def add(self, read: Read, complete: bool) -> Iterator[Read]:
+        if complete and not self.waiting:
+            yield read
+        elif read.indices:
+            if self.waiting and _shapes(self.waiting[0]) != _shapes(read):  # padded to another length
+                yield from self.rest()
+            self.waiting.append(read)
+            if sum(len(each.indices) for each in self.waiting) >= self.size:
+                indices = [index for each in self.waiting for index in each.indices]
+                tensors = {name: torch.cat([each.tensors[name] for each in self.waiting]) for name in read.tensors}
+                yield Read(indices[: self.size], {name: t[: self.size] for name, t in tensors.items()}, {})
+                rest = Read(indices[self.size :], {name: t[self.size :] for name, t in tensors.items()}, {})
+                self.waiting = [rest] if rest.indices else []
+
+    def rest(self) -> Iterator[Read]:
+        if self.waiting:
+            indices = [index for each in self.waiting for index in each.indices]
+            names = self.waiting[0].tensors
+            yield Read(indices, {name: torch.cat([each.tensors[name] for each in self.waiting]) for name in names}, {})
+        self.waiting = []
+
+
+def _shapes(read: Read) -> dict[str, torch.Size]:
+    return {name: tensor.shape[1:] for name, tensor in read.tensors.items()}
 
 
 def share_skipped(data: Unlabelled, world: ProcessGroup, readable: int) -> int:
     """All come to know what any of them could not read. How many each could read -> how many there are in all."""
-    told = world.gather_objects((dict(data.skipped), readable))
-    for skipped, _ in told:
+    every = world.gather_objects((dict(data.skipped), readable))
+    for skipped, _ in every:
         data.skipped.update(skipped)
-    return sum(n for _, n in told)
-
-
-def to_encode(backbone: Backbone, data: Unlabelled, inference: InferenceConfig) -> int:
-    """How many samples have no features yet: counted among some where there are many."""
-    if backbone.ready_features(data) is not None:
-        return 0
-    if inference.cache is None:
-        return len(data)
-    kept = _kept(backbone, inference.cache, None)
-    places = range(0, len(data), max(1, len(data) // COUNTED))
-    return round(len(data) * sum(data.digest(place) not in kept for place in places) / len(places))
-
-
-def _kept(backbone: Backbone | Shown, cache: FeatureCache, transform: Transform | None) -> CachedFeatures:
-    name = backbone.fingerprint() + (f" {transform.name}" if transform is not None else "")
-    return cache.open(blake2b(name.encode(), digest_size=16).hexdigest())
-
-
-def _batches(
-    backbone: Backbone | Shown,
-    data: Unlabelled,
-    places: Sequence[int],
-    inference: InferenceConfig,
-    transform: Transform | None,
-) -> Iterator[FeatureSet]:
-    """What is computed, batch by batch, in the order of reading."""
-    reader = Reader(data, backbone.prepare, transform.apply if transform is not None else None, backbone.image_size)
-    draws = data.batches(inference.batch_size, places, seeded=transform is not None)
-    reads = read_batches(reader, draws, inference.workers)
-    for read, given in (
-        in_step(reads, inference.world) if backbone.sharded else ((read, read.tensors) for read in reads)
-    ):
-        data.skipped.update(read.failed)
-        if given:
-            tensors = {name: tensor.to(backbone.device) for name, tensor in given.items()}
-            features = backbone.encode_inputs(tensors).float().cpu()
-            if read.indices:
-                encoded = FeatureSet(read.indices, features)
-                yield _finite(encoded, data) if inference.skip_not_finite else encoded
-        inference.notify(len(read.indices))
+    return sum(n for _, n in every)
 
 
 def _finite(encoded: FeatureSet, data: Unlabelled) -> FeatureSet:
@@ -202,65 +448,7 @@ def _finite(encoded: FeatureSet, data: Unlabelled) -> FeatureSet:
         return encoded
     for row in (~fine).nonzero().flatten().tolist():
         data.skipped[encoded.indices[row]] = "the model gives numbers for it that are not finite"
-    return _rows(encoded, fine.nonzero().flatten().tolist())
-
-
-def _looked_up(
-    backbone: Backbone | Shown,
-    data: Unlabelled,
-    places: Sequence[int],
-    inference: InferenceConfig,
-    transform: Transform | None,
-    kept: CachedFeatures,
-    every: float,
-) -> FeatureSet:
-    """What is kept, and what is missing computed and kept from then on, a shard at least `every` so many seconds."""
-    digests = {place: data.digest(place) for place in places}
-    kept.check(digests.values())
-    known = [place for place in places if digests[place] in kept]
-    missing = [place for place in places if digests[place] not in kept]
-    if missing:
-        inference.begin(len(places))
-    if missing or inference.on_start is None:  # who is told of no start has counted them all
-        inference.notify(len(known))
-    waiting: list[FeatureSet] = []
-    held: list[FeatureSet] = []  # what can't be kept
-
-    def keep() -> None:
-        whole = in_order(waiting)
-        waiting.clear()
-        # The same content twice is kept once.
-        rows = {digests[place]: row for row, place in enumerate(whole.indices) if digests[place] not in kept}
-        try:
-            if rows:
-                kept.put(list(rows), whole.features[list(rows.values())])
-        except OSError as error:
-            logger.warning("features can't be kept in the cache %s: %s", kept.folder, error)
-            held.append(whole)
-
-    last = time.monotonic()
-    for batch in _batches(backbone, data, missing, inference, transform) if missing or backbone.sharded else ():
-        # Without a digest there is nothing to find them by, and with another than before they are of other content.
-        named = [
-            row for row, place in enumerate(batch.indices) if digests[place] and data.digest(place) == digests[place]
-        ]
-        if len(named) < len(batch.indices):
-            rest = [row for row in range(len(batch.indices)) if row not in set(named)]
-            held.append(_rows(batch, rest))
-            batch = _rows(batch, named)
-        waiting.append(batch)
-        if time.monotonic() - last >= every:
-            keep()
-            last = time.monotonic()
-    keep()
-    at_hand = {place for part in held for place in part.indices}
-    found = [place for place in places if digests[place] in kept and place not in at_hand]
-    looked_up = [FeatureSet(found, kept.get([digests[place] for place in found]))] if found else []
-    return in_order([*looked_up, *held]) if held or not found else looked_up[0]
-
-
-def _rows(encoded: FeatureSet, rows: Sequence[int]) -> FeatureSet:
-    return FeatureSet([encoded.indices[row] for row in rows], encoded.features[list(rows)])
+    return encoded.rows(fine.nonzero().flatten().tolist())
 
 
 def in_order(parts: Sequence[FeatureSet]) -> FeatureSet:

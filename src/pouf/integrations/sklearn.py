@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -75,7 +74,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
 
     Attributes:
         classes_: the classes in the order of the columns of `predict_proba`, sorted as everywhere in scikit-learn.
-        classifier_: the adapted `pouf.Classifier`, which stands where the verdict says.
+        classifier_: the `pouf.Classifier` that the verdict advises.
         verdict_: whether to trust it, and why.
     """
 
@@ -117,7 +116,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
             )
         seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         result = classifier.adapt(X, method=self.method, recipe=self.recipe, settings=self.settings, seed=seed)
-        self.classifier_, self.verdict_ = classifier, result.verdict
+        self.classifier_, self.verdict_ = result.classifier, result.verdict
         self._n_features_out = width
         return self
 
@@ -182,7 +181,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
             asked = {"classes": self.classes, "templates": self.templates, "words": self.words}
             if own := [name for name, value in asked.items() if value is not None]:
                 raise InputError(f"a classifier has its own {' and '.join(own)}: leave that out")
-            classifier: Any = copy.deepcopy(self.model)
+            classifier: Any = self.model
         elif not self._reads_vectors:
             if names is None:
                 raise InputError("no classes: give their names, or labels whose values are the names")

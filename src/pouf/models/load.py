@@ -213,7 +213,7 @@ def load_sequence_classifier(
         encoder = f"{model.base_model_prefix}."
         new = {weight for weight in lacks if not weight.startswith(encoder) or "pooler" in weight.split(".")}
         source.check_whole([weight for weight in lacks if not fresh or weight not in new])
-        return SequenceClassifier(model, source.tokenizer(), max_length)
+        return SequenceClassifier(model, source.tokenizer(), max_length, seed)
 
 
 def lasting_name(name_or_path: str | Path) -> str:

@@ -29,8 +29,9 @@ class SequenceClassifier(Backbone):
 
     modality = "text"
 
-    def __init__(self, model: Any, tokenizer: Any, max_length: int) -> None:
+    def __init__(self, model: Any, tokenizer: Any, max_length: int, head_seed: int) -> None:
         super().__init__()
+        self.head_seed = head_seed
         self.model = model
         self.tokenizer = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length)

@@ -6,7 +6,6 @@ import math
 import textwrap
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,8 +58,8 @@ class Comparison(NamedTuple):
 
 
 def look(
-    zero_shot: AbstractContextManager[Classifier],
-    adapted: AbstractContextManager[Classifier],
+    zero_shot: Callable[[], Classifier],
+    adapted: Callable[[], Classifier],
     data: Unlabelled,
     labels: Sequence[int] | None = None,
     inference: InferenceConfig | None = None,
@@ -69,7 +68,7 @@ def look(
     """Features and prototypes before and after, of at most 2,000 inputs at random.
 
     Args:
-        zero_shot, adapted: the classifier before and after, each while its context is open: they may be the same one.
+        zero_shot, adapted: the classifier before and after; the second is asked for when the first is no longer used.
     """
     chosen = list(range(len(data)))
     if len(chosen) > most:
@@ -77,7 +76,8 @@ def look(
     sample = Subset(data, chosen)
     views = []
     for state in (zero_shot, adapted):
-        with state as classifier, torch.no_grad():
+        classifier = state()
+        with torch.no_grad():
             encoded = classifier.encode(sample, inference or InferenceConfig())
             said = classifier.log_probabilities(encoded).exp()
             prototypes = F.normalize(classifier.prototypes().float(), dim=1).cpu()
@@ -107,6 +107,8 @@ def embed(view: View, centred: bool = False) -> tuple[NDArray[np.float32], NDArr
 
     parts = (view.features, view.prototypes[stars(view)])
     points = F.normalize(torch.cat([part - part.mean(0) if centred else part for part in parts]), dim=1).numpy()
+    if np.ptp(points, axis=0).max() < 1e-6:  # all are one: t-SNE would divide by their spread
+        return np.zeros((len(view.features), 2), np.float32), np.zeros((len(parts[1]), 2), np.float32)
     perplexity = min(30.0, max(2.0, (len(points) - 1) / 4))
     placed = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points)
     return placed[: len(view.features)], placed[len(view.features) :]

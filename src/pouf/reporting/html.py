@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from pouf.runs.folder import Run
 from pouf.runs.names import RECIPE
 from pouf.saving import Use
 from pouf.training.adaptation import Adaptation
+from pouf.validation.diagnostics import rows_of
 from pouf.validation.evaluation import wilson
 from pouf.validation.verdict import Verdict
 
@@ -35,19 +36,6 @@ PAIRS = 12  # of classes that are taken for each other
 THUMB = 48  # pixels
 REPORT = "report.html"
 BEGIN, END = "<!--verdict-->", "<!--/verdict-->"  # around what a review changes later
-# What it is called, zero-shot's value, that of the adapted model, and when it is an alarm (`RULES` of the diagnostics).
-DIAGNOSTICS = (
-    ("classes in use", "effective_before", "effective_after", "below half of zero-shot's"),
-    ("share of classes given to no input", "unused_before", "unused_after", "more than 0.3 above zero-shot's"),
-    ("mean probability of the predicted class", "confidence_before", "confidence_after",
-     "below half of zero-shot's, or more than 0.4 above the share in the next row"),
-    ("share of predictions that survive a small change of the input", "stability_before", "stability_after",
-     "zero-shot's clearly below 0.68"),
-    ("share of inputs on which both agree", None, "agreement", ""),
-    ("the same beyond chance (Cohen's kappa)", None, "kappa", "below 0.2"),
-    ("net change of the class shares", None, "shift", "above 0.5"),
-    ("agreement of the run's last two thirds with its end (kappa)", None, "convergence", "below 0.7"),
-)  # fmt: skip
 TUNED = {
     "full": "all weights", "prompt": "a soft prompt", "layernorm": "the LayerNorm weights",
     "lora": "low-rank matrices (LoRA)",
@@ -79,18 +67,17 @@ def write_report(
     """
     there, inference = Run(run), inference or InferenceConfig()
 
-    def at(use: Use) -> AbstractContextManager[Classifier]:
+    def at(use: Use) -> Classifier:
         if result is not None and result.checkpoints is not None:
             return result.at(use)
-        return nullcontext(Classifier.from_pretrained(run, use=use, device=device, trust_model=trust_model))
+        return Classifier.from_pretrained(run, use=use, device=device, trust_model=trust_model)
 
     if comparison is None:
-        comparison = look(at("zero-shot"), at(there.adapted), data, labels, inference, POINTS)
+        comparison = look(partial(at, "zero-shot"), partial(at, there.adapted), data, labels, inference, POINTS)
     compared: dict[str, Use] = {"zero-shot": "zero-shot", "last step": "last", "advised": "advised"}
     guesses = {}
     for name, use in compared.items() if labels is not None else ():
-        with at(use) as classifier:
-            guesses[name] = classifier.infer(data, inference)
+        guesses[name] = at(use).infer(data, inference)
     evaluation = _evaluation(guesses, labels, comparison.classes) if labels is not None else None
     file = Path(file) if file is not None else there.folder / REPORT
     write_text(file, _page(there, comparison, len(data), evaluation))
@@ -101,7 +88,9 @@ def before_and_after(result: Adaptation, data: Unlabelled, inference: InferenceC
     """What a report shows of a run that has just come to its end, by all its processes; None without checkpoints."""
     if result.checkpoints is None:
         return None
-    return look(result.at("zero-shot"), result.at(result.verdict.adapted), data, None, inference, POINTS)
+    return look(
+        partial(result.at, "zero-shot"), partial(result.at, result.verdict.adapted), data, None, inference, POINTS
+    )
 
 
 def update_verdict(run: Path) -> None:
@@ -125,7 +114,7 @@ def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] |
         about=_about(run, comparison, n, steps),
         verdict_block=Markup(BEGIN + render("verdict.html", verdict=verdict) + END),
         verdict=verdict,
-        diagnostics=_diagnostics(verdict),
+        diagnostics=rows_of(verdict.diagnostics),
         facts=_facts(verdict, n, comparison, steps, run.manifest.get("drift")),
         evaluation=evaluation,
         classes=names,
@@ -222,14 +211,6 @@ def _facts(
     if drift is not None:
         facts += [("predictions kept among other names", f"{_percent(drift['agreement'])} %")]
     return facts + ([("training time", f"{steps[-1]['seconds']:.0f} s")] if steps else [])
-
-
-def _diagnostics(verdict: Verdict) -> list[tuple[str, str, str, str]]:
-    seen = verdict.diagnostics._asdict() if verdict.diagnostics is not None else {}
-    return [
-        (name, "" if before is None else f"{seen[before]:.2f}", f"{seen[after]:.2f}", limit)
-        for name, before, after, limit in (DIAGNOSTICS if seen else ())
-    ]
 
 
 def _percent(share: Any) -> str:

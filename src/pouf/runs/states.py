@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pouf.classifier import Classifier, State
+from pouf.classifier import Classifier
 from pouf.files import write_json
 from pouf.interruption import is_by_all
 from pouf.parallel.process_group import init_processes
@@ -17,34 +17,27 @@ from pouf.validation.checkpoints import Checkpoint
 from pouf.validation.verdict import Verdict, failed_verdict
 
 
-def save_states(classifier: Classifier, result: Adaptation, folder: Path) -> set[str]:
-    """All states of a run that differ, each in its folder, and the verdict -> the names of those within the run's own.
-
-    The classifier stands as advised afterwards.
-    """
+def save_states(result: Adaptation, folder: Path) -> set[str]:
+    """All states of a run that differ, each in its folder, and the verdict -> names of the folders within the run's."""
     with replacing(folder) as partial:
-        inner = _write_states(classifier, result, partial)
+        inner = _write_states(result, partial)
         _write_verdict(result.verdict, partial)
     return inner
 
 
-def _write_states(classifier: Classifier, result: Adaptation, folder: Path) -> set[str]:
-    checkpoints = result.checkpoints
-    if checkpoints is None:
-        write(classifier, folder)
+def _write_states(result: Adaptation, folder: Path) -> set[str]:
+    if result.checkpoints is None:
+        write(result.classifier, folder)
         return set()
     names: dict[Checkpoint, tuple[Use, ...]] = {}
     for use in ("chosen", "last"):
         place = result.place(use)
         names[place] = (*names.get(place, ()), use)
-    advised = result.place(result.verdict.advised)
-    others = {place: uses for place, uses in names.items() if place != advised}
-    for place, uses in others.items():
-        checkpoints.restore(place)
-        write(classifier, folder / uses[0], uses)
-    checkpoints.restore(advised)
-    write(classifier, folder, names.get(advised, ()))
-    return {uses[0] for uses in others.values()}
+    advised = names.pop(result.place("advised"), ())
+    for uses in names.values():
+        write(result.at(uses[0]), folder / uses[0], uses)
+    write(result.at("advised"), folder, advised)
+    return {uses[0] for uses in names.values()}
 
 
 def save_failed_run(classifier: Classifier, verdict: Verdict, folder: Path) -> None:
@@ -54,11 +47,10 @@ def save_failed_run(classifier: Classifier, verdict: Verdict, folder: Path) -> N
         if verdict.advised != "zero-shot":
             write(classifier, partial)
             return
-        here = classifier.state()
         write(classifier, partial / "last", ("chosen", "last"))
-        classifier.set_state(State(None, None, None, None, dict.fromkeys(here.added)))
-        write(classifier, partial, ())
-        classifier.set_state(here)
+        zero_shot = classifier.copy()
+        zero_shot.tuner_settings = zero_shot.prompt = zero_shot.postprocessor = zero_shot.demonstrations = None
+        write(zero_shot, partial, ())  # nothing of its weights, which are those of the last step
 
 
 def _write_verdict(verdict: Verdict, folder: Path) -> None:
@@ -85,7 +77,7 @@ class ShardHolder:
 
     def finish(self, result: Adaptation) -> None:
         if self.classifier.backbone.sharded:
-            save_states(self.classifier, result, self.folder)
+            save_states(result, self.folder)
         self.done = True
 
     def finish_search(self, result: Adaptation, trials: dict[str, Any], ended_by: BaseException | None) -> None:

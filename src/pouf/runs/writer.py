@@ -136,8 +136,8 @@ class RunWriter(Callback):
         write_text(self.folder / METRICS, "".join(json.dumps(step._asdict()) + "\n" for step in history))
 
     def finish(self, result: Adaptation, status: str = "finished") -> None:
-        """All states of the run that differ, each in its folder; the classifier stands as advised afterwards."""
-        inner, self.checkpoints = save_states(self.classifier, result, self.folder), result.checkpoints
+        """All states of the run that differ, each in its folder."""
+        inner, self.checkpoints = save_states(result, self.folder), result.checkpoints
         for stale in {"chosen", "last"} - inner if result.checkpoints is not None else ():
             shutil.rmtree(self.folder / stale, ignore_errors=True)  # of the run before it was interrupted
         drift = {} if result.drift is None else {"drift": result.drift._asdict()}

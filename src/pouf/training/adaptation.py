@@ -1,13 +1,12 @@
-"""From unlabelled data to a verdict: train, correct, choose, and stand where the verdict says."""
+"""From unlabelled data to a verdict: train, correct, choose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from pouf.classifier import Classifier
@@ -32,16 +31,16 @@ from pouf.validation.verdict import Verdict, assess, not_judged, nothing_to_judg
 
 @dataclass
 class Adaptation:
-    """What came of an adaptation. The classifier stands where the verdict says, unless `restore` moves it."""
+    """The result of an adaptation: classifiers, and what speaks for them and against them."""
 
-    classifier: Classifier = field(repr=False)
+    classifier: Classifier = field(repr=False)  # what the verdict advises: a step of the run, or zero-shot
     recipe: Recipe = field(repr=False)
     history: list[Step] = field(repr=False)  # empty where nothing was trained
     trainable: int
     total: int
     checkpoints: Checkpoints | None = field(repr=False)
     verdict: Verdict
-    held: Tensor | None = field(default=None, repr=False)  # (k,), shares that corrected predictions keep to
+    target_shares: Tensor | None = field(default=None, repr=False)  # (k,), of corrected predictions
     method: str = "pouf"
     absent: list[str] = field(
         default_factory=list
@@ -51,37 +50,39 @@ class Adaptation:
     drift: Drift | None = None  # of names outside of the task, where some are to be kept
     files: dict[str, Path] = field(default_factory=dict)  # the run, its predictions and its report, where written
 
-    def restore(self, use: Use) -> None:
-        """Put the classifier where the verdict advises, to the chosen step, the last one, or zero-shot."""
+    def at(self, use: Use) -> Classifier:
+        """The classifier at the last step, at the chosen one, before training, or as the verdict advises.
+
+        Each call gives one of its own, whose weights are read from the disk. Where weights are sharded, there is one
+        set of them, and all classifiers of the run have those that were asked for last.
+        """
         one_of("use", use, dict.fromkeys(USES))
-        use = self.verdict.advised if use == "advised" else use
-        if self.checkpoints is not None:
-            self.checkpoints.restore(self.place(use))
-        else:
-            self._check_there(use)
-
-    @contextmanager
-    def at(self, use: Use) -> Iterator[Classifier]:
-        """The classifier as it was there, for a while."""
-        use = self.verdict.advised if use == "advised" else use
+        place, sharded = self.place(use), self.classifier.backbone.sharded
+        if place == self.place("advised") and not sharded:
+            return self.classifier
         if self.checkpoints is None:
-            self._check_there(use)
-            yield self.classifier
-        else:
-            with self.checkpoints.at(self.place(use)) as classifier:
-                yield classifier
-
-    def _check_there(self, use: Use) -> None:
-        """Without checkpoints there is one state, the last."""
-        if use == "zero-shot" and (self.history or self.classifier.postprocessor is not None):
             raise InputError("this run kept no checkpoints to go back to: give it snapshots")
+        found = self.checkpoints.classifier(place)
+        found.model_card = self.classifier.model_card
+        return found
+
+    def save_pretrained(self, folder: str | Path, **options: Any) -> str | None:
+        """Write what the verdict advises; options as of `Classifier.save_pretrained`."""
+        return self.classifier.save_pretrained(folder, **options)
 
     def place(self, use: Use) -> Checkpoint:
-        assert self.checkpoints is not None
-        if use == "zero-shot" or (use == "chosen" and self.verdict.chosen == 0 != self.verdict.last):
-            return ZERO_SHOT
-        chosen = self.verdict.chosen
-        return self.checkpoints.of(chosen) if use == "chosen" and chosen is not None else self.checkpoints.last
+        use = self.verdict.advised if use == "advised" else use
+        if self.checkpoints is None:  # then there is one state, the last
+            changed = self.history or self.classifier.postprocessor is not None
+            return ZERO_SHOT if use == "zero-shot" and changed else Checkpoint(len(self.history), True)
+        return _place(self.checkpoints, self.verdict, use)
+
+
+def _place(checkpoints: Checkpoints, verdict: Verdict, use: Use) -> Checkpoint:
+    use = verdict.advised if use == "advised" else use
+    if use == "zero-shot" or (use == "chosen" and verdict.chosen == 0 != verdict.last):
+        return ZERO_SHOT
+    return checkpoints.of(verdict.chosen) if use == "chosen" and verdict.chosen is not None else checkpoints.last
 
 
 def adapt(
@@ -97,7 +98,9 @@ def adapt(
     keep_tuned: bool = True,
     known_shares: Tensor | None = None,
 ) -> Adaptation:
-    """Tune a classifier on unlabelled data, in place, and correct its predictions as a whole where the recipe says so.
+    """Tune a classifier on unlabelled data, and correct its predictions as a whole where the recipe says so.
+
+    The classifier is trained in place, to its last step: give a copy where it is needed as it is.
 
     Args:
         data: they have no labels, and neither their names nor their order play a part. None with shots: the shots
@@ -143,55 +146,21 @@ def adapt(
             inference = replace(inference, cache=None)
         last = training.history[-1].step if training.history else 0
         if checkpoints is not None and choice is not None and choice.step not in (0, last):
-            with checkpoints.at(Checkpoint(choice.step)):
-                correct(classifier, inputs, recipe, inference, checkpoints, choice.step, held.predictions)
+            chosen = checkpoints.classifier(Checkpoint(choice.step))
+            correct(chosen, inputs, recipe, inference, checkpoints, choice.step, held.predictions)
+            del chosen
+            checkpoints.refill(training.history[-1].step)
         correct(classifier, inputs, recipe, inference, checkpoints, last, held.predictions)
     total = sum(p.numel() for p in classifier.parameters())
     if checkpoints is not None:
         verdict = world.broadcast(assess(checkpoints, choice or _corrected(checkpoints)))
     else:
         verdict = not_judged(_why_unjudged(recipe)) if training.history else nothing_to_judge()
-    result = Adaptation(
+    if checkpoints is not None:
+        classifier = checkpoints.hand_over(_place(checkpoints, verdict, "advised"))
+    return Adaptation(
         classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, held.predictions
     )
-    result.restore("advised")
-    return result
-
-
-@contextmanager
-def undone_if_refused(classifier: Classifier, callbacks: list[Callback]) -> Iterator[None]:
-    """An `InputError` before the first step leaves the classifier as it was when this was opened."""
-    progress = _Progress()
-    callbacks.append(progress)
-    backbone, state, temperature = classifier.backbone, classifier.state(), classifier.temperature
-    question = classifier.templates, classifier.new_head_seed, classifier.base
-    scale = backbone.logit_scale.detach().clone()
-    trained = {parameter: parameter.requires_grad for parameter in backbone.parameters()}
-    try:
-        yield
-    except InputError:
-        if not progress.begun:
-            classifier.backbone = backbone
-            classifier.set_state(state)
-            classifier.templates, classifier.new_head_seed, classifier.base = question
-            classifier.temperature = temperature
-            with torch.no_grad():
-                backbone.logit_scale.copy_(scale)
-            for parameter, was_trained in trained.items():
-                parameter.requires_grad_(was_trained)
-        raise
-
-
-class _Progress(Callback):
-    """Whether the weights have changed."""
-
-    begun = False
-
-    def on_resume(self, history: list[Step]) -> None:
-        self.begun = True
-
-    def on_step(self, step: Step) -> None:
-        self.begun = True
 
 
 def _why_unjudged(recipe: Recipe) -> str:
@@ -219,7 +188,7 @@ def correct(
     encoded = classifier.encode_share(data, inference)
     classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior, inference.world)
     if checkpoints is not None:
-        checkpoints.take_postprocessed(step)
+        checkpoints.take_postprocessed(step, classifier)
 
 
 def _corrected(checkpoints: Checkpoints) -> Choice:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pouf.errors import InputError
 
 if TYPE_CHECKING:
+    from pouf.classifier import Classifier
     from pouf.inference.encode import InferenceConfig
     from pouf.recipe import Recipe
     from pouf.training.adaptation import Adaptation
@@ -60,14 +61,16 @@ class Callback:
     def on_step(self, step: Step) -> bool | None:
         """After each step. True ends the training, and this step is its last."""
 
-    def on_checkpoint(self, step: int) -> bool | None:
-        """The classifier stands at a step that is looked at, and may be looked at here; 0 is before training.
+    def on_checkpoint(self, step: int, classifier: Classifier) -> bool | None:
+        """The classifier as it is after a step at which predictions are recorded; 0 is before training.
+
+        Training goes on with it: take a `copy.deepcopy` of it to keep it.
 
         True ends the training, but at 0.
         """
 
     def on_end(self, result: Adaptation) -> None:
-        """The verdict is made, and the classifier stands where it says."""
+        """The verdict is made, and the run is written."""
 
     def on_error(self, error: BaseException) -> None:
         """The run broke off, or was interrupted; the error goes on its way afterwards."""

@@ -15,7 +15,7 @@ from pouf.data.base import Unlabelled
 from pouf.data.loader import Reader
 from pouf.data.random_batches import Draw
 from pouf.errors import InputError
-from pouf.inference.encode import InferenceConfig, to_encode
+from pouf.inference.encode import FeatureStore, InferenceConfig
 from pouf.losses.objective import Objective
 from pouf.models.base import Scores
 from pouf.recipe import PRESETS, ObjectiveSettings, Recipe
@@ -72,26 +72,20 @@ def estimate(
         demonstrations: solved examples will be shown beside each input.
         known_shares: those of the classes are known, and need not be looked for.
     """
-    state, n, k = classifier.state(), len(data), len(classifier.classes)
-    had_gradient = {parameter: parameter.requires_grad for parameter in classifier.parameters()}
+    classifier, n, k = classifier.copy(), len(data), len(classifier.classes)
     few, shown = min(k, TIMED), demonstrations or classifier.demonstrations is not None
-    try:
-        # Of a few classes: a thousand prompts would take longer than the answer is worth.
-        tuner: Tuner = TUNERS[recipe.tuner.name](
-            Target(classifier.backbone, classifier.texts()[:few], None, lambda: _some_prototypes(classifier, few)),
-            recipe.tuner,
-        )
-        cropped = recipe.augment != "none" and data.modality == "image"
-        looked_up = not (tuner.touches_inputs or shown) and (recipe.views or not cropped)
-        batch = min(max(recipe.batch_size, recipe.batch_per_class * k), n)
-        once, trained = _inputs(classifier, tuner, data, recipe) if recipe.steps else (0.0, 0.0)
-        prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
-        loss = _loss(classifier, recipe, batch) if recipe.steps else 0.0
-    finally:
-        classifier.set_state(state)
-        for parameter, needs_gradient in had_gradient.items():
-            parameter.requires_grad_(needs_gradient)
-    missing, sample = to_encode(classifier.backbone, data, inference), min(n, PERTURBED)
+    # Of a few classes: a thousand prompts would take longer than the answer is worth.
+    tuner: Tuner = TUNERS[recipe.tuner.name](
+        Target(classifier.backbone, classifier.texts()[:few], None, lambda: _some_prototypes(classifier, few)),
+        recipe.tuner,
+    )
+    cropped = recipe.augment != "none" and data.modality == "image"
+    looked_up = not (tuner.touches_inputs or shown) and (recipe.views or not cropped)
+    batch = min(max(recipe.batch_size, recipe.batch_per_class * k), n)
+    once, trained = _inputs(classifier, tuner, data, recipe) if recipe.steps else (0.0, 0.0)
+    prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
+    loss = _loss(classifier, recipe, batch) if recipe.steps else 0.0
+    missing, sample = FeatureStore(classifier.backbone, inference).missing(data), min(n, PERTURBED)
     if looked_up:
         encoded = missing * (recipe.views if cropped else 1)
         forward, per_step = encoded + (sample if recipe.snapshots else 0), 0.0

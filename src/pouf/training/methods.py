@@ -52,13 +52,15 @@ class Preparation(NamedTuple):
     demonstrations: Demonstrations | None = None
     postprocessor: Postprocessor | None = None
 
-    def apply(self, classifier: Classifier) -> None:
-        if self.head_seed is not None and classifier.new_head_seed is None:
-            classifier.attach_new_head(self.head_seed)
+    def applied_to(self, classifier: Classifier) -> Classifier:
+        """A classifier of its own; the given one stays as it is."""
+        fresh = self.head_seed is not None and classifier.head_seed is None
+        prepared = classifier.with_new_head(self.head_seed or 0) if fresh else classifier.copy()
         if self.demonstrations is not None:
-            classifier.demonstrations = self.demonstrations
+            prepared.demonstrations = self.demonstrations
         if self.postprocessor is not None:
-            classifier.postprocessor = self.postprocessor.to(classifier.device)
+            prepared.postprocessor = self.postprocessor.to(classifier.device)
+        return prepared
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ class Method:
 
     def prepare_classifier(
         self, classifier: Classifier, shots: Shots | None, seed: int, samples: int = 16, **limits: int | None
-    ) -> None:
-        self.preparation(shots, seed, samples, **limits).apply(classifier)
+    ) -> Classifier:
+        return self.preparation(shots, seed, samples, **limits).applied_to(classifier)
 
 
 _SPOKEN: dict[Kind, str] = {

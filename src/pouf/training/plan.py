@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from pouf.data.labelled import Shots, read_shots
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
+from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard
 from pouf.parallel.process_group import init_processes
 from pouf.recipe import PRESETS, Recipe
@@ -63,56 +64,43 @@ class Plan(NamedTuple):
 def make_plan(
     classifier: Classifier,
     data: Inputs | None,
+    options: AdaptOptions,
     *,
     cache: FeatureCache,
     report: bool,
-    recipe: Recipe | str | Path | None = None,
-    max_minutes: float | None = None,
     runs: int = 1,
-    **options: Any,
 ) -> Plan:
     """What to do with a classifier, as `Classifier.adapt` describes it.
 
     Args:
         report: predictions and a report are written at the end.
-        max_minutes: for all runs together.
-        runs: how often it is to be done, as by a search.
-        options: all else that `settle` takes.
+        runs: how often it is to be done, as by a search; a limit of minutes is for all of them.
     """
     if classifier.adapted:
         logger.warning(
             "this classifier was adapted before: what this run compares with, and calls zero-shot, is the classifier "
             "as it is now"
         )
-    plan_with = partial(settle, classifier, unlabelled(classifier, data), **options)
-    if max_minutes is None:
-        return plan_with(recipe=recipe)
-    if recipe is not None:
+    plan_with = partial(resolve_plan, classifier, unlabelled(classifier, data))
+    if options.max_minutes is None:
+        return plan_with(options)
+    if options.recipe is not None:
         raise InputError("a recipe and a limit of minutes: give one of them, since the limit chooses a preset")
     fitting = largest_preset(
-        lambda name: plan_with(recipe=name).estimate(classifier, cache, report), max_minutes / runs
+        lambda name: plan_with(replace(options, recipe=name)).estimate(classifier, cache, report),
+        options.max_minutes / runs,
     )
-    return plan_with(recipe=init_processes(classifier.device).broadcast(fitting))
+    return plan_with(replace(options, recipe=init_processes(classifier.device).broadcast(fitting)))
 
 
-def settle(
-    classifier: Classifier,
-    data: Unlabelled | None,
-    *,
-    method: str = "pouf",
-    recipe: Recipe | str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    shots: Shots | str | Path | None = None,
-    demonstrations: bool = False,
-    prior: str | Sequence[float] | None = None,
-    refine: bool | None = None,
-    seed: int | None = None,
-) -> Plan:
+def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
+    method, recipe, shots, prior = options.method, options.recipe, options.shots, options.prior
+    settings = options.settings
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
         settings = {"temperature": classifier.temperature, **(settings or {})}  # its own, unless told otherwise
-    settled = chosen.recipe(classifier.kind, recipe, _changes(method, chosen, settings, prior, refine, seed))
+    settled = chosen.recipe(classifier.kind, recipe, _changes(chosen, replace(options, settings=settings)))
     if isinstance(shots, (str, Path)):
         shots = read_shots(shots, classifier.classes, classifier.backbone.modality, classifier.columns)
     chosen.check(method, classifier.kind, shots)
@@ -124,7 +112,7 @@ def settle(
         data = data.for_one_reader()
     if shots is not None and settled.steps and settled.objective.labels == 0:
         settled = settled.with_settings({"objective.labels": 1.0})
-    if demonstrations:
+    if options.demonstrations:
         if shots is None or classifier.backbone.cloze is None:
             raise InputError("demonstrations are shots in a template: give shots, and a template with [MASK]")
         chosen = replace(chosen, demonstrations="after")
@@ -138,7 +126,7 @@ def settle(
             len(classifier.classes) <= settled.keep_shares_max_classes
         )  # then shares are all that refinement would move
         ours = settled.objective.prior != "paper"
-        if trains and ours and (settled.postprocess == "none" or few) and refine is None:
+        if trains and ours and (settled.postprocess == "none" or few) and options.refine is None:
             # Training pulls towards known shares; these offsets see to it that it ends there.
             settled = settled.with_settings(postprocess="shares")
     learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled
@@ -162,24 +150,19 @@ def _known_shares(proportions: Sequence[float] | Tensor, k: int) -> Tensor:
     return shares / shares.sum()
 
 
-def _changes(
-    method: str,
-    chosen: Method,
-    settings: Mapping[str, Any] | None,
-    prior: str | Sequence[float] | None,
-    refine: bool | None,
-    seed: int | None,
-) -> dict[str, Any]:
+def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:
     """All changes to the recipe, by dotted name."""
-    changes = dict(settings or {})
+    changes = dict(options.settings or {})
     if changes.get("steps") and chosen.settings.get("steps") == 0:
-        raise InputError(f"method {method!r} trains nothing: leave the steps out, or set postprocess in a recipe")
-    if refine is not None:
-        changes |= {"postprocess": "refinement" if refine else "none", "keep_shares_max_classes": 0}
-    if isinstance(prior, str):
-        changes |= {"objective.prior": prior, "keep_shares_max_classes": 0}
-    if seed is not None:
-        changes["seed"] = seed
+        raise InputError(
+            f"method {options.method!r} trains nothing: leave the steps out, or set postprocess in a recipe"
+        )
+    if options.refine is not None:
+        changes |= {"postprocess": "refinement" if options.refine else "none", "keep_shares_max_classes": 0}
+    if isinstance(options.prior, str):
+        changes |= {"objective.prior": options.prior, "keep_shares_max_classes": 0}
+    if options.seed is not None:
+        changes["seed"] = options.seed
     if "optimisation.lr" in changes:  # what was asked for is what is done
         changes.setdefault("keep_shares_lr_factor", 1.0)
     return changes

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +65,11 @@ class Search:
     ended_by: BaseException | None = None  # what ended it before all trials were run
 
     @property
+    def classifier(self) -> Classifier:
+        """What the verdict advises."""
+        return self.result.classifier
+
+    @property
     def settings(self) -> dict[str, Any] | None:
         """What was chosen; None where no trial is believable."""
         return self.trials[self.ranking.best].settings if self.ranking.best is not None else None
@@ -117,12 +121,11 @@ class TrialLog:
             write_state(self.file, {"about": self.about, "trials": rows})
 
 
-# A copy of the classifier, its recipe and the number of the trial -> what came of adapting it.
-Adapt = Callable[[Classifier, Recipe, int], Adaptation]
+# The recipe of a trial and its number -> what came of adapting a copy of the classifier.
+Adapt = Callable[[Recipe, int], Adaptation]
 
 
 def search(
-    classifier: Classifier,
     recipe: Recipe,
     settings: Sequence[Mapping[str, Any]],
     adapt: Adapt,
@@ -130,7 +133,7 @@ def search(
     log: TrialLog,
     world: ProcessGroup = ALONE,
 ) -> Search:
-    """Adapt a copy of the classifier with each setting, and choose among all their steps.
+    """Adapt with each setting, and choose among all their steps.
 
     Weights are kept of the best trial so far alone. Where the vote of all ends elsewhere, that trial is run again: it
     repeats itself to the bit. An interruption ends the search with the trials that have come to their end; those in
@@ -144,8 +147,7 @@ def search(
 
     def run(number: int) -> Adaptation:
         on_trial(dict(settings[number]))
-        # The classifier keeps its own tensors; what is not trained could be shared, but trials may tune anything.
-        return adapt(copy.deepcopy(classifier), recipes[number], number)
+        return adapt(recipes[number], number)
 
     trials: list[Trial] = []
     kept: int | None = None  # the best trial so far
@@ -193,15 +195,16 @@ def _judged(changes: dict[str, Any], result: Adaptation) -> Trial:
     return judge_trial(changes, result.checkpoints, result.checkpoints.choose())
 
 
-def select_step(result: Adaptation, step: int, data: Unlabelled, inference: InferenceConfig) -> None:
-    """Let a trial be as if it had chosen this step itself."""
+def select_step(result: Adaptation, step: int, data: Unlabelled, inference: InferenceConfig) -> Adaptation:
+    """A trial as if it had chosen this step itself."""
     checkpoints = result.checkpoints
     assert checkpoints is not None
-    if result.recipe.postprocess != "none" and Checkpoint(step, True) not in checkpoints.states:
-        with checkpoints.at(Checkpoint(step)) as classifier:
-            correct(classifier, data, result.recipe, inference, checkpoints, step, result.held)
-    result.verdict = inference.world.broadcast(assess(checkpoints, checkpoints.choose()._replace(step=step)))
-    result.restore("advised")
+    if result.recipe.postprocess != "none" and Checkpoint(step, True) not in checkpoints.postprocessors:
+        classifier = checkpoints.classifier(Checkpoint(step))
+        correct(classifier, data, result.recipe, inference, checkpoints, step, result.target_shares)
+    verdict = inference.world.broadcast(assess(checkpoints, checkpoints.choose()._replace(step=step)))
+    changed = replace(result, verdict=verdict)
+    return replace(changed, classifier=checkpoints.classifier(changed.place("advised")))
 
 
 def judge_trial(settings: dict[str, Any], checkpoints: Checkpoints, choice: Choice) -> Trial:
@@ -217,7 +220,7 @@ def judge_trial(settings: dict[str, Any], checkpoints: Checkpoints, choice: Choi
         for place in checkpoints.predictions
         if place.step and not alarms(checkpoints.diagnose(checkpoints.of(place.step)))
     }
-    kept = frozenset(place.step for place in checkpoints.states)
+    kept = frozenset(place.step for place in checkpoints.postprocessors)
     return Trial.of(settings, believable, ", ".join(at_the_end), kept)
 
 

@@ -145,19 +145,16 @@ def watched(
     """Checkpoints with zero-shot as the first; None where there is no choice to be made."""
     if recipe.snapshots == 0 or data.streamed or not recipe.objective.needs_unlabelled:
         return None
-    # Demonstrations have labels: they are no part of zero-shot.
-    demonstrations, classifier.demonstrations = classifier.demonstrations, None
-    try:
-        sample = Sample(classifier, data, recipe.seed, inference)
-        checkpoints = Checkpoints(
-            classifier, sample, recipe.steps, folder if recipe.steps else None,
-            without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", keeps=shares.offsets,
-            known_shares=shares.known,
-        )  # fmt: skip
-        checkpoints.overpredicted = shares.overpredicted
-        checkpoints.take_zero_shot()
-    finally:
-        classifier.demonstrations = demonstrations
+    zero_shot = classifier.copy()
+    zero_shot.demonstrations = None  # they have labels
+    sample = Sample(zero_shot, data, recipe.seed, inference)
+    checkpoints = Checkpoints(
+        classifier, zero_shot, sample, recipe.steps, folder if recipe.steps else None,
+        without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", keeps=shares.offsets,
+        known_shares=shares.known,
+    )  # fmt: skip
+    checkpoints.overpredicted = shares.overpredicted
+    checkpoints.take_zero_shot()
     return checkpoints
 
 
@@ -235,7 +232,7 @@ def record_checkpoint(state: TrainingState, step: int, lr: float) -> bool:
         state.checkpoints.take(step)
         if not state.checkpoints.finite:
             raise Diverged(step, "a prediction", lr)
-    return _any_process(state, lambda callback: callback.on_checkpoint(step))
+    return _any_process(state, lambda callback: callback.on_checkpoint(step, state.engine.classifier))
 
 
 def _any_process(state: TrainingState, event: Callable[[Callback], bool | None]) -> bool:

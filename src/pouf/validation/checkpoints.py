@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.classifier import Classifier, State
+from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.shards import from_first, is_main, write_shards
+from pouf.postprocess import Postprocessor
 from pouf.reading import read_tensor, read_tensors
 from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
@@ -44,13 +44,14 @@ ZERO_SHOT = Checkpoint(0)
 
 
 class Checkpoints:
-    """Weights and state of a classifier at some steps, with what it predicted there for a sample of the data.
+    """Weights and correction of a classifier at some steps, with what it predicted there for a sample of the data.
 
     All predictions are kept. Weights wait on disk, and of these only what the choice can still need: those it started
     from, the best so far, and the last.
 
     Args:
-        classifier: as it is before training.
+        classifier: the one that is trained.
+        zero_shot: a copy of it, as it is before training.
         sample: what the predictions are of.
         steps: how long the run is to be.
         without_bias: the run will be corrected by what is said of every input alike, and so it is taken away from all
@@ -71,6 +72,7 @@ class Checkpoints:
     def __init__(
         self,
         classifier: Classifier,
+        zero_shot: Classifier,
         sample: Sample,
         steps: int,
         folder: Path | None = None,
@@ -79,7 +81,7 @@ class Checkpoints:
         keeps: Tensor | None = None,
         known_shares: Tensor | None = None,
     ) -> None:
-        self.classifier, self.sample, self.steps = classifier, sample, steps
+        self.trained, self.zero_shot, self.sample, self.steps = classifier, zero_shot, sample, steps
         self.without_bias, self.keeps, self.known_shares = without_bias, keeps, known_shares
         self.folder, self.files = folder or temporary_folder(), OwnFiles()
         self._drop = self.files.drop if folder is not None else partial(drop, self.folder)
@@ -87,9 +89,12 @@ class Checkpoints:
         self.needed: set[int] = set()  # steps whose weights the saved state of the run refers to
         self.tuner: Tuner | None = None
         self.predictions: dict[Checkpoint, SnapshotPredictions] = {}
-        self.states: dict[Checkpoint, State] = {}
+        # The correction of each whose weights are there.
+        self.postprocessors: dict[Checkpoint, Postprocessor | None] = {ZERO_SHOT: zero_shot.postprocessor}
         self.offsets: dict[Checkpoint, Tensor] = {}  # of what is compared, where shares are kept
-        self.here = ZERO_SHOT  # where the classifier stands
+        self.latest = ZERO_SHOT  # what was looked at last
+        self.started_adapted = zero_shot.adapted
+        self._added = {name: getattr(zero_shot.backbone, name) for name in zero_shot.backbone.added_by_tuners}
         if folder is None:
             self.release()
 
@@ -105,20 +110,21 @@ class Checkpoints:
 
     def take_zero_shot(self) -> None:
         """Before anything is tuned."""
-        self.states[ZERO_SHOT] = self.classifier.state()
-        self.started_adapted = self.classifier.adapted
-        self._look(ZERO_SHOT, touched=False)
-        self.names = check_names(self.classifier, self.sample.features)
+        self._look(ZERO_SHOT, self.zero_shot, touched=False)
+        self.names = check_names(self.zero_shot, self.sample.features)
 
     def begin(self, tuner: Tuner) -> None:
         """Keep the weights that training starts from."""
         self.tuner = tuner
+        backbone = self.trained.backbone
+        self._added_by_tuner = {name: getattr(backbone, name) for name in backbone.added_by_tuners}
         if not (self.folder / STATE).is_file():  # of a process that was killed
             self._clear(set())
         size = sum(p.numel() * p.element_size() for p in tuner.parameters.values())
         if size > 2**20:
             logger.info("checkpoints take up to %s in %s", _size(3 * size), self.folder)
         self._write(0)
+        self._empty(self.zero_shot)
 
     def take(self, step: int) -> None:
         """The classifier as it stands now, after so many steps."""
@@ -126,31 +132,30 @@ class Checkpoints:
         here = Checkpoint(step)
         if step > 0:
             self._write(step)
-            self.here, self.states[here] = here, self.classifier.state()
-            self._look(here, self.tuner.touches_inputs)
+            self.postprocessors[here] = self.trained.postprocessor
+            self._look(here, self.trained, self.tuner.touches_inputs)
             self._forget(step)
 
     @property
     def finite(self) -> bool:
         """Whether what was seen last can be judged: weights out of all bounds predict no numbers."""
-        return self.here not in self.predictions or bool(self.predictions[self.here].probabilities.isfinite().all())
+        return self.latest not in self.predictions or bool(self.predictions[self.latest].probabilities.isfinite().all())
 
-    def take_postprocessed(self, step: int) -> None:
-        """The same step, with the correction that the classifier has now."""
+    def take_postprocessed(self, step: int, classifier: Classifier) -> None:
+        """The same step, with the correction that this classifier has."""
         here = Checkpoint(step, True)
-        touched = self.tuner is not None and self.tuner.touches_inputs and step > 0
-        self.here, self.states[here] = here, self.classifier.state()
-        self._look(here, touched)
+        self.postprocessors[here] = classifier.postprocessor
+        self._look(here, classifier, self.tuner is not None and self.tuner.touches_inputs and step > 0)
 
-    def _look(self, here: Checkpoint, touched: bool) -> None:
+    def _look(self, here: Checkpoint, classifier: Classifier, touched: bool) -> None:
         """Predictions of all checkpoints are of the same inputs: what can't be read any more goes from all of them."""
         before = self.sample.before.indices
-        seen = self.sample.look(self.classifier, touched)
+        seen = self.sample.look(classifier, touched)
         if (after := self.sample.before.indices) != before:
             rows = [before.index(index) for index in after]
             self.predictions = {place: each.only(rows) for place, each in self.predictions.items()}
             self.offsets = {}
-        self.predictions[here] = seen
+        self.predictions[here], self.latest = seen, here
 
     def comparable(self, checkpoint: Checkpoint) -> SnapshotPredictions:
         """What the classifier predicted there, as the end of the run will be corrected."""
@@ -170,7 +175,7 @@ class Checkpoints:
     def state_dict(self) -> dict[str, Any]:
         """All but the weights, which are on disk."""
         predictions = [[list(place), list(seen)] for place, seen in self.predictions.items()]
-        return {"predictions": predictions, "kept": [place.step for place in self.states],
+        return {"predictions": predictions, "kept": [place.step for place in self.postprocessors],
                 "inputs": self.sample.before.indices}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -187,8 +192,8 @@ class Checkpoints:
                     write_tensors(self._file(step), tensors)
             self._note(step)
             if step > 0:
-                self.states[Checkpoint(step)] = self.classifier.state()
-        self.here, self.needed = self.last, set(state["kept"])
+                self.postprocessors[Checkpoint(step)] = self.trained.postprocessor
+        self.latest, self.needed = self.last, set(state["kept"])
 
     def _clear(self, but: set[int]) -> None:
         for file in self.folder.glob("[0-9]*.safetensors"):
@@ -197,45 +202,72 @@ class Checkpoints:
 
     def saved(self) -> None:
         """The state was saved: weights that only the one before referred to can go."""
-        self.needed, before = {place.step for place in self.states}, self.needed
+        self.needed, before = {place.step for place in self.postprocessors}, self.needed
         for step in before - self.needed:
             self._file(step).unlink(missing_ok=True)
 
     @property
     def last(self) -> Checkpoint:
-        return max(self.states)
+        return max(self.postprocessors)
 
     def of(self, step: int) -> Checkpoint:
         """A step as it is to be used: corrected, where it was."""
         corrected = Checkpoint(step, True)
-        return corrected if corrected in self.states else Checkpoint(step)
+        return corrected if corrected in self.postprocessors else Checkpoint(step)
+
+    def classifier(self, checkpoint: Checkpoint) -> Classifier:
+        """The classifier as it was there, in memory of its own where it was tuned.
+
+        Sharded weights are there once: they then are those of this checkpoint, for all classifiers of the run.
+        """
+        found = (self.zero_shot if checkpoint == ZERO_SHOT else self.trained).copy()
+        found.postprocessor = copy.deepcopy(self.postprocessors[checkpoint])
+        self._fill(found, checkpoint)
+        return found
+
+    def hand_over(self, checkpoint: Checkpoint) -> Classifier:
+        """The same, once nothing is trained any more: for the last step it is the one that was trained."""
+        trained, self.trained = self.trained, self.trained.copy()
+        self._empty(self.trained)
+        return trained if checkpoint == self.last else self.classifier(checkpoint)
+
+    def refill(self, step: int) -> None:
+        """Sharded weights are those of this step again."""
+        if self._sharded:
+            self._fill(self.trained, Checkpoint(step))
 
     @torch.no_grad()
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Put the classifier back to where it was."""
-        self.classifier.set_state(self.states[checkpoint])
-        self.here = checkpoint
-        if self.tuner is not None:
-            tensors = self._read(checkpoint.step) if not self._sharded else {}
-            for name, parameter in self.tuner.parameters.items():
-                parameter.copy_(self._shared_out(checkpoint.step, name, parameter) if self._sharded else tensors[name])
+    def _fill(self, classifier: Classifier, checkpoint: Checkpoint) -> None:
+        """With the tuned weights of a checkpoint."""
+        if self.tuner is None:
+            return
+        own = dict(classifier.named_parameters())
+        if not self._sharded:
+            for name, tensor in self._read(checkpoint.step).items():
+                if name in own:
+                    own[name].data = tensor.to(own[name])
+            return
+        for name, parameter in self.tuner.parameters.items():
+            value = self._shared_out(checkpoint.step, name, parameter)
+            if name.startswith("backbone."):
+                parameter.copy_(value)
+            elif name in own:
+                own[name].data = value.clone()
+        for name, added in (self._added if checkpoint == ZERO_SHOT else self._added_by_tuner).items():
+            setattr(classifier.backbone, name, added)
 
-    @contextmanager
-    def at(self, checkpoint: Checkpoint) -> Iterator[Classifier]:
-        """The classifier as it was there, for a while."""
-        before = self.here
-        self.restore(checkpoint)
-        try:
-            yield self.classifier
-        finally:
-            self.restore(before)
+    def _empty(self, classifier: Classifier) -> None:
+        """Give the memory of tuned weights back: they wait on disk."""
+        for name, parameter in classifier.named_parameters():
+            if self.tuner is not None and name in self.tuner.parameters and not self._sharded:
+                parameter.data = parameter.data.new_empty(0)
 
     def choose(self) -> Choice:
         """The step to believe, by the predictions of training alone, among those whose weights are there."""
         trained = {
             place.step: self.comparable(place).probabilities for place in self.predictions if not place.postprocessed
         }
-        return choose(trained, self.sample.features, {place.step for place in self.states})
+        return choose(trained, self.sample.features, {place.step for place in self.postprocessors})
 
     def diagnose(self, checkpoint: Checkpoint, convergence: float = 1.0) -> Diagnostics:
         """Of a checkpoint against zero-shot."""
@@ -256,12 +288,12 @@ class Checkpoints:
         ensemble = votes(seen, self.steps)
         best = latest
         if ensemble is not None:
-            kept = [place.step for place in self.states if place.step > 0]
+            kept = [place.step for place in self.postprocessors if place.step > 0]
             best = max(kept, key=lambda step: (share(seen[step].argmax(1) == ensemble), step))
             best = self.sample.inference.world.broadcast(best)  # a tie must not be broken differently
-        for place in list(self.states):
+        for place in list(self.postprocessors):
             if place.step not in (0, best, latest):
-                del self.states[place]
+                del self.postprocessors[place]
                 if place.step not in self.needed:
                     self._file(place.step).unlink(missing_ok=True)
 
@@ -286,7 +318,7 @@ class Checkpoints:
     @property
     def _sharded(self) -> bool:
         """The weights are in the first process's folder alone, and come from there as shards."""
-        return self.classifier.backbone.sharded
+        return self.trained.backbone.sharded
 
     def _file(self, step: int) -> Path:
         return self.folder / f"{step}.safetensors"

@@ -89,151 +89,261 @@ class Finding(NamedTuple):
     """An alarm or a caution."""
 
     name: str
-    message: str  # for people: what was seen and what it may mean
+    message: str  # for people: what was found and what it may mean
     advice: str = ""  # a sentence on what to do
 
 
-class Rule(NamedTuple):
-    """When a finding is reported; its message and advice are filled in with the diagnostics.
+class Metric(NamedTuple):
+    """A row of `METRICS`: a quantity, and the finding that is reported where it crosses its limit.
 
-    On an alarm zero-shot is used. A caution is said wherever the verdict is, and changes nothing about what is used.
+    After an alarm zero-shot is used. A caution is reported with the verdict, and changes nothing about what is used.
     """
 
-    name: str
-    fires: Callable[[Diagnostics], bool]
-    message: str
-    advice: str = ""
+    label: str  # of the quantity; it may have several rows, one for each finding
+    fields: tuple[str, str]  # of `Diagnostics`, for zero-shot and adapted, as reports show them; "" for none
+    name: str = ""  # of the finding; a row without one is only shown
     level: Literal["alarm", "caution"] = "alarm"
+    limit: float = 0.0
+    condition: Callable[[Diagnostics, float], bool] = lambda d, limit: False  # given the limit
+    rule: str = ""  # the condition in words; {limit} is filled in
+    message: str = ""  # of the finding; {d.…} are filled in
+    advice: str = ""
+
+    def fires(self, diagnostics: Diagnostics) -> bool:
+        return self.condition(diagnostics, self.limit)
+
+    @property
+    def condition_in_words(self) -> str:
+        return self.rule.format(limit=self.limit)
 
 
+NOT_SHOWN = ("", "")
 OTHER_NAMES = "Are these the classes in the data? If so, try other words for them, or another template."
 SLOWER = "Try a smaller learning rate."
-FEW_INPUTS, FEW_STEPS = 30, 10
-SAME_DIRECTION = 1e-5  # spread of features: rounding in half precision gives less, the narrowest models 1e-3 and more
+FEW_INPUTS = 30
 FEW_CLASSES = 10  # among hundreds, nearly every change is a move from class to class
+NAMES_FIT = "sets of random words that are less near to the inputs than the class names"
+IN_USE = "classes in use (exp H of the mean prediction)"
+CONFIDENCE = "mean probability of the predicted class"
+SURVIVAL = "share of predictions that survive a small change of the input"
+AGREEMENT = "share of inputs on which both agree"
 # The plainest first: the verdict quotes the first alarm, and its advice. What speaks against zero-shot itself comes
 # before what speaks against the run, which can't be better than what it started from. How the limits were set: see
-# docs/trust.md.
-RULES = (
-    Rule(
+# docs/trust.md, whose tables are made from this one.
+METRICS = (
+    Metric(
+        "spread of the features' directions",
+        NOT_SHOWN,
         "constant features",
-        lambda d: d.inputs > 1 and d.feature_spread < SAME_DIRECTION,
-        "the model's features of all {d.inputs} inputs that were looked at have the same direction, so that it can't "
-        "tell them apart: either the inputs are all the same, or the model is broken",
-        "Look at some of the inputs, and get the model again from where it came.",
+        limit=1e-5,  # rounding in half precision gives less, the narrowest models 1e-3 and more
+        condition=lambda d, limit: d.inputs > 1 and d.feature_spread < limit,
+        rule="below {limit}, as where the model's weights are zeros",
+        message="the model's features of all {d.inputs} inputs that were looked at have the same direction, so that it "
+        "can't tell them apart: either the inputs are all the same, or the model is broken",
+        advice="Look at some of the inputs, and get the model again from where it came.",
     ),
-    Rule(
+    Metric(
+        NAMES_FIT,
+        NOT_SHOWN,
         "unfitting names",
-        lambda d: d.names_near < 0.05 and d.names_span < 0.5,
-        "random words fit these inputs better than the class names: only {d.names_near:.0%} of such sets are "
+        limit=0.05,
+        condition=lambda d, limit: d.names_near < limit and d.names_span < 0.5,
+        rule="below {limit:.0%}, and below half in how well they tell the inputs apart",
+        message="random words fit these inputs better than the class names: only {d.names_near:.0%} of such sets are "
         "less near to the inputs, {d.names_span:.0%} tell them less apart. The worst fit: {d.names_worst}",
-        OTHER_NAMES,
+        advice=OTHER_NAMES,
     ),
-    Rule(
+    Metric(
+        SURVIVAL,
+        ("stability_before", "stability_after"),
         "unstable",
-        lambda d: d.perturbed >= FEW_INPUTS and d.stability_before + 2 * _standard_error(d) < 0.68,
-        "zero-shot itself is unreliable here: only {d.stability_before:.0%} of its predictions survive a small change "
-        "of the input",
-        "The model may not be able to read inputs of this kind, or the class names may not fit them: try another "
-        "model, or other names and templates.",
+        limit=0.68,
+        condition=lambda d, limit: d.perturbed >= FEW_INPUTS and d.stability_before + 2 * _standard_error(d) < limit,
+        rule="zero-shot's more than two standard errors below {limit:.0%}",
+        message="zero-shot itself is unreliable here: only {d.stability_before:.0%} of its predictions survive a small "
+        "change of the input",
+        advice="The model may not be able to read inputs of this kind, or the class names may not fit them: try "
+        "another model, or other names and templates.",
     ),
-    Rule(
+    Metric(
+        IN_USE,
+        ("effective_before", "effective_after"),
         "collapse",
-        lambda d: d.effective_after < 0.5 * d.effective_before,
-        "predictions use {d.effective_after:.1f} of {d.classes} classes, zero-shot used {d.effective_before:.1f}: the "
-        "run has collapsed",
-        SLOWER,
+        limit=0.5,
+        condition=lambda d, limit: d.effective_after < limit * d.effective_before,
+        rule="below {limit:.0%} of zero-shot's",
+        message="predictions use {d.effective_after:.1f} of {d.classes} classes, zero-shot used "
+        "{d.effective_before:.1f}: the run has collapsed",
+        advice=SLOWER,
     ),
-    Rule(
+    Metric(
+        CONFIDENCE,
+        ("confidence_before", "confidence_after"),
         "confidence lost",
-        lambda d: d.confidence_after < 0.5 * d.confidence_before,
-        "the mean probability of the predicted class fell from {d.confidence_before:.2f} to {d.confidence_after:.2f}: "
-        "the run has lost what the model knew",
-        SLOWER,
+        limit=0.5,
+        condition=lambda d, limit: d.confidence_after < limit * d.confidence_before,
+        rule="below {limit:.0%} of zero-shot's",
+        message="the mean probability of the predicted class fell from {d.confidence_before:.2f} to "
+        "{d.confidence_after:.2f}: the run has lost what the model knew",
+        advice=SLOWER,
     ),
-    Rule(
+    Metric(AGREEMENT, ("", "agreement")),
+    Metric(
+        "agreement beyond chance (Cohen's kappa)",
+        ("", "kappa"),
         "disagrees with zero-shot",
-        lambda d: d.kappa < 0.2,
-        "zero-shot and adapted agree on {d.agreement:.0%} of the inputs, by chance it would be {d.chance:.0%}: either "
-        "zero-shot is near chance, or the run has gone astray",
-        "Try a smaller learning rate, or a model and class names that fit these inputs better.",
+        limit=0.2,
+        condition=lambda d, limit: d.kappa < limit,
+        rule="below {limit}",
+        message="zero-shot and adapted agree on {d.agreement:.0%} of the inputs, by chance it would be {d.chance:.0%}: "
+        "either zero-shot is near chance, or the run has gone astray",
+        advice="Try a smaller learning rate, or a model and class names that fit these inputs better.",
     ),
-    Rule(
+    Metric(
+        "agreement of the run's last two thirds with its end (kappa)",
+        ("", "convergence"),
         "not converged",
-        lambda d: d.convergence < 0.7,
-        "predictions have not converged: late in the run they still changed so much that their agreement with its end "
-        "is a kappa of only {d.convergence:.2f}",
-        SLOWER,
+        limit=0.7,
+        condition=lambda d, limit: d.convergence < limit,
+        rule="below {limit} at some checkpoint",
+        message="predictions have not converged: late in the run they still changed so much that their agreement with "
+        "its end is a kappa of only {d.convergence:.2f}",
+        advice=SLOWER,
     ),
-    Rule("shifted", lambda d: d.shift > 0.5, "{d.shift:.0%} of the predicted shares moved to other classes"),
-    Rule(
+    Metric(
+        "net change of the class shares",
+        ("", "shift"),
+        "shifted",
+        limit=0.5,
+        condition=lambda d, limit: d.shift > limit,
+        rule="above {limit:.0%}",
+        message="{d.shift:.0%} of the predicted shares moved to other classes",
+    ),
+    Metric(
+        "share of classes given to no input",
+        ("unused_before", "unused_after"),
         "unused classes",
-        lambda d: d.unused_after > d.unused_before + 0.3,
-        "{d.unused_after:.0%} of the classes are given to no input, {d.unused_before:.0%} before",
+        limit=0.3,
+        condition=lambda d, limit: d.unused_after > d.unused_before + limit,
+        rule="more than {limit} above zero-shot's",
+        message="{d.unused_after:.0%} of the classes are given to no input, {d.unused_before:.0%} before",
     ),
-    Rule(
+    Metric(
+        CONFIDENCE,
+        ("confidence_before", "confidence_after"),
         "overconfident",
-        lambda d: d.confidence_after - d.stability_after > 0.4,
-        "a mean probability of {d.confidence_after:.2f} for the predicted class, but only {d.stability_after:.0%} of "
-        "the predictions survive a small change of the input",
+        limit=0.4,
+        condition=lambda d, limit: d.confidence_after - d.stability_after > limit,
+        rule="more than {limit} above the share of predictions that survive a small change",
+        message="a mean probability of {d.confidence_after:.2f} for the predicted class, but only "
+        "{d.stability_after:.0%} of the predictions survive a small change of the input",
     ),
-    Rule(
+    Metric(
+        "share of predictions that moved from some classes to others",
+        NOT_SHOWN,
         "shares moved",
-        lambda d: (
+        "caution",
+        limit=0.1,
+        condition=lambda d, limit: (
             (d.classes <= FEW_CLASSES and not d.known_shares)
-            and (d.moved > (0.4 if d.overpredicted else 0.1) and d.one_sided > 0.8)
+            and (d.moved > (4 * limit if d.overpredicted else limit) and d.one_sided > 0.8)
         ),
-        "{d.moved:.0%} of the predictions moved from some classes to others, and hardly any the other way: either "
-        "zero-shot favoured the ones, or the others were given shares that the data do not have, which look the same "
-        "without labels",
-        "If you know the class proportions, give them as the prior; if not, 20 answers to `pouf review` will tell.",
-        "caution",
+        rule=f"above {{limit:.0%}} and four fifths of all changes, with at most {FEW_CLASSES} classes whose "
+        "proportions are not known; where zero-shot was found to predict a class too often, above four times as much",
+        message="{d.moved:.0%} of the predictions moved from some classes to others, and hardly any the other way: "
+        "either zero-shot favoured the ones, or the others were given shares that the data do not have, which look the "
+        "same without labels",
+        advice="If you know the class proportions, give them as the prior; if not, 20 answers to `pouf review` will "
+        "tell.",
     ),
-    Rule(
+    Metric(
+        NAMES_FIT,
+        NOT_SHOWN,
         "unreliable names",
-        lambda d: 0.05 <= d.names_near < 0.5 and d.names_span < 0.5,
-        "the class names fit these inputs no better than random words do: {d.names_near:.0%} of such sets are less "
-        "near to the inputs, {d.names_span:.0%} tell them less apart. The worst fit: {d.names_worst}",
-        OTHER_NAMES,
         "caution",
+        limit=0.5,
+        condition=lambda d, limit: 0.05 <= d.names_near < limit and d.names_span < limit,
+        rule="below {limit:.0%}, as in how well they tell the inputs apart",
+        message="the class names fit these inputs no better than random words do: {d.names_near:.0%} of such sets are "
+        "less near to the inputs, {d.names_span:.0%} tell them less apart. The worst fit: {d.names_worst}",
+        advice=OTHER_NAMES,
     ),
-    Rule(
+    Metric(
+        "agreement of the predictions with a clustering of the inputs",
+        NOT_SHOWN,
         "second opinion fell",
-        lambda d: d.opinion_fell > 0.02 and d.agreement < 1.0,
-        "agreement of the predictions with a clustering of the inputs fell all along the run, by {d.opinion_fell:.2f}",
-        "Fewer steps or a smaller learning rate may do less harm.",
         "caution",
+        limit=0.02,
+        condition=lambda d, limit: d.opinion_fell > limit and d.agreement < 1.0,
+        rule="fell by more than {limit} from zero-shot to the end of the run, and rose at no checkpoint on the way",
+        message="agreement of the predictions with a clustering of the inputs fell all along the run, by "
+        "{d.opinion_fell:.2f}",
+        advice="Fewer steps or a smaller learning rate may do less harm.",
     ),
-    Rule(
+    Metric(
+        "inputs",
+        NOT_SHOWN,
         "few inputs",
-        lambda d: d.inputs < FEW_INPUTS,
-        "too few inputs ({d.inputs}) to adapt to or to judge by",
-        f"Give at least {FEW_INPUTS}, better hundreds.",
         "caution",
+        limit=FEW_INPUTS,
+        condition=lambda d, limit: d.inputs < limit,
+        rule="fewer than {limit}",
+        message="too few inputs ({d.inputs}) to adapt to or to judge by",
+        advice=f"Give at least {FEW_INPUTS}, better hundreds.",
     ),
-    Rule(
+    Metric(
+        "steps",
+        NOT_SHOWN,
         "few steps",
-        lambda d: 0 < d.steps < FEW_STEPS,
-        "too few steps ({d.steps}) to judge by",
-        "",
         "caution",
+        limit=10,
+        condition=lambda d, limit: 0 < d.steps < limit,
+        rule="fewer than {limit}",
+        message="too few steps ({d.steps}) to judge by",
     ),
-    Rule(
+    Metric(
+        "mutual information of inputs and zero-shot's predictions",
+        NOT_SHOWN,
         "uninformative",
-        lambda d: d.inputs >= FEW_INPUTS and d.information_before < 0.01,
-        "zero-shot says nearly the same of every input (mutual information of inputs and predictions: "
+        "caution",
+        limit=0.01,
+        condition=lambda d, limit: d.inputs >= FEW_INPUTS and d.information_before < limit,
+        rule="below {limit:.0%} of log k, as with random weights",
+        message="zero-shot says nearly the same of every input (mutual information of inputs and predictions: "
         "{d.information_before:.1%} of its maximum)",
-        "Are the model's weights trained, and is more than one class in the data?",
-        "caution",
+        advice="Are the model's weights trained, and is more than one class in the data?",
     ),
-    Rule(
+    Metric(
+        AGREEMENT,
+        ("", "agreement"),
         "nothing changed",
-        lambda d: d.agreement == 1.0 and d.moved == 0,
-        "adaptation changed no prediction of the {d.inputs} inputs that were looked at",
-        "If you know the class proportions, give them as the prior.",
         "caution",
+        limit=1.0,
+        condition=lambda d, limit: d.agreement == limit and d.moved == 0,
+        rule="all of them",
+        message="adaptation changed no prediction of the {d.inputs} inputs that were looked at",
+        advice="If you know the class proportions, give them as the prior.",
     ),
 )
+
+
+def rows_of(diagnostics: Diagnostics | None) -> list[tuple[str, str, str, str]]:
+    """The diagnostics as a table for reports: label, zero-shot, adapted, and limits in words."""
+    shown = {} if diagnostics is None else {row.label: row.fields for row in METRICS if row.fields != NOT_SHOWN}
+    rows = []
+    for label, fields in shown.items():
+        before, after = (f"{getattr(diagnostics, name):.2f}" if name else "" for name in fields)
+        limits = (f"{row.level}: {row.condition_in_words}" for row in METRICS if row.label == label and row.name)
+        rows.append((label, before, after, "; ".join(limits)))
+    return rows
+
+
+def rules_in_markdown(level: str) -> str:
+    """The alarms, or the cautions, as the table that docs/trust.md shows."""
+    rows = [
+        f"| {row.name} | {row.label} | {row.condition_in_words} |" for row in METRICS if row.name and row.level == level
+    ]
+    return "\n".join([f"| {level} | metric | limit |", "|---|---|---|", *rows])
 
 
 def alarms(diagnostics: Diagnostics) -> list[Finding]:
@@ -248,9 +358,9 @@ def cautions(diagnostics: Diagnostics) -> list[Finding]:
 
 def _findings(diagnostics: Diagnostics, level: str) -> list[Finding]:
     return [
-        Finding(rule.name, rule.message.format(d=diagnostics), rule.advice)
-        for rule in RULES
-        if rule.level == level and rule.fires(diagnostics)
+        Finding(row.name, row.message.format(d=diagnostics), row.advice)
+        for row in METRICS
+        if row.name and row.level == level and row.fires(diagnostics)
     ]
 
 

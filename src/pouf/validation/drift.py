@@ -46,7 +46,7 @@ def other_names(given: Classes | str, classifier: Classifier) -> tuple[str, ...]
 
     For a masked language model, those of them that are one token to it.
     """
-    if isinstance(classifier.backbone, Precomputed) or classifier.new_head_seed is not None:
+    if isinstance(classifier.backbone, Precomputed) or classifier.head_seed is not None:
         raise InputError("other names can't be kept: there is no text side here that could read them")
     if isinstance(given, str):
         names = ordinary_words() if given == WORDS else read_classes(given).names

@@ -47,7 +47,7 @@ def _correlation(name: str, predicted: Tensor, targets: Tensor) -> float:
     return float(getattr(stats, name)(x, y).statistic)
 
 
-METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
+TASK_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
     "accuracy": accuracy,
     "f1": f1,
     "matthews": matthews,

@@ -59,7 +59,7 @@ def word_prototypes(classifier: Classifier) -> Tensor | None:
     For a masked language model these are the words of the list that are one token to it.
     """
     backbone, own = classifier.backbone, set(classifier.classes)
-    if isinstance(backbone, Precomputed) or classifier.new_head_seed is not None:
+    if isinstance(backbone, Precomputed) or classifier.head_seed is not None:
         return None
     words = [word for word in ordinary_words() if word not in own]
     try:

@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
-    """Page, API and what watches them.
+    """The page, the API, their limits and metrics.
 
     Args:
-        hosts: names under which it may be asked for; another name could be a page elsewhere that points here.
+        hosts: accepted host names; another name could be another site that points its address here.
     """
     limits, metrics = limits or Limits(), Metrics()
     batcher = Batcher(engine.answers, limits.batch, limits.waiting, metrics.batches.observe)
@@ -66,7 +66,7 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
     _handle_errors(app)
     about, reader = _info(engine, limits), Reader(engine, limits)
     page = render("serve.html", info=about, verdict=engine.run.verdict, title=engine.run.folder.resolve().name,
-                  light=LIGHT, told=script_data(about.model_dump()))  # fmt: skip
+                  light=LIGHT, info_json=script_data(about.model_dump()))  # fmt: skip
 
     @app.get("/", include_in_schema=False)
     def index() -> HTMLResponse:
@@ -78,12 +78,12 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
 
     @app.get("/health")
     def health() -> dict[str, str]:
-        """Whether it answers, however much is waiting: to be restarted where not."""
+        """Whether it answers at all, however much is waiting; if not, restart it."""
         return {"status": "ok"}
 
     @app.get("/ready", responses={503: {"model": Fault}})
     async def ready() -> dict[str, str]:
-        """Whether there is room for another request: to be spared for a while where not."""
+        """Whether there is room for another request; if not, send none for a while."""
         if batcher.is_full or bodies.free < limits.upload:
             raise Busy
         return {"status": "ready"}
@@ -99,7 +99,7 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
         return about
 
     async def classify_images(contents: Sequence[bytes]) -> list[Answer]:
-        """Decoded when there is room for their pixels, which is free again with the answers."""
+        """Decode when there is room for their pixels, and free it with the answers."""
         size = await run_in_threadpool(reader.pixels, contents)
         if size > limits.pixels:
             raise HTTPException(
@@ -139,7 +139,7 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
 
 
 def _handle_errors(app: FastAPI) -> None:
-    """Whatever goes wrong is one object with one message."""
+    """Every error is one object with one message."""
 
     async def explain(request: Request, error: Exception) -> Response:
         if isinstance(error, InputError):
@@ -149,8 +149,8 @@ def _handle_errors(app: FastAPI) -> None:
         if isinstance(error, RequestValidationError):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
-            told = f"{where}: {first['msg']}" if where else first["msg"]
-            return fault(422, f"{told}. What {request.url.path} takes is told at /docs")
+            problem = f"{where}: {first['msg']}" if where else first["msg"]
+            return fault(422, f"{problem}. What {request.url.path} takes is described at /docs")
         if isinstance(error, HTTPException):
             return fault(error.status_code, str(error.detail), error.headers)
         logger.exception("an unexpected error", exc_info=error)

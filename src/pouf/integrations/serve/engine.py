@@ -1,4 +1,4 @@
-"""A run that answers: zero-shot and adapted side by side, many requests in one batch."""
+"""Answers of a run, zero-shot and adapted side by side, for many requests in one batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEAR = 4  # training inputs that are shown with each answer
 
 
 class Busy(Exception):
-    """More waits already than can be answered soon."""
+    """Too much is waiting to answer soon."""
 
 
 class FixedClassifier:
@@ -38,8 +38,8 @@ class FixedClassifier:
     @torch.no_grad()
     def __init__(self, classifier: Classifier) -> None:
         self.classifier = classifier.eval()
-        shown = classifier.demonstrations
-        self.encoder = classifier.backbone if shown is None else Shown(classifier.backbone, shown)
+        demonstrations = classifier.demonstrations
+        self.encoder = classifier.backbone if demonstrations is None else Shown(classifier.backbone, demonstrations)
         with evaluating(classifier):
             self.prototypes = classifier.prototypes()
 
@@ -59,7 +59,7 @@ class FixedClassifier:
 
 
 class Neighbour(NamedTuple):
-    """A training input as a person is to see it."""
+    """A training input, to show beside an answer."""
 
     name: str
     image: str  # a small picture as a data address, or nothing
@@ -74,11 +74,11 @@ class Answer(NamedTuple):
 
 
 class Engine:
-    """What a run says of inputs.
+    """Classifies inputs with a run.
 
     Args:
-        neighbours: training inputs to look for the nearest among, drawn at random; 0 shows none.
-        cache: where features of training inputs are found, or kept.
+        neighbours: number of training inputs, drawn at random, among which the nearest are found; 0 for none.
+        cache: of features of training inputs.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Engine:
         self.unit = F.normalize(encoded.features.float(), dim=1)
         best = classifier.log_probabilities(encoded).argmax(1).tolist()
         self.neighbours = [
-            _shown(some, place, classifier.classes[k]) for place, k in zip(encoded.indices, best, strict=True)
+            _neighbour(some, place, classifier.classes[k]) for place, k in zip(encoded.indices, best, strict=True)
         ]
 
     def answers(self, samples: Sequence[Any]) -> list[Answer]:
@@ -142,10 +142,10 @@ class Engine:
         return [Answer(*each) for each in zip(before, after, near, strict=True)]
 
 
-def _shown(data: Subset, place: int, predicted: str) -> Neighbour:
+def _neighbour(data: Subset, place: int, predicted: str) -> Neighbour:
     try:
         sample = data.show(place, THUMB)
-    except Unreadable:  # gone since it was encoded
+    except Unreadable:  # removed since it was encoded
         sample = ""
     picture = thumbnail(sample, THUMB) if isinstance(sample, Image.Image) else ""
     text = "" if picture or data.modality == "vector" else shorten(as_text(sample), 160)
@@ -153,16 +153,16 @@ def _shown(data: Subset, place: int, predicted: str) -> Neighbour:
 
 
 class Batcher:
-    """Gathers what concurrent requests ask for: while one batch is computed, the next one fills.
+    """Gathers the samples of concurrent requests: while one batch is computed, the next one fills.
 
-    A request that comes alone does not wait for others. Where a batch fails, its samples are tried one by one, so that
-    nobody pays for another's input.
+    A single request does not wait for others. If a batch fails, its samples are tried one by one, so that one bad
+    input fails alone.
 
     Args:
         compute: samples -> as many answers; called in a thread of its own, one batch at a time.
         size: samples of a batch at most.
         most: samples that may wait; beyond that, `Busy`.
-        on_batch: is told how many samples each batch had.
+        on_batch: called with the number of samples of each batch.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Batcher:
             batch = [await self.waiting.get()]
             while len(batch) < self.size and not self.waiting.empty():
                 batch.append(self.waiting.get_nowait())
-            batch = [pair for pair in batch if not pair[1].done()]  # whoever asked may have gone
+            batch = [pair for pair in batch if not pair[1].done()]  # the client may be gone
             if batch:
                 await self._answer(batch)
 

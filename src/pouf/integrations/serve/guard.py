@@ -1,4 +1,4 @@
-"""What one request may ask for, and one client; what is counted of them."""
+"""Limits of a request and of a client, and metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-BUSY = "too much is waiting already: ask again in a second"
+BUSY = "too many requests are waiting: try again in a second"
 RETRY = {"Retry-After": "1"}
 HEADERS = [
     (b"content-security-policy", POLICY.encode()),
@@ -30,7 +30,7 @@ HEADERS = [
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for, and one client."""
+    """Limits of a request and of a client."""
 
     upload: int = 20 * 2**20  # bytes of a request
     bodies: int = 100 * 2**20  # bytes of all open requests; beyond that, 503
@@ -86,7 +86,7 @@ class Metrics:
 
 
 class Guard:
-    """Refuses what is too large, too slow or comes too often, counts all, and tells browsers what a page may load."""
+    """Refuses requests that are too large, too slow or too many, counts all, and sets security headers."""
 
     def __init__(
         self, app: ASGIApp, limits: Limits, metrics: Metrics, bodies: Budget, paths: Callable[[], set[str]]
@@ -142,7 +142,7 @@ class Guard:
             return fault(413, self._too_large())
         if scope["path"].startswith("/api/") and not self._may_ask(scope["client"][0] if scope["client"] else ""):
             rate = self.limits.rate
-            return fault(429, f"more than {rate:g} requests per second: ask again in a second", RETRY)
+            return fault(429, f"more than {rate:g} requests per second: try again in a second", RETRY)
         return None
 
     def _too_large(self) -> str:

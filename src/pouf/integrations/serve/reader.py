@@ -1,4 +1,4 @@
-"""What requests bring, as samples of a model."""
+"""Requests as samples of a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pouf.integrations.serve.schemas import Question
 
 
 class Reader:
-    """What requests bring, as samples of the model; an `InputError` where it can't read them."""
+    """Reads requests as samples of the model; an `InputError` where it can't."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self.classifier, self.limits = engine.classifier, limits
@@ -51,7 +51,7 @@ class Reader:
         self._check_count(files, "images", self.limits.inputs)
 
     def pixels(self, contents: Sequence[bytes]) -> int:
-        """What the images will take when they are decoded and scaled for the model, from their headers alone."""
+        """Pixels of the images once they are decoded and scaled for the model, from their headers alone."""
         return sum(self._pixels(i, content) for i, content in enumerate(contents))
 
     def decode(self, contents: Sequence[bytes]) -> list[Image.Image]:

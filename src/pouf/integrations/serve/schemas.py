@@ -1,4 +1,4 @@
-"""What the API takes and gives."""
+"""Requests and answers of the API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pouf.recipe import Kind
 
 
 class Question(BaseModel):
-    """What is to be classified: one of the three, as the model reads it."""
+    """Inputs to classify: one of the three, as the model reads it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,7 +31,7 @@ class Side(Named):
 
 
 class Near(BaseModel):
-    """A training input that is near to this one."""
+    """A training input near to this one."""
 
     name: str
     image: str = Field(description="a small picture as a data address, or nothing")

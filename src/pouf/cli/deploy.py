@@ -1,0 +1,150 @@
+"""`pouf export` and `pouf serve`."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pouf.cli import _console as console
+from pouf.cli._options import DeviceOptions, InferenceOptions, RunFolder, TextColumn, UseOption, grouped
+from pouf.errors import InputError, optional
+
+if TYPE_CHECKING:
+    from pouf.integrations.onnx import Exported
+
+
+@grouped()
+def export(
+    run: RunFolder,
+    options: InferenceOptions,
+    inputs: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="INPUT", help="Inputs to compare the outputs on.", show_default="the run's own, if there"
+        ),
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write classifier and encoders as ONNX files.")] = False,
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merge", help="Write the whole model as transformers opens it, with LoRA or LayerNorms merged in."
+        ),
+    ] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Also write a classifier with an 8-bit encoder.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write into.", show_default="RUN/onnx or RUN/merged")
+    ] = None,
+    use: UseOption = "advised",
+    text_column: TextColumn = None,
+) -> None:
+    """Write a classifier as ONNX, with its outputs compared to torch's, or as a model that transformers opens."""
+    from pouf.integrations.onnx import export_onnx
+    from pouf.runs.folder import Run
+    from pouf.runs.inputs import load_classifiers, read_inputs
+
+    console.calm_libraries()
+    if onnx == merge:
+        raise InputError("export to what? Give --onnx or --merge")
+    folder = Run(run)
+    (classifier,) = load_classifiers(run, use, device=options.place(), trust_model=options.trust_model)
+    if merge:
+        target = out or run / "merged"
+        classifier.save_pretrained(target, merge=True)
+        console.show_result({"folder": str(target)}, f"the whole model in {target}, which transformers opens", options)
+        return
+    try:
+        examples = read_inputs(folder, classifier, inputs, text_column)
+    except InputError:
+        if inputs is not None:
+            raise
+        examples = None  # the data of the run are gone
+    found = export_onnx(classifier, out or run / "onnx", examples, int8=int8)
+    source = "your inputs" if inputs else "inputs of the run" if examples is not None else "made-up inputs"
+    console.show_result(found._asdict() | {"folder": str(found.folder)}, _comparison(found, source), options)
+
+
+def _comparison(found: Exported, source: str) -> str:
+    lines = [
+        f"{', '.join(found.files.values())} and preprocessing.json in {found.folder}",
+        f"On {source}, probabilities differ from torch's by {found.difference:.1g} at most",
+    ]
+    if found.int8_agreement is not None:
+        lines.append(f"In int8, {100 * found.int8_agreement:.0f} % of them get the same class: evaluate it on more")
+    return "\n".join(lines)
+
+
+@grouped()
+def serve(
+    run: RunFolder,
+    options: DeviceOptions,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network of this machine.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    batch_size: Annotated[int, typer.Option(help="Samples of concurrent requests computed together.", min=1)] = 64,
+    max_upload: Annotated[float, typer.Option(help="Largest request in MB.", min=0.001)] = 20.0,
+    max_pixels: Annotated[
+        float, typer.Option(help="Millions of pixels that are decoded at once, of one request or of all.", min=0.001)
+    ] = 100.0,
+    body_timeout: Annotated[float, typer.Option(help="Seconds until a request must have arrived.", min=0.1)] = 60.0,
+    shutdown_timeout: Annotated[
+        int, typer.Option(help="Seconds for open requests when a signal ends the server.", min=1)
+    ] = 10,
+    rate: Annotated[
+        float,
+        typer.Option(help="Requests per second and client, with bursts of five times as many; 0 sets no limit.", min=0),
+    ] = 100.0,
+    neighbours: Annotated[
+        int, typer.Option(help="Training inputs among which the nearest are shown; 0 shows none.", min=0)
+    ] = 500,
+) -> None:
+    """Serve a run: a page for people, a JSON API for programs."""
+    uvicorn = optional("uvicorn", "serve", "serving a run")
+    for package in ("fastapi", "python_multipart", "prometheus_client"):
+        optional(package, "serve", "serving a run")
+    from pouf.integrations.serve.app import LOCAL, make_app
+    from pouf.integrations.serve.engine import Engine
+    from pouf.integrations.serve.guard import Limits
+
+    console.calm_libraries()
+    with _listen(host, port) as listening:
+        engine = Engine(
+            run, device=options.place(), trust_model=options.trust_model, neighbours=neighbours,
+            cache=options.features_cache(),
+        )  # fmt: skip
+        limits = Limits(
+            upload=int(max_upload * 2**20), pixels=int(max_pixels * 1e6), body_seconds=body_timeout, rate=rate,
+            batch=batch_size,
+        )  # fmt: skip
+        local = _is_local(host)
+        app = make_app(engine, limits, (*LOCAL, host) if local else ("*",))
+        console.show_verdict(engine.run.verdict, quiet=options.hidden)
+        if not local:
+            console.print_err("Whoever can reach this machine can use this: there is no password.", "yellow")
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        console.show_result({"address": address}, f"Serving at {address} (Ctrl+C ends it)", options)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=shutdown_timeout)
+        server = uvicorn.Server(config)
+        with suppress(KeyboardInterrupt, SystemExit):
+            server.run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise InputError(
+            f"can't listen on {host}:{port}: {error.strerror or error}. Give another --port or --host"
+        ) from None
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

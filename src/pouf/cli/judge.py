@@ -1,0 +1,220 @@
+"""`pouf evaluate`, `pouf report`, `pouf review` and `pouf figures`: what a run is worth, and what it looks like."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pouf.cli import _console as console
+from pouf.cli._options import IdColumn, InferenceOptions, LabelColumn, RunFolder, TextColumn, grouped
+from pouf.cli._progress import encoding
+
+if TYPE_CHECKING:
+    from pouf.classifier import Classifier
+
+Inputs = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="INPUT", help="Images, texts or vectors; with labels, if --labelled.", show_default="the run's own"
+    ),
+]
+Labelled = Annotated[bool, typer.Option("--labelled", help="INPUT has labels, as for pouf evaluate.")]
+
+
+def _load(run: Path, options: InferenceOptions, *uses: str) -> list[Classifier]:
+    from pouf.runs.inputs import load_classifiers
+
+    console.calm_libraries()
+    return load_classifiers(run, *uses, device=options.place(), trust_model=options.trust_model)
+
+
+@grouped()
+def evaluate(
+    run: RunFolder,
+    labelled: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LABELLED", help="Folder with one sub-folder of images per class, or a file with labels."
+        ),
+    ],
+    options: InferenceOptions,
+    batch_size: Annotated[int, typer.Option(help="Samples encoded at once.", min=1)] = 64,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = "label",
+    confusion: Annotated[
+        bool, typer.Option("--confusion", help="Show which classes are mistaken for which by what the run advises.")
+    ] = False,
+) -> None:
+    """Compare zero-shot, label-free prior correction, the last step and what the run advises, on labelled data.
+
+    Recall per class for all four, precision and F1 for what the run advises; accuracies with 95 % confidence
+    intervals, and macro-F1.
+    """
+    from dataclasses import replace
+
+    from pouf.parallel.process_group import init_processes
+    from pouf.runs.folder import Run
+    from pouf.runs.inputs import read_labels
+    from pouf.validation.evaluation import compare
+
+    zero_shot, last, advised = _load(run, options, "zero-shot", "last", "advised")
+    data = read_labels(Run(run), advised, labelled, text_column, label_column)
+    world = init_processes(advised.device)
+    with encoding(options, batch_size) as inference:
+        result = compare(zero_shot, last, advised, data, replace(inference, world=world))
+    if world.is_main and options.as_json:
+        console.print_json(result.to_json() | ({"confusion": result.confusion} if confusion else {}))
+    elif world.is_main and not options.quiet:
+        console.show_skipped([data.inputs], None)
+        console.show_evaluation(result, f"{result.n:,} labelled {advised.backbone.modality}s in {labelled}")
+        if confusion:
+            console.show_confusion(result)
+
+
+@grouped()
+def report(
+    run: RunFolder,
+    options: InferenceOptions,
+    inputs: Inputs = None,
+    labelled: Labelled = False,
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="RUN/report.html")] = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = "label",
+) -> None:
+    """One HTML file about a run: whether to trust it, and why."""
+    from pouf.files import check_writable
+    from pouf.reporting.html import write_report
+    from pouf.runs.folder import Run
+    from pouf.runs.inputs import read_labelled_or_not
+
+    check_writable(out or run / "report.html")
+    (classifier,) = _load(run, options, "advised")
+    data, labels = read_labelled_or_not(Run(run), classifier, inputs, labelled, text_column, label_column)
+    with encoding(options) as inference:
+        file = write_report(run, data, labels, out, inference, device=options.place(), trust_model=options.trust_model)
+    console.show_result({"report": str(file)}, f"The report is in {file}", options)
+
+
+@grouped()
+def review(
+    run: RunFolder,
+    options: InferenceOptions,
+    inputs: Annotated[
+        Path | None, typer.Argument(metavar="INPUT", help="Images or texts.", show_default="the run's own")
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="How many labels to ask for.")] = 50,
+    answers: Annotated[
+        Path | None, typer.Option(help="The labels: CSV or JSONL with the columns id and label.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    text_column: TextColumn = None,
+    id_column: IdColumn = None,
+) -> None:
+    """Pick the inputs most worth labelling; with --answers, say what the labels show."""
+    from pouf.reporting.review_page import write_review
+    from pouf.runs.folder import Run
+    from pouf.runs.inputs import read_inputs
+    from pouf.validation.review import ask
+
+    if answers is not None:
+        _score_answers(run, answers, options)
+        return
+    folder = Run(run)
+    zero_shot, adapted = _load(run, options, "zero-shot", folder.adapted)
+    data = read_inputs(folder, adapted, inputs, text_column, id_column)
+    with encoding(options) as inference:
+        questions, samples = ask(zero_shot, adapted, data, n, seed=seed, inference=inference)
+    table, page = write_review(run, questions, samples, adapted.classes)
+    console.show_result({"files": [str(table), str(page)]}, _how_to_answer(run, table, page, len(questions.questions)),
+                        options)  # fmt: skip
+
+
+def _how_to_answer(run: Path, table: Path, page: Path, n: int) -> str:
+    from pouf.validation.review import NONE
+
+    command = f"  pouf review {shlex.quote(str(run))} --answers"
+    return (
+        f"Answer the {n} questions in a browser: {page}\n"
+        f"Save the answers there; then, with the path of the file that your browser saved:\n{command} answers.csv\n"
+        f"Or fill in the column label of {table} ({NONE!r} is an answer); then:\n{command} {shlex.quote(str(table))}"
+    )
+
+
+def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
+    from pouf.errors import InputError
+    from pouf.reporting.review_page import PAGE, read_review, record
+    from pouf.runs.folder import Run
+    from pouf.validation.review import NONE, read_answers, score_answers
+
+    folder = Run(run)
+    classes = folder.card.classes
+    questions, labels = read_review(run), read_answers(answers, classes, folder.id_columns())
+    if not labels:
+        raise InputError(
+            f"no label is filled in yet in {str(answers)!r}: give each input you can answer the name of a class or "
+            f"{NONE!r} in the column label, or click through {str(run / PAGE)!r} and give the file that it saves"
+        )
+    result = score_answers(questions, labels, classes)
+    record(run, result)
+    lines = [
+        f"{name:10} {100 * value:.1f} %, 95 % confidence interval {100 * low:.1f} to {100 * high:.1f}"
+        for name, (value, low, high) in (("zero-shot", result.zero_shot), ("adapted", result.adapted))
+    ]
+    none = f", {result.none_of_these} of them {NONE!r}" if result.none_of_these else ""
+    lines += [
+        f"From {result.answered} answers{none}. {result.advice}", f"The verdict and the report in {run} now say so."
+    ]  # fmt: skip
+    better = folder.adapted if result.better == "adapted" else result.better
+    if better is not None and better != folder.verdict.advised:
+        lines.append(f"That is not what the run advises: pouf predict {run} INPUT --use {better}")
+    console.show_result(result.to_json(), "\n".join(lines), options)
+
+
+@grouped()
+def figures(
+    run: RunFolder,
+    options: InferenceOptions,
+    inputs: Inputs = None,
+    labelled: Labelled = False,
+    centred: Annotated[
+        bool, typer.Option("--centred", help="t-SNE of inputs and prototypes each centred by their own mean.")
+    ] = False,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            help="Classes in the figure of nearest neighbours, e.g. Speaker,Puncher.",
+            show_default="those that changed most",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Some of the figures: tsne,neighbours,similarity.", show_default="all")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path("figures"),
+    text_column: TextColumn = None,
+    label_column: LabelColumn = "label",
+) -> None:
+    """The paper's pictures of a run: t-SNE, nearest neighbours of prototypes, similarities; SVG."""
+    from pouf.data.class_names import find_class
+    from pouf.errors import one_of
+    from pouf.files import check_writable
+    from pouf.reporting.figures import FIGURES, look, paper_figures
+    from pouf.reporting.svg import write
+    from pouf.runs.folder import Run
+    from pouf.runs.inputs import read_labelled_or_not
+
+    check_writable(out / "figure.svg")
+    folder = Run(run)
+    wanted = [
+        one_of("figure", name.strip(), {n: n for n in FIGURES}) for name in (only or ",".join(FIGURES)).split(",")
+    ]
+    zero_shot, adapted = _load(run, options, "zero-shot", folder.adapted)
+    chosen = [find_class(name, adapted.classes) for name in classes.split(",")] if classes else []
+    data, labels = read_labelled_or_not(folder, adapted, inputs, labelled, text_column, label_column)
+    with encoding(options) as inference:
+        comparison = look(lambda: zero_shot, lambda: adapted, data, labels, inference)
+    drawn = paper_figures(comparison, centred, chosen, wanted)
+    files = [str(write(figure, out / f"{name}.svg")) for name, figure in drawn.items()]
+    console.show_result({"files": files}, "\n".join(files), options)

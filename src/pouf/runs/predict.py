@@ -1,0 +1,108 @@
+"""Predictions of a run for new inputs, in a file or as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pouf.classifier import Classifier
+from pouf.data.base import Unlabelled
+from pouf.inference.cache import InMemoryFeatureCache
+from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.parallel.process_group import init_processes
+from pouf.runs.folder import Run
+from pouf.runs.inputs import load_classifiers, read_inputs
+from pouf.runs.predictions import Extras, check_place, predict_share
+from pouf.validation.names import absent_names
+from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, unreliable
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What to predict with, and what to write beside the classes.
+
+    Args:
+        use: what the run advises, or its last or chosen step, or zero-shot.
+        abstain: mark what is likely wrong, so that at most this share of the rest is.
+        unknown: predict `unknown` for inputs that are far from all prototypes.
+        probabilities: a column for each class.
+        safe_csv: `'` before names that a spreadsheet would take for formulas.
+        text_column, id_column: of a table; names with commas between them.
+    """
+
+    use: str = "advised"
+    abstain: float | None = None
+    unknown: bool = False
+    probabilities: bool = False
+    safe_csv: bool = False
+    text_column: str | None = None
+    id_column: str | None = None
+    device: str = "cpu"
+    trust_model: bool = False
+
+    def __post_init__(self) -> None:
+        if self.abstain is not None:
+            check_rate(self.abstain)
+
+
+class Predicted(NamedTuple):
+    """What was predicted, by all processes together; only the first has all of it."""
+
+    n: int
+    by: str  # zero-shot, last or chosen
+    skipped: Mapping[str, str]  # id → why it can't be read
+    absent: list[str]  # names that no input seems to bear
+    counts: dict[str, int]  # how many are marked, by `abstained` and `unknown`
+    is_main: bool
+
+    def to_json(self) -> dict[str, Any]:
+        unreadable = [{"id": name, "reason": why} for name, why in self.skipped.items()]
+        return {"n": self.n, "skipped": len(unreadable), "used": self.by, "absent": self.absent, **self.counts,
+                "unreadable": unreadable}  # fmt: skip
+
+
+def predict(
+    run: Run, inputs: Path, file: Path, options: PredictOptions | None = None, inference: InferenceConfig | None = None
+) -> Predicted:
+    """Classify inputs and write the predictions, CSV, JSON lines or Parquet; of several processes, each its part."""
+    options, inference = options or PredictOptions(), inference or InferenceConfig()
+    check_place(file)
+    (classifier,) = _load(run, options, options.use)
+    world = init_processes(classifier.device)
+    inference = replace(inference, world=world)
+    data = read_inputs(run, classifier, inputs, options.text_column, options.id_column)
+    world.check_equal(data.fingerprint(), "inputs")
+    if options.abstain is not None and inference.cache is None:
+        inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
+    by = run.verdict.advised if options.use == "advised" else options.use
+    replaced: dict[int, str] = {}
+
+    def mark_unknown(encoded: FeatureSet) -> None:
+        far = out_of_distribution(classifier, encoded, run.verdict.near.get(by)) if options.unknown else []
+        replaced.update(dict.fromkeys(far, UNKNOWN))
+
+    flags, figures = _abstained(run, classifier, data, options, inference)
+    extras = Extras(replaced, flags, figures, options.probabilities, options.safe_csv)
+    share = predict_share(file, classifier, data, inference, extras, mark_unknown)
+    counts = {name: len(rows) for name, rows in flags.items()} | ({"unknown": len(replaced)} if options.unknown else {})
+    counts = {name: sum(world.gather_objects(count)) for name, count in counts.items()}
+    skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
+    return Predicted(share.n, by, skipped, absent_names(classifier, share.sample), counts, world.is_main)
+
+
+def _load(run: Run, options: PredictOptions, *uses: str) -> list[Classifier]:
+    return load_classifiers(run.folder, *uses, device=options.device, trust_model=options.trust_model)
+
+
+def _abstained(
+    run: Run, classifier: Classifier, data: Unlabelled, options: PredictOptions, inference: InferenceConfig
+) -> tuple[dict[str, set[int]], dict[str, dict[int, float]]]:
+    """Positions of what is likely wrong, and how reliable each prediction is, as columns; none if nothing abstains."""
+    if options.abstain is None:
+        return {}, {}
+    (zero_shot,) = _load(run, options, "zero-shot")
+    encoded, silent = classifier.encode_share(data, inference), replace(inference, on_batch=None, on_start=None)
+    left_out, reliability = unreliable(classifier, zero_shot, data, encoded, options.abstain, silent)
+    return {"abstained": set(left_out)}, {"reliability": reliability}
