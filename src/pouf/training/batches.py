@@ -23,7 +23,7 @@ from pouf.data.random_batches import Draw
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.padding import PROMPTS, PaddingSample, in_pieces
-from pouf.parallel.process_group import ProcessGroup
+from pouf.parallel.process_group import ProcessGroup, processes
 from pouf.recipe import Recipe
 from pouf.training.model import Chunk
 from pouf.training.state import random_state, set_random_state
@@ -59,9 +59,7 @@ class Batches(Iterator[Batch]):
         self.labelled = batches_of(shots.inputs) if shots is not None and shots.inputs is not data else None
         self.labels = shots.targets.to(classifier.device) if shots is not None else None
         total, sharded = sum(classifier.prompts_per_class()), classifier.backbone.sharded
-        self.prompts = partial(
-            prompt_side, total, tuner.touches_prompts, sharded, recipe.compute.chunk, inference.world
-        )
+        self.prompts = partial(prompt_side, total, tuner.touches_prompts, sharded, recipe.compute.chunk, processes())
         self.any_prompts = total > 0
         self.seeds = random.Random(recipe.seed)
 
@@ -120,7 +118,7 @@ class InputBatches(Iterator[Side]):
         inference: InferenceConfig,
     ) -> None:
         self.classifier, self.data, self.recipe = classifier, data, recipe
-        self.trained, self.world = tuner.touches_inputs, inference.world
+        self.trained, self.world = tuner.touches_inputs, processes()
         self.draws = data.random_batches(recipe.batch_size, generator)
         self.seeds = random.Random(f"{recipe.seed} {self.world.rank}")  # of dropout
         self.batches = self._batches(inference)
@@ -171,7 +169,7 @@ class InputBatches(Iterator[Side]):
         backbone, shots = self.classifier.backbone, self.classifier.demonstrations
         transform = shots.at_random if shots is not None else crop
         reader = Reader(self.data, backbone.prepare, transform, backbone.image_size)
-        padding = PaddingSample(self.world)
+        padding = PaddingSample()
         reads = read_batches(reader, self._draws_of_chunks(), self.recipe.compute.workers)
         while True:
             side = ChunkedInputs(self, reads, padding)

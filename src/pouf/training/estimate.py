@@ -18,6 +18,7 @@ from pouf.errors import InputError
 from pouf.inference.encode import FeatureStore, InferenceConfig
 from pouf.losses.objective import Objective
 from pouf.models.base import Scores
+from pouf.parallel.process_group import processes
 from pouf.recipe import PRESETS, ObjectiveSettings, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
 from pouf.training.model import precision
@@ -99,7 +100,7 @@ def estimate(
     asks = recipe.find_bias and recipe.keep_shares_max_classes >= k and not (known_shares or shown)
     if asks and supports_bias_probe(classifier):
         forward += 2 * min(n, MOST)
-    share = max(1, inference.world.size)
+    share = processes().size
     seconds = forward * once / share + recipe.steps * ((per_step + prompts) / share + loss)
     return Estimate(seconds, encoded, recipe.steps, 0 if looked_up else batch, data.modality)
 

@@ -21,7 +21,7 @@ from pouf.interruption import defer_signals
 from pouf.losses import effective_classes
 from pouf.losses.objective import Objective
 from pouf.models.base import check_modality
-from pouf.parallel.process_group import ProcessGroup, connection_errors
+from pouf.parallel.process_group import connection_errors, processes
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.batches import Batches
 from pouf.training.callbacks import Callback, Callbacks, Step
@@ -74,14 +74,10 @@ def train(
     # Without dropout, unless asked for: its noise falls on features and prototypes unlike, and the plan between them
     # follows the noise.
     classifier.eval()
-    about = (
-        run_identity(classifier, stream, shots, recipe, inference.world, shares.known)
-        if checkpoint_dir is not None
-        else {}
-    )
-    saver = Saver(checkpoint_dir, recipe.compute.save_every, about, inference.world, classifier.backbone.sharded)
+    about = run_identity(classifier, stream, shots, recipe, shares.known) if checkpoint_dir is not None else {}
+    saver = Saver(checkpoint_dir, recipe.compute.save_every, about, classifier.backbone.sharded)
     saved = saver.read() if resume else None
-    own_dir = checkpoint_dir if inference.world.is_main else None
+    own_dir = checkpoint_dir if processes().is_main else None
     checkpoints = watched(classifier, stream, recipe, callbacks.watching(inference, LOOKING), own_dir, shares)
     tuner = classifier.tune(recipe.tuner)
     if checkpoints is not None:
@@ -89,14 +85,14 @@ def train(
     total = sum(parameter.numel() for parameter in classifier.parameters())
     callbacks.notify(lambda callback: callback.on_start(recipe, tuner.trainable, total))
     objective = Objective(recipe.objective, len(classifier.classes), recipe.steps, shares.probabilities)
-    engine = Engine(classifier, tuner, objective, recipe, inference.world)
+    engine = Engine(classifier, tuner, objective, recipe, processes())
     batches = Batches(classifier, tuner, stream, shots, recipe, inference)
     callbacks.phase(TRAINING, recipe.steps)
     start_weights = (
         [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.weight_pull else []
     )
     optimizer = make_optimizer(engine.parameters, recipe.optimisation)
-    state = TrainingState(engine, optimizer, batches, objective, checkpoints, callbacks, inference.world)
+    state = TrainingState(engine, optimizer, batches, objective, checkpoints, callbacks)
     if saved is not None:
         state.load_state_dict(saved)
         callbacks.notify(lambda callback: callback.on_resume(state.history))
@@ -117,7 +113,6 @@ def run_identity(
     data: Unlabelled,
     shots: Shots | None,
     recipe: Recipe,
-    world: ProcessGroup,
     known_shares: Tensor | None,
 ) -> dict[str, Any]:
     """What must be the same where a run goes on, by what to call it."""
@@ -129,7 +124,7 @@ def run_identity(
         "the data": data.fingerprint(),
         "the shots": shots.fingerprint() if shots is not None else None,
         "the proportions": known_shares.tolist() if known_shares is not None else None,
-        "the number of processes": world.size,
+        "the number of processes": processes().size,
         "the sharding of weights": classifier.backbone.sharded,
     }
 
@@ -237,7 +232,7 @@ def record_checkpoint(state: TrainingState, step: int, lr: float) -> bool:
 
 def _any_process(state: TrainingState, event: Callable[[Callback], bool | None]) -> bool:
     """Whether a callback of any process answers with True: all continue, or none."""
-    return any(state.world.gather_objects(state.callbacks.notify(event)))
+    return any(processes().gather_objects(state.callbacks.notify(event)))
 
 
 def _update(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, step: int, lr: float) -> None:
