@@ -257,6 +257,7 @@ class Recipe(Settings):
         "shares",
         "propagation",
         "refinement",
+        "clusters",
         "em",
         "stata",
         "few-classes",

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pouf.cli import _console as console
+from pouf.cli._inputs import proportions
 from pouf.cli._options import IdColumn, InferenceOptions, RunFolder, TextColumn, UseOption, grouped
 from pouf.cli._progress import encoding
 
@@ -21,6 +22,12 @@ def predict(
     options: InferenceOptions,
     out: Annotated[Path, typer.Option(help="File to write: .csv, .jsonl or .parquet.")] = Path("predictions.csv"),
     use: UseOption = "advised",
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            help="Shares of the classes in the input, which predictions then have: uniform, or one per class."
+        ),
+    ] = None,
     abstain: Annotated[
         float | None,
         typer.Option(help="Mark what is likely wrong, to keep the error rate of the rest below this, e.g. 0.05."),
@@ -47,7 +54,16 @@ def predict(
     check_place(out)
     folder = Run(run)
     chosen = library.PredictOptions(
-        use, abstain, unknown, probabilities, safe_csv, text_column, id_column, options.place(), options.trust_model
+        use,
+        proportions(prior),
+        abstain,
+        unknown,
+        probabilities,
+        safe_csv,
+        text_column,
+        id_column,
+        options.place(),
+        options.trust_model,
     )
     with encoding(options, batch_size) as inference:
         found = library.predict(folder, inputs, out, chosen, inference)

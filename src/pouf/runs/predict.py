@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,16 @@ from pouf.runs.predictions import Extras, check_place, predict_share
 from pouf.validation.names import absent_names
 from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, unreliable
 
+CORRECTED = "corrected"
+
 
 @dataclass(frozen=True)
 class PredictOptions:
     """What to predict with, and what to write beside the classes.
 
     Args:
-        use: what the run advises, or its last or chosen step, or zero-shot.
+        use: what the run advises, or its last or chosen step, zero-shot, or zero-shot corrected without training.
+        prior: shares of the classes in the inputs: "uniform", or one per class.
         abstain: mark what is likely wrong, so that at most this share of the rest is.
         unknown: predict `unknown` for inputs that are far from all prototypes.
         probabilities: a column for each class.
@@ -33,6 +36,7 @@ class PredictOptions:
     """
 
     use: str = "advised"
+    prior: str | Sequence[float] | None = None
     abstain: float | None = None
     unknown: bool = False
     probabilities: bool = False
@@ -69,13 +73,18 @@ def predict(
     """Classify inputs and write the predictions, CSV, JSON lines or Parquet; of several processes, each its part."""
     options, inference = options or PredictOptions(), inference or InferenceConfig()
     check_place(file)
-    (classifier,) = _load(run, options, options.use)
+    corrected = options.use == CORRECTED
+    (classifier,) = _load(run, options, "zero-shot" if corrected else options.use)
     world = init_processes(classifier.device)
     inference = replace(inference, world=world)
     data = read_inputs(run, classifier, inputs, options.text_column, options.id_column)
     world.check_equal(data.fingerprint(), "inputs")
-    if options.abstain is not None and inference.cache is None:
+    if (corrected or options.prior is not None or options.abstain is not None) and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
+    if corrected:
+        classifier = classifier.with_correction(data, inference)
+    if options.prior is not None:
+        classifier = classifier.with_prior(options.prior, data, replace(inference, on_batch=None, on_start=None))
     by = run.verdict.advised if options.use == "advised" else options.use
     replaced: dict[int, str] = {}
 

@@ -16,6 +16,8 @@ from pouf.validation.selectors import Choice, Snapshot, opinion_fell
 
 ONLY_LABELS = "whether it beats zero-shot, only labels can show: `pouf review`"
 
+UNVERIFIED = "Unverified: no warning signs, and no labels."
+
 ADAPTED_BEFORE = "Zero-shot here is the classifier that this run started from, which was adapted before."
 
 
@@ -37,15 +39,23 @@ class Verdict:
     review: ReviewResult | None = None  # what labels said, once some were given
 
     def __str__(self) -> str:
-        return self.message if self.review is None else f"{self.message} {self.review}"
+        return self.headline if self.review is None else f"{self.headline} {self.review}"
 
     @property
-    def level(self) -> Literal["alarm", "caution", "none"]:
-        """How loudly to say it. What labels have shown counts for more than what was guessed without them."""
+    def headline(self) -> str:
+        """The message; once labels have confirmed the run it is no longer unverified."""
+        if self.level != "confirmed":
+            return self.message
+        return self.message.replace(UNVERIFIED, "Confirmed by labels.").replace(f"; {ONLY_LABELS}", "")
+
+    @property
+    def level(self) -> Literal["alarm", "caution", "unverified", "confirmed"]:
+        """How loudly to say it. What labels have shown counts for more than what was guessed without them, and nothing
+        else confirms a run."""
         if self.review is not None and self.review.better is not None:
             used = "zero-shot" if self.advised == "zero-shot" else "adapted"
-            return "none" if self.review.better == used else "alarm"
-        return "none" if self.trusted else "alarm" if self.advised == "zero-shot" else "caution"
+            return "confirmed" if self.review.better == used else "alarm"
+        return "unverified" if self.trusted else "alarm" if self.advised == "zero-shot" else "caution"
 
     @property
     def adapted(self) -> Use:
@@ -105,7 +115,7 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
 def _use(what: str, found: list[Finding]) -> str:
     """No warning sign is no evidence of a gain: only labels are."""
     if not found:
-        return f"No warning signs. Using {what}. This does not show that it beats zero-shot: `pouf review`."
+        return f"{UNVERIFIED} Using {what}; {ONLY_LABELS}."
     why, advice = _told(found)
     return f"Caution: {why}.{advice} Using {what}; {ONLY_LABELS}."
 
