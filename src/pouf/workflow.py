@@ -16,12 +16,13 @@ from pouf.data.inputs import Inputs
 from pouf.data.labelled import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
+from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.interruption import defer_signals
 from pouf.model_card import model_card
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.fsdp import asks_to_shard, shard_classifier
-from pouf.parallel.process_group import init_processes
-from pouf.recipe import Recipe
+from pouf.parallel.process_group import alone, by_all_processes, processes
+from pouf.recipe import Recipe, full_name
 from pouf.reporting.html import before_and_after, write_report
 from pouf.runs.folder import note
 from pouf.runs.names import CHECKPOINTS, PREDICTIONS
@@ -38,7 +39,9 @@ from pouf.training.search import RATES, Search, TrialLog, all_combinations, sele
 from pouf.training.trainer import run_identity
 from pouf.validation.diagnostics import rows_of
 from pouf.validation.drift import DriftBaseline, other_names
+from pouf.validation.evaluation import Score, score
 from pouf.validation.names import absent_names
+from pouf.validation.selective import unreliable
 
 TRIALS_STATE = "trials.safetensors"
 logger = logging.getLogger(__name__)
@@ -66,6 +69,7 @@ class RunContext:
         self.callbacks = Callbacks(callbacks).all
 
 
+@by_all_processes
 def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, context: RunContext) -> Adaptation:
     """See `Classifier.adapt`."""
     callbacks, cache = context.callbacks, context.cache
@@ -78,7 +82,7 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, co
         logger.info("%s", estimated)
     prepared = plan.preparation.applied_to(classifier)
     with run_session(partial(_writer, prepared, plan, context), callbacks) as writer:
-        if asks_to_shard(prepared, plan.recipe, init_processes(prepared.device)):
+        if asks_to_shard(prepared, plan.recipe):
             shard_classifier(prepared)  # before anything is computed
         baseline = _drift_baseline(prepared, plan, context)
         result = adaptation.adapt(
@@ -94,11 +98,11 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, co
             result.files["run"] = writer.folder
         if plan.data is not None:
             _report(result, plan.data, plan, context)
-    for callback in callbacks:
-        callback.on_end(result)
+    Callbacks(callbacks).notify(lambda callback: callback.on_end(result))
     return result
 
 
+@by_all_processes
 def search(
     classifier: Classifier,
     data: Inputs | None,
@@ -112,15 +116,15 @@ def search(
     runs = len(all_combinations(grid)) if grid is not None else len(RATES)
     plan = make_plan(classifier, data, options, cache=cache, report=context.report, runs=max(runs, 1))
     combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
-    if grid is not None and "optimisation.lr" in grid:
+    if grid is not None and "optimisation.lr" in map(full_name, grid):
         plan = plan._replace(recipe=plan.recipe.with_settings(keep_shares_lr_factor=1.0))
-    world, log, root = init_processes(classifier.device), TrialLog(), None
+    log, root = TrialLog(), None
     if context.folder is not None:
         root = context.folder / CHECKPOINTS
         first = next(iter(plan.sources().values()))
-        about = run_identity(classifier, first, plan.shots, plan.recipe, world, plan.known_shares)
+        about = run_identity(classifier, first, plan.shots, plan.recipe, plan.known_shares)
         about["the grid"] = combinations
-        log = TrialLog(root / TRIALS_STATE, about, world)
+        log = TrialLog(root / TRIALS_STATE, about)
 
     def one(changed: Recipe, number: int) -> Adaptation:
         return adaptation.adapt(
@@ -133,7 +137,7 @@ def search(
         baseline = _drift_baseline(classifier, plan, context)
         if context.resume:
             log.read()
-        found = searching.search(plan.recipe, combinations, one, on_trial, log, world)
+        found = searching.search(plan.recipe, combinations, one, on_trial, log)
         inputs = next(iter(plan.sources().values()))
         if found.ranking.best is not None and found.ended_by is None:
             found.result = select_step(found.result, found.ranking.step, inputs, plan.inference(classifier, cache))
@@ -146,9 +150,22 @@ def search(
         if found.ended_by is not None:
             raise found.ended_by
         _report(result, inputs, plan, context)
-    for callback in callbacks:
-        callback.on_end(result)
+    Callbacks(callbacks).notify(lambda callback: callback.on_end(result))
     return found
+
+
+def evaluate(classifier: Classifier, inputs: Inputs, labels: Sequence[str | int], text_column: str | None) -> Score:
+    """See `Classifier.evaluate`."""
+    return score(classifier, classifier.data(inputs, text_column), labels)
+
+
+def reliable(
+    classifier: Classifier, data: Unlabelled, encoded: FeatureSet, rate: float, zero_shot: Classifier | None
+) -> list[bool]:
+    """Of each prediction, whether to give it: see `Classifier.predict`."""
+    inference = InferenceConfig(cache=InMemoryFeatureCache())
+    left_out, _ = unreliable(classifier, zero_shot or classifier, data, encoded, rate, inference)
+    return [index not in left_out for index in encoded.indices]
 
 
 def _writer(
@@ -157,7 +174,7 @@ def _writer(
     """Of the run folder: the first process alone writes it."""
     if context.output is None:
         return None
-    if not init_processes(classifier.device).is_main:
+    if not processes().is_main:
         return ShardHolder(Path(context.output.folder), classifier)
     facts: dict[str, Any] = {}
     if plan.known_shares is not None:
@@ -210,17 +227,18 @@ def _report(result: Adaptation, data: Unlabelled, plan: Plan, context: RunContex
     Callbacks(context.callbacks).phase("writing predictions and report")
     classifier = result.at("advised")
     inference = plan.inference(classifier, context.cache)
-    world = inference.world
     own = classifier.encode_share(data, inference)
-    blocks = classifier.score_blocks(own, prototypes=classifier.fixed_prototypes(world))
-    rows = rows_by_rank(prediction_rows(classifier.classes, data, blocks), world)
-    if world.is_main:
+    blocks = classifier.score_blocks(own, prototypes=classifier.fixed_prototypes())
+    rows = rows_by_rank(prediction_rows(classifier.classes, data, blocks))
+    if processes().is_main:
         result.files["predictions"] = write_rows(context.folder / PREDICTIONS, rows)
     else:
         deque(rows, maxlen=0)  # send what the first process asks for
-    result.absent = absent_names(classifier, classifier.some_features(own, world))
+    result.absent = absent_names(classifier, classifier.some_features(own))
     comparison = before_and_after(result, data, inference)
-    if world.is_main:
+    if processes().is_main:
         note(context.folder, absent=result.absent)
-        result.files["report"] = write_report(context.folder, data, inference=inference.alone(), comparison=comparison)
+        silent = replace(inference, on_batch=None, on_start=None)
+        with alone():
+            result.files["report"] = write_report(context.folder, data, inference=silent, comparison=comparison)
     result.at("advised")  # sharded weights are those again

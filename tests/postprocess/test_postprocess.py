@@ -127,7 +127,7 @@ def vague_names(present: int = K):
     features, _, _, labels = world(present, each=30)
     draw = torch.Generator().manual_seed(1)
     centres = torch.stack([features[labels == k].mean(0) if k < present else torch.zeros(D) for k in range(K)])
-    off = F.normalize(centres, dim=1) + 0.8 * F.normalize(torch.randn(K, D, generator=draw), dim=1)
+    off = F.normalize(centres, dim=1) + 0.65 * F.normalize(torch.randn(K, D, generator=draw), dim=1)
     prototypes = F.normalize(off, dim=1)
     sim = features @ prototypes.T
     return features, prototypes, Scores(sim, sim / 0.1, torch.tensor(0.1)), labels

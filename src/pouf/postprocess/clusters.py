@@ -18,7 +18,7 @@ from pouf.postprocess.sinkhorn import relaxed_offsets
 from pouf.postprocess.stata import NEIGHBOURS, symmetrised
 
 logger = logging.getLogger(__name__)
-MIN_AGREEMENT = 0.78  # kappa of the names with clusters that an input has no part in
+MIN_AGREEMENT = 0.8  # kappa of the names with clusters that an input has no part in
 MIN_USAGE = 0.75  # exp H(mean p) / k, as of `min_class_usage` in the recipes
 MAX_TEMPERATURE = 0.05  # of the softmax: the T = 0.1 of texts leaves predictions too soft to tell clusters by
 OWN = 0.4  # weight of the predictions, beside that of the clusters
@@ -28,7 +28,7 @@ PER_CLASS = 2  # inputs of a class, with which shares are evened half as far as 
 def clusters(
     features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None, rounds: int = 10
 ) -> Postprocessor:
-    """Soft centroids of the features as second prototypes; `refinement` where they disagree with the class names.
+    """Soft centroids of the features as second prototypes, where they agree with the class names.
 
         q_i  = softmax(0.4 L_i + 0.6 S_i + ⅙ (W + Wᵀ) q + b)      L the logits at T <= 0.05, b from `relaxed_offsets`
         S_ik = a cos(f_i, Σ_j≠i q_jk f_j)                         a gives S the spread of L, rows centred
@@ -36,8 +36,9 @@ def clusters(
 
     An input has no part in the centroids that judge it, so that a class of few inputs does not confirm itself. For the
     same reason Cohen's kappa of S and L before the first round tells whether clusters and names are about the same
-    thing: below 0.78, with two classes, or where predictions use less than three quarters of the classes, centroids of classes that are
-    not there would draw inputs away from others. A prior that was given is trusted wholly.
+    thing. Below 0.8, and where predictions use less than three quarters of the classes, centroids of classes that are
+    not there would draw inputs away from others: then, and with two classes, it is `refinement`. A prior that was given
+    is trusted wholly.
     """
     x = F.normalize(features.float(), dim=1)
     sharper = max(1.0, float(scores.temperature) / MAX_TEMPERATURE)

@@ -16,7 +16,7 @@ from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.fsdp import sync_weights
-from pouf.parallel.process_group import init_processes
+from pouf.parallel.process_group import by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
@@ -92,6 +92,7 @@ def _place(checkpoints: Checkpoints, verdict: Verdict, use: Use) -> Checkpoint:
     return checkpoints.of(verdict.chosen) if use == "chosen" and verdict.chosen is not None else checkpoints.last
 
 
+@by_all_processes
 def adapt(
     classifier: Classifier,
     data: Unlabelled | None,
@@ -125,13 +126,12 @@ def adapt(
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
     """
     told = Callbacks(callbacks)
-    world = init_processes(classifier.device)
-    inference = told.watching(InferenceConfig.of(recipe.compute, cache, world), "encoding")
+    inference = told.watching(InferenceConfig.of(recipe.compute, cache), "encoding")
     if recipe.temperature:
         classifier.set_temperature(recipe.temperature)
-    sync_weights(classifier, recipe, world)
+    sync_weights(classifier, recipe)
     for source in (data, shots.inputs if shots is not None else None):
-        world.check_equal(source.fingerprint() if source is not None else "", "inputs")
+        processes().check_equal(source.fingerprint() if source is not None else "", "inputs")
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None
@@ -145,7 +145,7 @@ def adapt(
         training = Training([], 0, watched(classifier, inputs, recipe, inference, checkpoint_dir, held))
     checkpoints = training.checkpoints
     told.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
-    choice = world.broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
+    choice = processes().broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
     if recipe.postprocess != "none":
         if inputs is None:
             raise InputError(f"nothing to fit {recipe.postprocess!r} on: give unlabelled data")
@@ -160,7 +160,7 @@ def adapt(
         correct(classifier, inputs, recipe, inference, checkpoints, last, held.predictions)
     total = sum(p.numel() for p in classifier.parameters())
     if checkpoints is not None:
-        verdict = world.broadcast(assess(checkpoints, choice or _corrected(checkpoints)))
+        verdict = processes().broadcast(assess(checkpoints, choice or _corrected(checkpoints)))
     else:
         verdict = not_judged(_why_unjudged(recipe)) if training.history else nothing_to_judge()
     if checkpoints is not None:
@@ -193,7 +193,7 @@ def correct(
     """Fit the recipe's correction to what the classifier predicts now: that of another step would not fit it."""
     classifier.postprocessor = None
     encoded = classifier.encode_share(data, inference)
-    classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior, inference.world)
+    classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior)
     if checkpoints is not None:
         checkpoints.take_postprocessed(step, classifier)
 

@@ -19,9 +19,9 @@ from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard
-from pouf.parallel.process_group import init_processes
+from pouf.parallel.process_group import processes
 from pouf.postprocess.shares import known_shares
-from pouf.recipe import PRESETS, Recipe
+from pouf.recipe import PRESETS, Recipe, full_name
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
 from pouf.training.recipe_for_data import preset_for_classes
@@ -46,14 +46,14 @@ class Plan(NamedTuple):
         return {name: source for name, source in both.items() if source is not None}
 
     def inference(self, classifier: Classifier, cache: FeatureCache) -> InferenceConfig:
-        return InferenceConfig.of(self.recipe.compute, cache, init_processes(classifier.device))
+        return InferenceConfig.of(self.recipe.compute, cache)
 
     def estimate(self, classifier: Classifier, cache: FeatureCache, report: bool) -> Estimate | None:
         """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that
         need not fit where it would be timed."""
         if self.data is None or self.data.streamed or not self.recipe.steps:
             return None
-        if asks_to_shard(classifier, self.recipe, init_processes(classifier.device)):
+        if asks_to_shard(classifier, self.recipe):
             return None
         return estimate(
             classifier, self.data, self.recipe, self.inference(classifier, cache), report,
@@ -90,18 +90,18 @@ def make_plan(
         lambda name: plan_with(replace(options, recipe=name)).estimate(classifier, cache, report),
         options.max_minutes / runs,
     )
-    return plan_with(replace(options, recipe=init_processes(classifier.device).broadcast(fitting)))
+    return plan_with(replace(options, recipe=processes().broadcast(fitting)))
 
 
 def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
     method, recipe, shots, prior = options.method, options.recipe, options.shots, options.prior
-    settings = options.settings
+    settings: dict[str, Any] = {full_name(name): value for name, value in (options.settings or {}).items()}
     if method == "pouf":
         recipe = preset_for_classes(classifier.kind, len(classifier.classes), recipe, settings)
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
-        settings = {"temperature": classifier.temperature, **(settings or {})}  # its own, unless told otherwise
+        settings = {"temperature": classifier.temperature, **settings}  # its own, unless told otherwise
     settled = chosen.recipe(classifier.kind, recipe, _changes(chosen, replace(options, settings=settings)))
     if isinstance(shots, (str, Path)):
         shots = read_shots(shots, classifier.classes, classifier.backbone.modality, classifier.columns)
@@ -115,7 +115,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     if shots is not None and settled.steps and settled.objective.labels == 0:
         settled = settled.with_settings({"objective.labels": 1.0})
     if options.demonstrations:
-        if shots is None or classifier.backbone.cloze is None:
+        if shots is None or not classifier.backbone.supports_demonstrations:
             raise InputError("demonstrations are shots in a template: give shots, and a template with [MASK]")
         chosen = replace(chosen, demonstrations="after")
     if data is None and shots is None:

@@ -16,6 +16,7 @@ from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.losses.prior import share_of_classes
+from pouf.parallel.process_group import processes
 from pouf.recipe import Kind, Recipe
 from pouf.training.bias import find_bias
 
@@ -77,7 +78,7 @@ def preset_for_classes(
     on 77 of them, in half an hour. The clusters of features that stay as they are gain, in seconds.
     """
     usual = recipe is None or (isinstance(recipe, str) and recipe == "balanced")
-    if kind != "text" or k <= MAX_TUNED_CLASSES or not usual or "tuner.name" in (settings or {}):
+    if kind != "text" or k <= MAX_TUNED_CLASSES or not usual or {"tuner.name", "optimisation.lr"} & set(settings or {}):
         return recipe
     logger.info("%d classes are too many to tune all weights: prototypes are tuned, as by the preset fast", k)
     return "fast"
@@ -115,11 +116,11 @@ def _for_few_classes(classifier: Classifier, data: Unlabelled, recipe: Recipe, i
     """
     if data.streamed:
         return recipe
-    encoded, world = classifier.encode_share(data, inference), inference.world
+    encoded, group = classifier.encode_share(data, inference), processes()
     total = torch.zeros(len(classifier.classes))
-    for block in classifier.score_blocks(encoded, prototypes=classifier.fixed_prototypes(world)):
+    for block in classifier.score_blocks(encoded, prototypes=classifier.fixed_prototypes()):
         total = total + block.log_probabilities.exp().sum(0)
-    used = world.broadcast(share_of_classes(world.sum(total) / sum(world.gather_objects(len(encoded.indices)))))
+    used = group.broadcast(share_of_classes(group.sum(total) / sum(group.gather_objects(len(encoded.indices)))))
     if used >= recipe.min_class_usage:
         return recipe
     logger.info(
@@ -139,16 +140,16 @@ def _keep_shares(
     """
     if data is None or data.streamed or not recipe.objective.information:
         return recipe, FREE
-    encoded, world = classifier.encode_share(data, inference), inference.world
-    own = classifier.log_probabilities(encoded, classifier.fixed_prototypes(world))
+    encoded, group = classifier.encode_share(data, inference), processes()
+    own = classifier.log_probabilities(encoded, classifier.fixed_prototypes())
     bias = find_bias(classifier, data, inference) if recipe.find_bias else 0.0
     offsets = torch.zeros(own.shape[1]).to(own)
     if bias:
         offsets[1] = -bias
         own = (own + offsets).log_softmax(1)
-    n = sum(world.gather_objects(len(own)))
-    counts = world.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
-    mean = own.exp().mean(0) if world.size == 1 else world.sum(own.exp().sum(0)) / n
+    n = sum(group.gather_objects(len(own)))
+    counts = group.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
+    mean = own.exp().mean(0) if group.size == 1 else group.sum(own.exp().sum(0)) / n
     kept = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classifier.classes, strict=True))
     overpredicted = classifier.classes[bias > 0] if bias else ""
     whose = f"they have without a bias of zero-shot to {overpredicted}" if bias else "zero-shot gives them"
@@ -161,4 +162,4 @@ def _keep_shares(
     rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_lr_factor)
     return recipe.with_settings(
         {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
-    ), world.broadcast(TargetShares(mean, counts / n, offsets, overpredicted))
+    ), group.broadcast(TargetShares(mean, counts / n, offsets, overpredicted))

@@ -104,6 +104,8 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
             message = f"Caution: {why}. Using zero-shot as it is.{advice}"
         if diagnostics.overpredicted:
             message = f"{message} {_less_often(diagnostics)}"
+    if diagnostics.largest_class:
+        message = f"{message} {_open_shares(diagnostics)}"
     if checkpoints.started_adapted:
         message = f"{message} {ADAPTED_BEFORE}"
     return Verdict(
@@ -118,6 +120,16 @@ def _use(what: str, found: list[Finding]) -> str:
         return f"{UNVERIFIED} Using {what}; {ONLY_LABELS}."
     why, advice = _told(found)
     return f"Caution: {why}.{advice} Using {what}; {ONLY_LABELS}."
+
+
+def _open_shares(found: Diagnostics) -> str:
+    kept = "without that bias" if found.overpredicted else "as zero-shot has it"
+    return (
+        f"Shares of two classes can't be found without labels. Kept: {found.largest_share:.0%} "
+        f"{found.largest_class!r}, {kept}. If they are about equal, {found.uniform_changes:.0%} of the predictions "
+        "change: `--prior uniform` (no new training: `pouf predict --prior uniform`, "
+        '`result.with_prior("uniform")`). If you don\'t know: 50 answers, `pouf review`.'
+    )
 
 
 def _less_often(found: Diagnostics) -> str:
