@@ -21,7 +21,7 @@ from pouf.models.adapter import ADAPTER, ADAPTER_CONFIG
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations
 from pouf.models.precomputed import Precomputed
-from pouf.parallel.shards import gathered, is_main
+from pouf.parallel.shards import gather_weights, is_main
 from pouf.postprocess import Postprocessor
 from pouf.reading import digest_of, read_json, read_tensors, read_text
 from pouf.recipe import TunerSettings
@@ -133,7 +133,7 @@ def write(
         settings = TunerSettings()
     base, weights = classifier.base_fingerprint(), None
     if backbone.sharded and (merge or (settings is not None and not _keeps_base(classifier))):
-        weights = gathered(backbone.state_dict(keep_vars=True))
+        weights = gather_weights(backbone)
     if not is_main():
         return
     others = set(folder.rglob("*"))  # the other states of a run

@@ -20,6 +20,7 @@ from pouf.parallel.process_group import by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
+from pouf.training.encode_once import encode_once
 from pouf.training.pseudo_labels import pseudo_labelled
 from pouf.training.recipe_for_data import recipe_for_data
 from pouf.training.trainer import Training, train, watched
@@ -130,8 +131,9 @@ def adapt(
     if recipe.temperature:
         classifier.set_temperature(recipe.temperature)
     sync_weights(classifier, recipe)
-    for source in (data, shots.inputs if shots is not None else None):
+    for source in (data, shots.inputs if shots is not None else None) if processes().size > 1 else ():
         processes().check_equal(source.fingerprint() if source is not None else "", "inputs")
+    encode_once(classifier, data, recipe, inference, shots is not None or known_shares is not None)
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None

@@ -6,22 +6,20 @@ often, with a borrowed sample where it has none of its own: engines talk while t
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from pouf.classifier import Classifier
 from pouf.errors import InputError
-from pouf.parallel.fsdp import average_gradients, reshard
+from pouf.parallel.fsdp import average_gradients, clip_gradients, reshard
 from pouf.parallel.padding import PROMPTS, in_pieces
 from pouf.parallel.process_group import ProcessGroup, connection_errors, launched_precision, launched_sharding
-from pouf.parallel.shards import is_shard, local
+from pouf.parallel.shards import local
 from pouf.recipe import Recipe
 from pouf.training.step import LossOf, OwnInputs, Piece, PromptPiece, StepLoss, StepModule
 from pouf.tuners import Tuner
@@ -138,15 +136,7 @@ class Engine:
         parameters = list(self.parameters.values())
         if not self.sharded:
             return torch.nn.utils.clip_grad_norm_(parameters, limit)
-        plain = [p.grad for p in parameters if p.grad is not None and not is_shard(p)]
-        shards = [local(p.grad) for p in parameters if p.grad is not None and is_shard(p)]
-        total = sum((g.pow(2).sum() for g in shards), torch.zeros((), device=self.device))
-        dist.all_reduce(total)
-        norm = (total + sum((g.pow(2).sum() for g in plain), torch.zeros_like(total))).sqrt()
-        if math.isfinite(limit):
-            for gradient in (*plain, *shards):
-                gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
-        return norm
+        return clip_gradients(parameters, limit)
 
     def all_finite(self) -> bool:
         """The weights, on all processes."""

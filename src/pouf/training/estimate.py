@@ -111,10 +111,11 @@ def _inputs(classifier: Classifier, tuner: Tuner, data: Unlabelled, recipe: Reci
         return 0.0, 0.0
     places = range(0, len(data), max(1, len(data) // TIMED))[:TIMED]
     read = Reader(data, backbone.prepare, None, backbone.image_size)
-    read[[Draw(places[-1], 0)]]  # the first sample waits for processors to load, which no other does
-    start = clock()
-    there = read[[Draw(place, 0) for place in places]]
-    reading = (clock() - start) / len(places)
+    with data.peek():
+        read[[Draw(places[-1], 0)]]  # the first sample waits for processors to load, which no other does
+        start = clock()
+        there = read[[Draw(place, 0) for place in places]]
+        reading = (clock() - start) / len(places)
     if not there.indices:
         return reading, reading  # none of these can be read; whether others can, the run will say
     tensors = {name: tensor.to(classifier.device) for name, tensor in there.tensors.items()}

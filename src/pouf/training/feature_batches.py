@@ -73,7 +73,7 @@ class InputBatches(Iterator[InputBatch]):
 
     def _batches(self, inference: InferenceConfig) -> Generator[InputBatch, None, None]:
         classifier, data, recipe = self.classifier, self.data, self.recipe
-        crop = _crop(classifier, data, recipe)
+        crop = make_crop(classifier, data, recipe)
         touched = self.engine.tuner.touches_inputs or classifier.demonstrations is not None
         if touched or data.streamed or (crop is not None and recipe.views == 0):
             return self._read(crop)
@@ -158,7 +158,8 @@ class View:
         return self.crop(image, int.from_bytes(mixed, "big"))
 
 
-def _crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop | None:
+def make_crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop | None:
+    """What the recipe does to images at random, if anything."""
     augment = AUGMENTATIONS[recipe.augment] if data.modality == "image" else None
     if augment is None:
         return None
