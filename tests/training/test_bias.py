@@ -186,8 +186,9 @@ def test_a_large_move_is_compared_with_zero_shot_after_the_same_move(tmp_path: P
     texts, labels = reviews(0.75, "service")
     clf = Classifier.from_pretrained(reading_lm(tmp_path / "lm", {"service": -0.45}), CLASSES, [TEMPLATE])
     assert (clf.predict_proba(texts).argmax(1) == torch.tensor(labels)).double().mean() < 0.45
-    verdict = clf.adapt(texts, settings={"steps": 10}).verdict
+    result = clf.adapt(texts, settings={"steps": 10})
+    verdict = result.verdict
     assert verdict.diagnostics is not None and verdict.diagnostics.moved > 0.4
     assert not verdict.alarms and verdict.advised != "zero-shot"
     assert [caution.name for caution in verdict.cautions] == ["shares moved"], "four tenths are a lot to believe in"
-    assert (clf.predict_proba(texts).argmax(1) == torch.tensor(labels)).double().mean() > 0.9
+    assert (result.classifier.predict_proba(texts).argmax(1) == torch.tensor(labels)).double().mean() > 0.9

@@ -34,9 +34,8 @@ class Past(Checkpoints):
 
     def __init__(self, *labels: torch.Tensor) -> None:
         self.predictions = {Checkpoint(10 * i): seen(each) for i, each in enumerate(labels)}
-        self.states = dict.fromkeys(self.predictions)
+        self.postprocessors = dict.fromkeys(self.predictions)
         self.tuner, self.names = object(), None
-        self.classifier = Classifier.from_vectors(torch.eye(K), [f"class {k}" for k in range(K)])
         self.sample = type("Sample", (), {"features": torch.eye(K)[TRUTH]})()
 
 
