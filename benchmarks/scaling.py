@@ -92,16 +92,16 @@ def predict(folder: Path, n: int) -> dict[str, float]:
     from speed import names, pictures, vit
 
     from pouf import Classifier, Images, InferenceConfig
-    from pouf.parallel.process_group import init_processes
+    from pouf.parallel.process_group import together
     from pouf.runs.predictions import predict_share
 
     classifier, data = Classifier(vit(32), names(31)), Images(pictures(n))
-    world = init_processes(torch.device("cpu"))
-    classifier.infer(Images(data.items[:16]))
-    world.gather_objects(0)
-    start, cpu = time.perf_counter(), time.process_time()
-    predict_share(folder / "predictions.parquet", classifier, data, InferenceConfig(16, world=world))
-    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    with together(torch.device("cpu")) as group:
+        classifier.infer(Images(data.items[:16]))
+        group.gather_objects(0)
+        start, cpu = time.perf_counter(), time.process_time()
+        predict_share(folder / "predictions.parquet", classifier, data, InferenceConfig(16))
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     return {"seconds": seconds, "cpu_seconds": cpu}
 
 

@@ -43,7 +43,7 @@ from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
 from pouf.parallel.fsdp import shard_classifier
-from pouf.parallel.process_group import ProcessGroup, init_processes, leave
+from pouf.parallel.process_group import ProcessGroup, init_processes, leave, together
 from pouf.parallel.shards import full, local
 from pouf.runs.predictions import predict_share
 from pouf.training import adaptation, trainer
@@ -277,16 +277,17 @@ def diverged(folder: Path, run: Path) -> None:
         )  # fmt: skip
 
 
-def used(folder: Path, run: Path, out: Path, world: ProcessGroup, shard: bool) -> dict[str, Any]:
+def used(folder: Path, run: Path, out: Path, shard: bool) -> dict[str, Any]:
     """Predictions of a saved run in parts, and its evaluation on made-up labels."""
     classifier = Classifier.from_pretrained(run, use="last")
     if shard:
         shard_classifier(classifier)
     data = Images.from_folder(folder / "images")
-    predict_share(out, classifier, data, InferenceConfig(3, world=world))
-    labelled = Labelled(data, [i % len(DIGITS) for i in range(len(data))])
     zero_shot = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    return compare(zero_shot, classifier, classifier, labelled, InferenceConfig(3, world=world)).to_json()
+    with together(classifier.device):
+        predict_share(out, classifier, data, InferenceConfig(3))
+        labelled = Labelled(data, [i % len(DIGITS) for i in range(len(data))])
+        return compare(zero_shot, classifier, classifier, labelled, InferenceConfig(3)).to_json()
 
 
 def held(classifier: Classifier) -> float:
@@ -394,7 +395,7 @@ def main() -> None:
             del adapted
             diverged(given.folder, given.out / engine / "diverged")
             table = given.out / engine / "predictions.parquet"
-            Watched.seen |= used(given.folder, run, table, world, engine == "fsdp")
+            Watched.seen |= used(given.folder, run, table, engine == "fsdp")
         facts[engine] = Watched.seen | {}
     if world.is_main:
         (given.out / "facts.json").write_text(json.dumps(facts))

@@ -126,9 +126,7 @@ def one_run(folder: Path) -> Path:
     out = folder / "one"
     whole_run(folder, out / "run", interrupted=False)
     diverged(folder, out / "diverged")
-    (out / "evaluation.json").write_text(
-        json.dumps(used(folder, out / "run", out / "p.parquet", ProcessGroup(), False))
-    )
+    (out / "evaluation.json").write_text(json.dumps(used(folder, out / "run", out / "p.parquet", False)))
     return out
 
 

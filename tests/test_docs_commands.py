@@ -130,6 +130,8 @@ def test_the_commands_of_a_page_run(page: str, complete: Path) -> None:
             answer(complete / "run" / "review.csv", complete / "answers.csv")
         if "--out" in arguments and (complete / arguments[arguments.index("--out") + 1]).is_dir():
             arguments.append("--overwrite")  # of a block before it
+        if arguments[0] == "predict":
+            arguments.append("--overwrite")
         if arguments[0] == "adapt" and "--steps" not in arguments and "list" not in arguments:
             arguments += ["--steps", "5"]  # the paper's 5,000 would take a while
         pouf(*arguments, cwd=complete)

@@ -189,3 +189,13 @@ def test_an_unknown_recipe_names_those_there_are() -> None:
 )
 def test_a_setting_allows_just_what_its_registry_holds(part: type[Settings], setting: str, registry: dict) -> None:
     assert set(get_args(part.model_fields[setting].annotation)) == set(registry)
+
+
+def test_the_last_word_of_a_setting_is_enough_where_only_one_has_it() -> None:
+    recipe = Recipe().with_settings(lr=0.25, chunk=8, steps=3)
+    assert (recipe.optimisation.lr, recipe.compute.chunk, recipe.steps) == (0.25, 8, 3)
+    for name in ("alpha", "name"):  # of two parts
+        with pytest.raises(InputError, match=f"{name}: unknown setting"):
+            Recipe().with_settings({name: 1.0})
+    with pytest.raises(InputError, match="Did you mean 'momentum'"):
+        Recipe().with_settings(momentun=0.5)

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 import torch.nn.functional as F
@@ -22,23 +22,22 @@ from torch import Tensor, nn
 from pouf import saving
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.class_names import Classes, ClassSet, class_set, numbered
-from pouf.data.inputs import Inputs, ParsedInput, as_data
+from pouf.data.inputs import Inputs, NormalisedInput, normalise, split_columns
 from pouf.data.labelled import Shots
 from pouf.data.vectors import as_table
-from pouf.errors import InputError, one_of
+from pouf.errors import InputError, explain_wrong_call, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.base import Scores, check_modality, class_means, evaluating
-from pouf.models.causal_lm import CausalLM
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations, Shown
 from pouf.models.load import lasting_name
 from pouf.models.precomputed import Precomputed, read_prototypes
-from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, class_texts, fill
+from pouf.models.prompts import check_templates, class_texts, fill
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.padding import PROMPTS, in_pieces
-from pouf.parallel.process_group import ALONE, ProcessGroup
+from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.recipe import Kind, Recipe, TunerSettings
 from pouf.saving import Use
@@ -50,7 +49,15 @@ if TYPE_CHECKING:
     from pouf.training.adaptation import Adaptation
     from pouf.training.callbacks import Callback
     from pouf.training.search import Search
+    from pouf.validation.evaluation import Score
 
+_NO_LABELS = "No labels are needed, and none are taken: give the inputs alone; a few labelled examples go into shots="
+_OUTPUT = "Give output=Output('run', resume=…, overwrite=…, report=…)"
+WRONG_ARGUMENTS = {  # what callers of `adapt` try, and what to give instead
+    **{name: f"Give settings={{{name!r}: …}}" for name in (full.rsplit(".", 1)[-1] for full in Recipe().flat())},
+    **dict.fromkeys(("", "labels", "label", "y", "targets"), _NO_LABELS),
+    **dict.fromkeys(("output_dir", "resume", "overwrite", "report", "out"), _OUTPUT),
+}
 INFERENCE = InferenceConfig()
 _CONSTANT = ("transformers.", "tokenizers.")  # packages whose objects, but for modules, are never changed here
 FITTED_ON = 2**14  # inputs that a postprocessor is fitted on at most, drawn at random
@@ -88,7 +95,7 @@ class Classifier(nn.Module, ModelHubMixin):
         super().__init__()
         self.backbone = backbone
         self.classes, self.descriptions = class_set(classes)
-        self.templates = _check_question(backbone, ClassSet(self.classes, self.descriptions), templates)
+        self.templates = backbone.check_question(ClassSet(self.classes, self.descriptions), templates)
         self.model, self.revision = model, revision
         self.tuner_settings: TunerSettings | None = None
         self.prompt: nn.Module | None = None  # gives the prototypes in the place of the text side
@@ -108,6 +115,7 @@ class Classifier(nn.Module, ModelHubMixin):
         classes: Classes | None = None,
         templates: Sequence[str] | None = None,
         *,
+        template: str | None = None,
         words: Sequence[str] | Sequence[Sequence[str]] | None = None,
         max_length: int | None = None,
         temperature: float | None = None,
@@ -138,6 +146,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
         Args:
             name_or_path: `pouf/tiny-clip` is the model that comes with the package.
+            template: one template, in the place of a list of them.
             words: one word per class, or several, in the order of the classes, where these are names alone; without
                 them the names are the words.
             max_length: tokens that a masked language model reads at most (256).
@@ -147,6 +156,10 @@ class Classifier(nn.Module, ModelHubMixin):
             trust_model: load pickled weights, and run Python code that comes with the model. Either can do anything
                 that you can do on this machine; without it, only safetensors and the classes of transformers are used.
         """
+        if template is not None:
+            if templates is not None:
+                raise InputError("give template or templates, and not both")
+            templates = [template]
         if classes is None:
             asked = {"templates": templates, "words": words, "max_length": max_length}
             if own := [name for name, value in asked.items() if value is not None]:
@@ -195,10 +208,12 @@ class Classifier(nn.Module, ModelHubMixin):
             )
         return cls(Precomputed(prototypes), numbered(classes), temperature=temperature)
 
+    @explain_wrong_call(WRONG_ARGUMENTS)
     def adapt(
         self,
         data: Inputs | None = None,
         *,
+        text_column: str | None = None,
         method: str = "pouf",
         recipe: Recipe | str | Path | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -224,10 +239,12 @@ class Classifier(nn.Module, ModelHubMixin):
 
         Args:
             data: images, texts or vectors without labels: whatever `predict` takes.
+            text_column: of a file, where the texts are not in `text`; two, as "a,b", for pairs.
             method: pouf, or what it is compared with, by its name in `METHODS`.
             recipe: all settings: a preset ("fast", "balanced" or "paper"), a `Recipe`, the name of one, or a TOML file;
                 by default the one for this kind.
-            settings: changes to it by dotted name, as {"steps": 50, "optimisation.lr": 1e-3}.
+            settings: changes to it, as {"steps": 50, "lr": 1e-3}; a dotted name, as "optimisation.lr", where several
+                settings end alike.
             shots: a few examples with labels to learn from as well; the data stay without.
             demonstrations: show a shot of each class beside every text, as LM-BFF does.
             prior: shares of the classes: "uniform", "estimated", "paper" (its own estimate), or known ones, one number
@@ -249,13 +266,16 @@ class Classifier(nn.Module, ModelHubMixin):
         from pouf import workflow
 
         options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        data = data if text_column is None or data is None else self.data(data, text_column)
         return workflow.adapt(self, data, options, workflow.RunContext(output, keep, callbacks, cache, command))
 
+    @explain_wrong_call(WRONG_ARGUMENTS)
     def search(
         self,
         data: Inputs | None,
         grid: Mapping[str, Sequence[Any]] | None = None,
         *,
+        text_column: str | None = None,
         on_trial: Callable[[dict[str, Any]], None] = lambda settings: None,
         method: str = "pouf",
         recipe: Recipe | str | Path | None = None,
@@ -286,14 +306,13 @@ class Classifier(nn.Module, ModelHubMixin):
 
         options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
         context = workflow.RunContext(output, keep, callbacks, cache, command)
+        data = data if text_column is None or data is None else self.data(data, text_column)
         return workflow.search(self, data, grid, on_trial, options, context)
 
     @property
     def kind(self) -> Kind:
         """What decides which recipe is the default."""
-        if isinstance(self.backbone, CausalLM):
-            return "causal"
-        return "cloze" if self.backbone.cloze is not None else self.backbone.modality
+        return self.backbone.kind
 
     @property
     def device(self) -> torch.device:
@@ -302,7 +321,7 @@ class Classifier(nn.Module, ModelHubMixin):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a file of texts that make a sample: one, or two for pairs."""
-        return self.backbone.cloze.columns if self.backbone.cloze is not None else ("text",)
+        return self.backbone.columns
 
     @property
     def adapted(self) -> bool:
@@ -384,7 +403,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def base_fingerprint(self) -> str | None:
         """Of the weights before tuning; None where they are in the saved folder anyway, or come from a seed."""
-        if self.base is None and self.head_seed is None and not isinstance(self.backbone, Precomputed):
+        if self.base is None and self.head_seed is None and not self.backbone.saved_whole:
             self.base = self.backbone.weights_digest()
         return self.base
 
@@ -433,9 +452,28 @@ class Classifier(nn.Module, ModelHubMixin):
 
     """A zero-shot classifier that predicts."""
 
-    def data(self, inputs: Inputs) -> Unlabelled:
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """`predict`; of a batch of tensors, `forward`."""
+        if inputs and not isinstance(inputs[0], dict):
+            return self.predict(*inputs, **options)
+        return super().__call__(*inputs, **options)
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.classes[:8]) + (", …" if len(self.classes) > 8 else "")
+        prompts = "" if self.kind == "vector" else f", {self.templates[0][:60]!r}"
+        tuned = f"adapted: {self.tuner_settings.name}" if self.tuner_settings is not None else "zero-shot"
+        corrected = ", predictions corrected" if self.postprocessor is not None else ""
+        return (
+            f"Classifier of {len(self.classes)} classes: {names}\n"
+            f"  {self.model or 'a model of your own'}, {self.kind}s{prompts}\n  {tuned}{corrected}"
+        )
+
+    def data(self, inputs: Inputs, text_column: str | None = None) -> Unlabelled:
         """Whatever can be handed to `predict`, as data of the backbone's kind."""
-        return as_data(inputs, self.backbone.modality, self.columns).data
+        return self._parse(inputs, text_column).data
+
+    def _parse(self, inputs: Inputs, text_column: str | None) -> NormalisedInput:
+        return normalise(inputs, self.backbone.modality, split_columns(text_column, self.columns))
 
     def features(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
         """(n, d), each of length 1."""
@@ -443,20 +481,54 @@ class Classifier(nn.Module, ModelHubMixin):
         features = F.normalize(encoded.features.float(), dim=1)
         return features[0] if given.single else features
 
-    def predict_log_proba(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
+    def predict_log_proba(self, inputs: Inputs, batch_size: int = 64, *, text_column: str | None = None) -> Tensor:
         """(n, k) log-probabilities; (k,) for one sample. An input that can't be read is an error; see `infer`."""
-        given, encoded = self._complete(inputs, batch_size)
+        given, encoded = self._complete(inputs, batch_size, text_column)
         logs = self.log_probabilities(encoded)
         return logs[0] if given.single else logs
 
-    def predict_proba(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
+    def predict_proba(self, inputs: Inputs, batch_size: int = 64, *, text_column: str | None = None) -> Tensor:
         """(n, k), rows sum to 1; (k,) for one sample."""
-        return self.predict_log_proba(inputs, batch_size).exp()
+        return self.predict_log_proba(inputs, batch_size, text_column=text_column).exp()
 
-    def predict(self, inputs: Inputs, batch_size: int = 64) -> str | list[str]:
-        """The most likely class of each input: a list of names, or one name for one sample."""
-        best = self.predict_log_proba(inputs, batch_size).argmax(-1)
-        return self.classes[int(best)] if best.ndim == 0 else [self.classes[i] for i in best.tolist()]
+    @overload
+    def predict(self, inputs: Inputs, batch_size: int = 64, *, text_column: str | None = None) -> str | list[str]: ...
+    @overload
+    def predict(
+        self, inputs: Inputs, batch_size: int = 64, *, text_column: str | None = None, abstain: float | None,
+        zero_shot: Classifier | None = None,
+    ) -> str | list[str] | list[str | None] | None: ...  # fmt: skip
+    def predict(
+        self,
+        inputs: Inputs,
+        batch_size: int = 64,
+        *,
+        text_column: str | None = None,
+        abstain: float | None = None,
+        zero_shot: Classifier | None = None,
+    ) -> str | list[str] | list[str | None] | None:
+        """The most likely class of each input: a list of names, or one name for one sample.
+
+        Args:
+            text_column: of a file, where the texts are not in `text`; two, as "a,b", for pairs.
+            abstain: None in the place of what is likely wrong, so that about this share of the rest is. An estimate,
+                without labels, from how surely and how steadily classes are predicted.
+            zero_shot: the classifier before it was adapted, whose predictions count in that estimate.
+        """
+        given, encoded = self._complete(inputs, batch_size, text_column)
+        names: list[str | None] = [self.classes[k] for k in self.log_probabilities(encoded).argmax(1).tolist()]
+        if abstain is not None:
+            from pouf import workflow
+
+            kept = workflow.reliable(self, given.data, encoded, abstain, zero_shot)
+            names = [name if keep else None for name, keep in zip(names, kept, strict=True)]
+        return names[0] if given.single else names
+
+    def evaluate(self, inputs: Inputs, labels: Sequence[str | int], *, text_column: str | None = None) -> Score:
+        """Accuracy, macro-F1 and recalls by labels, which are names of classes or their positions."""
+        from pouf import workflow
+
+        return workflow.evaluate(self, inputs, labels, text_column)
 
     def infer(self, data: Unlabelled, inference: InferenceConfig = INFERENCE) -> Predictions:
         """Log-probabilities of all that can be read, and why the others can't."""
@@ -507,7 +579,7 @@ class Classifier(nn.Module, ModelHubMixin):
                 yield encoded
 
         self._check(data)
-        prototypes = self.fixed_prototypes(inference.world) if prototypes is None else prototypes
+        prototypes = self.fixed_prototypes() if prototypes is None else prototypes
         with evaluating(self):
             for encoded in features():
                 yield from self.score_blocks(encoded, prototypes=prototypes)
@@ -528,43 +600,44 @@ class Classifier(nn.Module, ModelHubMixin):
             encoded: FeatureSet = getattr(store, how)(data, transform)
             return encoded
 
-    def some_features(self, own: FeatureSet, world: ProcessGroup, seed: int = 0) -> FeatureSet:
+    def some_features(self, own: FeatureSet, seed: int = 0) -> FeatureSet:
         """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
 
         Args:
             own: from `encode_share`.
         """
-        sizes = world.gather_objects(len(own.indices))
+        group = processes()
+        sizes = group.gather_objects(len(own.indices))
         chosen = torch.arange(sum(sizes))
         if len(chosen) > FITTED_ON:
             drawn = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
             chosen = drawn[:FITTED_ON].sort().values
-        if world.size == 1:
+        if group.size == 1:
             rows = chosen.tolist()
             return (
                 own if len(rows) == len(own.indices) else FeatureSet([own.indices[i] for i in rows], own.features[rows])
             )
-        first = sum(sizes[: world.rank])
-        rows = [int(i) - first for i in chosen if first <= i < first + sizes[world.rank]]
-        indices = world.gather_objects([own.indices[row] for row in rows])
-        features = world.gather(own.features[rows].to(self.device)).cpu()
+        first = sum(sizes[: group.rank])
+        rows = [int(i) - first for i in chosen if first <= i < first + sizes[group.rank]]
+        indices = group.gather_objects([own.indices[row] for row in rows])
+        features = group.gather(own.features[rows].to(self.device)).cpu()
         return FeatureSet([index for part in indices for index in part], features)
 
     @torch.no_grad()
-    def fixed_prototypes(self, world: ProcessGroup = ALONE) -> Tensor:
+    def fixed_prototypes(self) -> Tensor:
         """For prediction: without a gradient and without dropout, also in the middle of training.
 
-        Args:
-            world: the processes that share the prompts, and all get the prototypes.
+        Processes that compute together each encode a share of the prompts, and all get the prototypes.
         """
+        group = processes()
         with evaluating(self):
-            total = sum(self.prompts_per_class()) if world.size > 1 else 0
+            total = sum(self.prompts_per_class()) if group.size > 1 else 0
             if not total:
                 return self.prototypes()
-            own, most = list(world.share(range(total))), -(-total // world.size)
+            own, most = list(group.share(range(total))), -(-total // group.size)
             cut = in_pieces(own, -(-most // PROMPTS))
             encoded = torch.cat([self.encode_prompts(rows or [0])[: len(rows)] for rows in cut])
-            return self.prototypes_of(world.gather(encoded))
+            return self.prototypes_of(group.gather(encoded))
 
     @torch.no_grad()
     def scores(self, encoded: FeatureSet) -> Scores:
@@ -590,9 +663,7 @@ class Classifier(nn.Module, ModelHubMixin):
         return torch.cat(blocks) if blocks else torch.zeros(0, len(self.classes))
 
     @torch.no_grad()
-    def fit_postprocessor(
-        self, name: str, encoded: FeatureSet, seed: int = 0, prior: Tensor | None = None, world: ProcessGroup = ALONE
-    ) -> None:
+    def fit_postprocessor(self, name: str, encoded: FeatureSet, seed: int = 0, prior: Tensor | None = None) -> None:
         """Fit one of `POSTPROCESSORS` on these features (a random part where they are very many), and use it.
 
         Args:
@@ -600,10 +671,11 @@ class Classifier(nn.Module, ModelHubMixin):
             prior: (k,), shares of the classes, where they are known.
         """
         fit = one_of("postprocessor", name, POSTPROCESSORS)
-        encoded = self.some_features(encoded, world, seed)
+        encoded = self.some_features(encoded, seed)
         features = encoded.features.to(self.device).float()
         fitted = fit(features, self.fixed_prototypes(), self.scores(encoded), prior)
-        self.postprocessor = world.broadcast(fitted.cpu()).to(self.device)  # a tensor of a GPU would stay on that one
+        # On the CPU: a tensor of a GPU would stay on that one.
+        self.postprocessor = processes().broadcast(fitted.cpu()).to(self.device)
 
     @torch.no_grad()
     def nearness(self, encoded: FeatureSet, prototypes: Tensor | None = None) -> Tensor:
@@ -614,8 +686,10 @@ class Classifier(nn.Module, ModelHubMixin):
         features = F.normalize(encoded.features.float().to(prototypes.device), dim=1)
         return (features @ prototypes.T).max(1).values.cpu()
 
-    def _complete(self, inputs: Inputs, batch_size: int) -> tuple[ParsedInput, FeatureSet]:
-        given = as_data(inputs, self.backbone.modality, self.columns)
+    def _complete(
+        self, inputs: Inputs, batch_size: int, text_column: str | None = None
+    ) -> tuple[NormalisedInput, FeatureSet]:
+        given = self._parse(inputs, text_column)
         given = given._replace(data=given.data.for_one_reader())
         encoded = self.encode(given.data, InferenceConfig(batch_size))
         if given.data.skipped:
@@ -667,19 +741,3 @@ def _view(tensor: Tensor) -> Tensor:
     """Another tensor in the same memory: moving one of both to a device, or freezing it, leaves the other."""
     view = tensor.detach()
     return nn.Parameter(view, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else view
-
-
-def _check_question(backbone: Backbone, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
-    """The templates of a classifier; a masked language model brings its own with its words."""
-    if classes.descriptions is not None and (backbone.cloze is not None or backbone.modality == "vector"):
-        raise InputError("this model has its own words or vectors for the classes and reads no descriptions: name them")
-    if backbone.cloze is None:
-        usual = DEFAULT_TEMPLATES[backbone.modality] if classes.descriptions is None else ("{}",)
-        checked = check_templates(usual if templates is None else templates)
-        if backbone.text_side is not None:
-            check_distinct(backbone.text_side, classes, checked)
-        return checked
-    words, k = len(backbone.cloze.words), len(classes.names)
-    if words != k:
-        raise InputError(f"the model has label words for {words} classes, not for {k}")
-    return (backbone.cloze.template,)

@@ -1,13 +1,18 @@
-"""The errors that a user can cause and mend."""
+"""The errors that a user can cause and mend, and words that they need."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from difflib import get_close_matches
+from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class InputError(ValueError):
@@ -32,6 +37,11 @@ class ProcessLost(RuntimeError):
     """Another process of the same run has ended, or has not answered in time."""
 
 
+def plural(n: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`, `2 classes`."""
+    return f"{n:,} {noun if n == 1 else noun + ('es' if noun.endswith('s') else 's')}"
+
+
 def one_of(what: str, name: str, choices: Mapping[str, Any]) -> Any:
     """The entry of a registry, or an error that names the nearest one."""
     if name not in choices:
@@ -43,6 +53,32 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`. Did you mean 'steps'?`, or nothing where no name is near."""
     found = get_close_matches(name, list(known), 1)
     return f". Did you mean {found[0]!r}?" if found else ""
+
+
+def explain_wrong_call(hints: Mapping[str, str]) -> Callable[[Method], Method]:
+    """A method whose `TypeError` for a wrong argument says what to give instead.
+
+    Args:
+        hints: by argument that callers try; "" for a positional one too many.
+    """
+
+    def decorate(method: Method) -> Method:
+        signature = inspect.signature(method)
+
+        @wraps(method)
+        def checked(*args: Any, **named: Any) -> Any:
+            try:
+                signature.bind(*args, **named)
+            except TypeError as error:
+                wrong = next((name for name in named if name not in signature.parameters), "")
+                known = [name for name in signature.parameters if name != "self"]
+                hint = f". {hints[wrong]}" if wrong in hints else nearest(wrong, known) if wrong else ""
+                raise TypeError(f"{method.__name__}() {error}{hint}") from None
+            return method(*args, **named)
+
+        return cast("Method", checked)
+
+    return decorate
 
 
 def optional(module: str, extra: str, purpose: str) -> Any:

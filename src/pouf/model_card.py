@@ -53,7 +53,7 @@ def model_card(classifier: Classifier, recipe: Recipe | None = None, facts: Mapp
         data,
         template_str=template.read_text(encoding="utf-8"),
         classes=classifier.classes,
-        cloze=classifier.backbone.cloze,
+        words=classifier.backbone.card_facts().get("words"),
         templates=classifier.templates,
         kind=classifier.kind,
         base=base_display_name(base),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -95,7 +96,8 @@ class _WrongSetting(InputError):
             path, self.problem = [*path, *inner.path], inner.problem
         elif first["type"] == "extra_forbidden":
             owner = _part(part, path[:-1])
-            self.problem = f"unknown setting, choose from {', '.join(owner)}{nearest(path[-1], owner)}"
+            known = [*owner, *(name.split(".")[-1] for name in _names() if owner is Recipe.model_fields)]
+            self.problem = f"unknown setting, choose from {', '.join(owner)}{nearest(path[-1], known)}"
         elif first["type"] == "literal_error":
             self.problem = f"{first['input']!r} is not one of {first['ctx']['expected'].replace(' or ', ', ')}"
         else:
@@ -274,10 +276,16 @@ class Recipe(Settings):
             raise ValueError("all terms of the objective weigh 0, so there is nothing to learn: give one a weight")
 
     def with_settings(self, settings: Mapping[str, Any] | None = None, **named: Any) -> Recipe:
-        """A copy with some settings changed; a dotted name reaches a part: `{"optimisation.lr": 1e-3}`."""
+        """A copy with some settings changed.
+
+            recipe.with_settings({"optimisation.lr": 1e-3, "steps": 50})
+            recipe.with_settings(lr=1e-3, steps=50)
+
+        A dotted name reaches a part; its last word is enough where only one setting has it.
+        """
         table = self.model_dump(exclude_unset=True)  # what was set stays known from what was not
         for name, value in {**(settings or {}), **named}.items():
-            *parts, last = name.split(".")
+            *parts, last = full_name(name).split(".")
             part, whole = table, vars(self)
             for step in parts:
                 part, whole = part.setdefault(step, {}), whole.get(step, {})
@@ -334,6 +342,17 @@ class Recipe(Settings):
     def default(cls, kind: Kind) -> Recipe:
         """What is taken for a kind of classifier when nothing else is said, wherever that is."""
         return cls.preset(DEFAULT_PRESETS[kind], kind)
+
+
+def full_name(name: str) -> str:
+    """`optimisation.lr` for `lr`: the dotted name of a setting, where its last word is enough to find it."""
+    found = [known for known in _names() if known.endswith(f".{name}")]
+    return found[0] if name not in Recipe.model_fields and len(found) == 1 else name
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(Recipe().flat())
 
 
 def setting(name: str) -> FieldInfo:

@@ -56,11 +56,11 @@ class Card(BaseModel):
     classes: tuple[str, ...]
     descriptions: tuple[tuple[str, ...], ...] | None = None
     templates: tuple[str, ...]
-    words: tuple[tuple[str, ...], ...] | None
-    max_length: int | None
+    words: tuple[tuple[str, ...], ...] | None = None
+    max_length: int | None = None
     new_head_seed: int | None
-    regression: bool
-    vectors: bool
+    regression: bool = False
+    vectors: bool = False
     demonstrations: Demonstrations | None
     temperature: float | None
     prior: list[float] | None = None  # of earlier versions; known shares are those of a run's data, in its manifest
@@ -151,16 +151,13 @@ def write(
         classes=classifier.classes,
         descriptions=classifier.descriptions,
         templates=classifier.templates,
-        words=backbone.cloze.words if backbone.cloze is not None else None,
-        max_length=getattr(backbone.cloze or backbone, "max_length", None),
         new_head_seed=classifier.head_seed,
-        regression=getattr(backbone, "regression", False),
-        vectors=isinstance(backbone, Precomputed),
         demonstrations=classifier.demonstrations,
         temperature=classifier.temperature,
         postprocessed=classifier.postprocessor is not None,
         tuner=settings,
         files=files,
+        **backbone.card_facts(),
     )
     write_json(folder / CARD, card.model_dump())
 
@@ -169,7 +166,7 @@ def _check_mergeable(classifier: Classifier) -> None:
     settings = classifier.tuner_settings
     if classifier.backbone.sharded and classifier.backbone.adapter is not None:
         raise InputError("low-rank matrices can't be merged into shards: load the saved run in one process for that")
-    if isinstance(classifier.backbone, Precomputed) or (settings and settings.name in ("prompt", "prototypes")):
+    if classifier.backbone.saved_whole or (settings and settings.name in ("prompt", "prototypes")):
         what = (
             "vectors"
             if settings is None
@@ -185,7 +182,7 @@ def _save_parts(classifier: Classifier, folder: Path, merge: bool, weights: Mapp
     backbone, settings = classifier.backbone, classifier.tuner_settings
     # A backbone of the user's own need not know of shards.
     own: tuple[Any, ...] = (folder,) if weights is None else (folder, weights)
-    if isinstance(backbone, Precomputed):
+    if backbone.saved_whole:
         backbone.save_pretrained(folder)
     elif merge:
         with backbone.adapter.merged() if backbone.adapter is not None else nullcontext():
@@ -217,6 +214,8 @@ def read_card(folder: Path) -> Card:
         raise InputError(f"no run folder {str(folder)!r}: expected one that adapt or save_pretrained wrote")
     folder = stored(folder)
     if not is_saved(folder):
+        if (folder / "config.json").is_file():
+            raise InputError(f"{str(folder)!r} is a model and not a run: give classes= to make a classifier of it")
         before = f"; the run before it is in {str(folder / BEFORE)!r}" if is_saved(folder / BEFORE) else ""
         raise InputError(
             f"{str(folder)!r} is not a finished run: expected {CARD} in it; resume it, or adapt again{before}"
@@ -321,7 +320,7 @@ def fetch(name_or_path: str | Path, revision: str | None = None) -> Path:
 def check_shareable(classifier: Classifier, merge: bool) -> None:
     """An error where others could not load it: what it builds on is here alone."""
     settings = classifier.tuner_settings
-    whole = merge or isinstance(classifier.backbone, Precomputed) or (settings and not _keeps_base(classifier))
+    whole = merge or classifier.backbone.saved_whole or (settings and not _keeps_base(classifier))
     if not whole and (classifier.model is None or os.path.isabs(classifier.model)):
         named = f"a folder on this machine, {classifier.model!r}" if classifier.model else "a backbone of your own"
         raise InputError(

@@ -16,13 +16,12 @@ from pouf.data.inputs import Inputs
 from pouf.data.labelled import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
-from pouf.inference.encode import InferenceConfig
+from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.interruption import defer_signals
 from pouf.model_card import model_card
 from pouf.options import AdaptOptions, KeepNames, Output
-from pouf.parallel.process_group import init_processes
-from pouf.parallel.shards import is_main
-from pouf.recipe import Recipe
+from pouf.parallel.process_group import alone, by_all_processes, processes
+from pouf.recipe import Recipe, full_name
 from pouf.reporting.html import before_and_after, write_report
 from pouf.runs.folder import note
 from pouf.runs.names import CHECKPOINTS, PREDICTIONS
@@ -38,7 +37,9 @@ from pouf.training.search import RATES, Search, TrialLog, all_combinations, sele
 from pouf.training.trainer import run_identity
 from pouf.validation.diagnostics import rows_of
 from pouf.validation.drift import DriftBaseline, other_names
+from pouf.validation.evaluation import Score, score
 from pouf.validation.names import absent_names
+from pouf.validation.selective import unreliable
 
 TRIALS_STATE = "trials.safetensors"
 logger = logging.getLogger(__name__)
@@ -67,13 +68,14 @@ class RunContext:
 
     def check_folder(self) -> None:
         """An error where the run could not be written, before anything long is computed."""
-        if self.output is not None and is_main():
+        if self.output is not None and processes().is_main:
             check_new(self.output.folder, self.output.resume, self.output.overwrite)
 
-    def inference(self, plan: Plan, classifier: Classifier) -> InferenceConfig:
-        return Callbacks(self.callbacks).watching(plan.inference(classifier, self.cache), "encoding")
+    def inference(self, plan: Plan) -> InferenceConfig:
+        return Callbacks(self.callbacks).watching(plan.inference(self.cache), "encoding")
 
 
+@by_all_processes
 def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, context: RunContext) -> Adaptation:
     """See `Classifier.adapt`."""
     callbacks, cache = context.callbacks, context.cache
@@ -83,7 +85,7 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, co
     _estimate(draft, classifier, context)
     with run_session(callbacks) as session:
         prepared = draft.prepared(classifier)
-        plan = draft.fitted(look_at_data(prepared, draft, context.inference(draft, prepared)))
+        plan = draft.fitted(look_at_data(prepared, draft, context.inference(draft)))
         writer = session.open(partial(_writer, prepared, plan, context))
         baseline = _drift_baseline(prepared, plan, context)
         result = run_adaptation(
@@ -98,11 +100,11 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, co
             result.files["run"] = writer.folder
         if plan.data is not None:
             _report(result, plan.data, plan, context)
-    for callback in callbacks:
-        callback.on_end(result)
+    Callbacks(callbacks).notify(lambda callback: callback.on_end(result))
     return result
 
 
+@by_all_processes
 def search(
     classifier: Classifier,
     data: Inputs | None,
@@ -116,21 +118,21 @@ def search(
     runs = len(all_combinations(grid)) if grid is not None else len(RATES)
     plan = draft_plan(classifier, data, options, cache=cache, report=context.report, runs=max(runs, 1))
     combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
-    if grid is not None and "optimisation.lr" in grid:
+    if grid is not None and "optimisation.lr" in map(full_name, grid):
         plan = replace(plan, recipe=plan.recipe.with_settings(keep_shares_lr_factor=1.0))
-    world, log, root = init_processes(classifier.device), TrialLog(), None
+    log, root = TrialLog(), None
     first = next(iter(plan.sources().values()))
     if context.folder is not None:
         root = context.folder / CHECKPOINTS
-        about = run_identity(classifier, first, plan.shots, plan.recipe, world, plan.targets.known)
+        about = run_identity(classifier, first, plan.shots, plan.recipe, plan.targets.known)
         about["the grid"] = combinations
-        log = TrialLog(root / TRIALS_STATE, about, world)
+        log = TrialLog(root / TRIALS_STATE, about)
 
     def one(changed: Recipe, number: int) -> Adaptation:
         trial = replace(plan, recipe=changed)
         prepared = trial.prepared(classifier)
         return run_adaptation(
-            prepared, trial.fitted(look_at_data(prepared, trial, context.inference(trial, prepared))), cache=cache,
+            prepared, trial.fitted(look_at_data(prepared, trial, context.inference(trial))), cache=cache,
             callbacks=callbacks, checkpoint_dir=root / str(number) if root is not None else None, resume=context.resume,
             keep_tuned=False,
         )  # fmt: skip
@@ -140,9 +142,9 @@ def search(
         baseline = _drift_baseline(classifier, plan, context)
         if context.resume:
             log.read()
-        found = searching.search(plan.recipe, combinations, one, on_trial, log, world)
+        found = searching.search(plan.recipe, combinations, one, on_trial, log)
         if found.ranking.best is not None and found.ended_by is None:
-            found.result = select_step(found.result, found.ranking.step, first, plan.inference(classifier, cache))
+            found.result = select_step(found.result, found.ranking.step, first, plan.inference(cache))
         result = found.result = _described(found.result, baseline if found.ended_by is None else None)
         if writer is not None:
             with defer_signals():
@@ -152,8 +154,7 @@ def search(
         if found.ended_by is not None:
             raise found.ended_by
         _report(result, first, plan, context)
-    for callback in callbacks:
-        callback.on_end(result)
+    Callbacks(callbacks).notify(lambda callback: callback.on_end(result))
     return found
 
 
@@ -166,13 +167,27 @@ def _estimate(plan: Plan, classifier: Classifier, context: RunContext) -> None:
             logger.info("%s", estimated)
 
 
+def evaluate(classifier: Classifier, inputs: Inputs, labels: Sequence[str | int], text_column: str | None) -> Score:
+    """See `Classifier.evaluate`."""
+    return score(classifier, classifier.data(inputs, text_column), labels)
+
+
+def reliable(
+    classifier: Classifier, data: Unlabelled, encoded: FeatureSet, rate: float, zero_shot: Classifier | None
+) -> list[bool]:
+    """Of each prediction, whether to give it: see `Classifier.predict`."""
+    inference = InferenceConfig(cache=InMemoryFeatureCache())
+    left_out, _ = unreliable(classifier, zero_shot or classifier, data, encoded, rate, inference)
+    return [index not in left_out for index in encoded.indices]
+
+
 def _writer(
     classifier: Classifier, plan: Plan, context: RunContext, trains: bool = True
 ) -> RunWriter | ShardHolder | None:
     """Of the run folder: the first process alone writes it."""
     if context.output is None:
         return None
-    if not init_processes(classifier.device).is_main:
+    if not processes().is_main:
         return ShardHolder(Path(context.output.folder), classifier)
     facts: dict[str, Any] = {}
     if plan.targets.known is not None:
@@ -195,7 +210,7 @@ def _drift_baseline(classifier: Classifier, plan: Plan, context: RunContext) -> 
         inputs = read_labelled(data, others, classifier.backbone.modality, classifier.columns)
     if inputs is None:
         raise InputError("no inputs to try the other names on: give some with labels")
-    return DriftBaseline(classifier, others, inputs, plan.inference(classifier, context.cache), plan.recipe.seed)
+    return DriftBaseline(classifier, others, inputs, plan.inference(context.cache), plan.recipe.seed)
 
 
 def _described(result: Adaptation, baseline: DriftBaseline | None) -> Adaptation:
@@ -224,18 +239,19 @@ def _report(result: Adaptation, data: Unlabelled, plan: Plan, context: RunContex
         return
     Callbacks(context.callbacks).phase("writing predictions and report")
     classifier = result.at("advised")
-    inference = plan.inference(classifier, context.cache)
-    world = inference.world
+    inference = plan.inference(context.cache)
     own = classifier.encode_share(data, inference)
-    blocks = classifier.score_blocks(own, prototypes=classifier.fixed_prototypes(world))
-    rows = rows_by_rank(prediction_rows(classifier.classes, data, blocks), world)
-    if world.is_main:
+    blocks = classifier.score_blocks(own, prototypes=classifier.fixed_prototypes())
+    rows = rows_by_rank(prediction_rows(classifier.classes, data, blocks))
+    if processes().is_main:
         result.files["predictions"] = write_rows(context.folder / PREDICTIONS, rows)
     else:
         deque(rows, maxlen=0)  # send what the first process asks for
-    result.absent = absent_names(classifier, classifier.some_features(own, world))
+    result.absent = absent_names(classifier, classifier.some_features(own))
     comparison = before_and_after(result, data, inference)
-    if world.is_main:
+    if processes().is_main:
         note(context.folder, absent=result.absent)
-        result.files["report"] = write_report(context.folder, data, inference=inference.alone(), comparison=comparison)
+        silent = replace(inference, on_batch=None, on_start=None)
+        with alone():
+            result.files["report"] = write_report(context.folder, data, inference=silent, comparison=comparison)
     result.at("advised")  # sharded weights are those again

@@ -1,6 +1,7 @@
 """The commands as a user runs them: real files, real processes where it matters, one-line errors."""
 
 import csv
+import io
 import json
 import shutil
 import signal
@@ -80,8 +81,8 @@ def test_an_alarm_is_heard_even_where_all_else_is_quiet(few_digits: Path, tmp_pa
     assert not (tmp_path / "run" / "report.html").exists() and not (tmp_path / "run" / "predictions.csv").exists()
     said = pouf("predict", "run", few_digits, cwd=tmp_path)
     assert "Do not trust" in said.stderr and "by zero-shot" in said.stdout
-    said = pouf("predict", "run", few_digits, "--use", "last", cwd=tmp_path)
-    assert "Do not trust" not in said.stderr and "by the last step" in said.stdout
+    said = pouf("predict", "run", few_digits, "--use", "adapted", "--overwrite", cwd=tmp_path)
+    assert "Do not trust" not in said.stderr and "by the adapted model" in said.stdout
 
 
 def test_the_run_can_be_repeated_from_its_folder(run: Path) -> None:
@@ -114,12 +115,56 @@ NO_IMAGE = "not an image, or not in a format that Pillow knows"
 
 
 def test_predict_says_what_it_skipped(run: Path) -> None:
-    facts = json.loads(pouf("predict", run, "images", "--json", cwd=run.parent).stdout)
+    facts = json.loads(pouf("predict", run, "images", "--json", "--out", "said.csv", cwd=run.parent).stdout)
     used = Run(run).verdict.advised
     assert facts == {
-        "n": 150, "skipped": 2, "used": used, "predictions": "predictions.csv", "verdict": facts["verdict"],
+        "n": 150, "skipped": 2, "used": used, "predictions": "said.csv", "verdict": facts["verdict"],
         "unreadable": [{"id": name, "reason": NO_IMAGE} for name in ("empty.jpg", "two/broken.png")], "absent": [],
     }  # fmt: skip
+
+
+def test_one_image_is_printed_and_a_table_of_texts_holds_the_texts(run: Path, tmp_path: Path) -> None:
+    image = sorted((run.parent / "images" / "two").glob("0*.png"))[0]
+    said = pouf("predict", run, image, cwd=tmp_path)
+    best = Classifier.from_pretrained(run).predict_proba(image).topk(2)
+    names = [DIGITS[k] for k in best.indices]
+    assert said.stdout == f"{names[0]}: {best.values[0]:.1%}, then {names[1]}: {best.values[1]:.1%}\n"
+    facts = json.loads(pouf("predict", run, image, "--json", cwd=tmp_path).stdout)
+    assert [row["class"] for row in facts["predictions"]] == names[:1] and not list(tmp_path.iterdir())
+    error = one_line_error(pouf("predict", run, "what a great film", cwd=tmp_path, code=2))
+    assert "this model reads images, and 'what a great film' is neither a file nor a folder" in error
+
+
+def test_texts_come_as_arguments_or_from_standard_input(
+    adapted_texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier = Classifier.from_pretrained(adapted_texts / "run")
+    expected = classifier.predict(["a good film", "bad.", "what"])
+    one = pouf("predict", adapted_texts / "run", "a good film", cwd=tmp_path).stdout
+    assert one.startswith(f"{expected[0]}: ") and one.count("\n") == 1
+    two = pouf("predict", adapted_texts / "run", "--text", "a good film", "--text", "bad.", cwd=tmp_path).stdout
+    assert [line.split(":")[0] for line in two.splitlines()] == expected[:2]
+    assert [line.split("  ")[1] for line in two.splitlines()] == ["a good film", "bad."]
+    monkeypatch.setattr("sys.stdin", io.StringIO("a good film\n\nbad.\nwhat\n"))
+    facts = json.loads(pouf("predict", adapted_texts / "run", "-", "--json", cwd=tmp_path).stdout)
+    assert [(row["text"], row["class"]) for row in facts["predictions"]] == list(
+        zip(["a good film", "bad.", "what"], expected, strict=True)
+    )
+    assert not list(tmp_path.iterdir())
+    for wrong, words in (((), "give one of INPUT and --text"), (("no.csv",), "no.csv"), (("",), "it is empty")):
+        assert words in one_line_error(pouf("predict", adapted_texts / "run", *wrong, cwd=tmp_path, code=2))
+
+
+def test_predictions_replace_no_file_unless_told(adapted_texts: Path, tmp_path: Path) -> None:
+    usual = ("predict", adapted_texts / "run", adapted_texts / "texts.csv")
+    assert "40 predictions in predictions.csv" in pouf(*usual, cwd=tmp_path).stdout
+    rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
+    assert list(rows[0])[:3] == ["row", "review", "class"] and "film about the" in rows[0]["review"]
+    error = one_line_error(pouf(*usual, cwd=tmp_path, code=2))
+    assert "'predictions.csv' already exists: give --overwrite to replace it, or choose another file" in error
+    pouf(*usual, "--overwrite", "--quiet", cwd=tmp_path)
+    facts = json.loads(pouf(*usual, "--json", cwd=tmp_path).stdout)
+    assert [row["class"] for row in facts["predictions"]] == [row["class"] for row in rows]
 
 
 def test_evaluate_compares_four_classifiers(run: Path, few_digits: Path) -> None:
@@ -148,16 +193,25 @@ def test_a_run_that_keeps_its_base_goes_all_the_way(few_digits: Path, tmp_path: 
     assert facts["n"] == 150
 
 
-def test_texts_go_all_the_way(tmp_path: Path) -> None:
-    model = sentence_encoder(tmp_path / "model")
+@pytest.fixture(scope="module")
+def adapted_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on 40 texts, in a column of its own."""
+    folder = tmp_path_factory.mktemp("texts")
+    model = sentence_encoder(folder / "model")
     rows = [f"{'good' if i % 2 else 'bad'} film about the {'sea' if i % 3 else 'air'}" for i in range(40)]
-    (tmp_path / "texts.csv").write_text("review\n" + "\n".join(rows) + "\n")
+    (folder / "texts.csv").write_text("review\n" + "\n".join(rows) + "\n")
     lines = [{"text": row, "label": row.split()[0]} for row in rows]
-    (tmp_path / "labelled.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (folder / "labelled.jsonl").write_text("\n".join(map(json.dumps, lines)))
     pouf(
         "adapt", "--model", model, "--texts", "texts.csv", "--text-column", "review", "--classes", "good,bad",
-        "--template", "it is a {} film", "--steps", 4, "--batch-size", 16, "--out", "run", cwd=tmp_path,
+        "--template", "it is a {} film", "--steps", 4, "--batch-size", 16, "--out", "run", cwd=folder,
     )  # fmt: skip
+    return folder
+
+
+def test_texts_go_all_the_way(adapted_texts: Path) -> None:
+    tmp_path = adapted_texts
+    rows = (tmp_path / "texts.csv").read_text().splitlines()[1:]
     facts = json.loads(pouf("evaluate", "run", "labelled.jsonl", "--json", cwd=tmp_path).stdout)
     assert facts["n"] == 40 and set(facts["per_class"]) == {"good", "bad"}
     pouf("predict", "run", "texts.csv", "--text-column", "review", "--out", "p.csv", cwd=tmp_path)
@@ -280,7 +334,7 @@ ERRORS = {
     "missing model folder": (["--model", "./nothing"], "no model folder './nothing'"),
     "run folder exists": (
         ["--out", "full"],
-        "run folder 'full' already exists: resume or overwrite it, or choose another",
+        "run folder 'full' already exists: give --resume to continue the run there, --overwrite to replace it",
     ),
     "unknown recipe": (["--recipe", "none"], "no recipe 'none'"),
     "unknown tuner": (["--tune", "lots"], "can't tune 'lots' of images: choose one of full, prompt, layernorm, lora"),
@@ -347,7 +401,7 @@ def test_a_run_that_diverges_keeps_its_last_good_weights(few_digits: Path, tmp_p
     last = Classifier.from_pretrained(tmp_path / "run", use="last").predict_proba(few_digits)
     assert last.isfinite().all()
     said = pouf("predict", "run", few_digits, "--quiet", cwd=tmp_path)
-    assert "Zero-shot is used instead. (--use last overrides.)" in said.stderr
+    assert "Zero-shot is used instead. (--use adapted overrides.)" in said.stderr
     pouf("report", "run", "--quiet", cwd=tmp_path)
     assert 'class="verdict alarm"' in (tmp_path / "run" / "report.html").read_text()
 
@@ -436,7 +490,7 @@ def test_vectors_go_all_the_way(tmp_path: Path) -> None:
     np.savez(tmp_path / "far.npz", features=draw.normal(size=(40, 16)))
     told = pouf("predict", "run", "far.npz", "--unknown", "--abstain", 0.2, "--json", "--out", "q.csv", cwd=tmp_path)
     assert json.loads(told.stdout)["unknown"] > 20
-    told = pouf("predict", "run", "f.npz", "--unknown", "--json", "--out", "q.csv", cwd=tmp_path)
+    told = pouf("predict", "run", "f.npz", "--unknown", "--json", cwd=tmp_path)
     assert json.loads(told.stdout)["unknown"] < 5
     usual = ("search", "--features", "f.npz", "--prototypes", "p.npz", "--temperature", 0.1, "--out", "tuned")
     pouf(*usual, "--lrs", "1e-3,1e-2", "--steps", 20, "--quiet", cwd=tmp_path)
@@ -517,7 +571,7 @@ def test_predictions_name_inputs_as_the_user_does_and_hold_all_probabilities(tmp
     (tmp_path / "my texts.csv").write_text("Id;Review\n" + "".join(f"{i};{text}\n" for i, text in rows))
     usual = ("adapt", "--model", model, "--texts", "my texts.csv", "--text-column", "review", "--classes", "good,bad")
     said = pouf(*usual, "--steps", 2, "--batch-size", 8, "--id-column", "id", "--out", "my run", cwd=tmp_path)
-    assert "  pouf predict 'my run' 'more-my texts.csv'\n  pouf review 'my run'" in said.stdout
+    assert "  pouf predict 'my run' \"a text of your own\"\n  pouf review 'my run'" in said.stdout
     own = list(csv.DictReader((tmp_path / "my run" / "predictions.csv").open()))
     assert [row["id"] for row in own] == [i for i, _ in rows] and "row" not in own[0]
     for ending in ("csv", "jsonl", "parquet"):  # the run knows its column
@@ -534,7 +588,7 @@ def test_predictions_name_inputs_as_the_user_does_and_hold_all_probabilities(tmp
     assert table.to_dict("records") == lines
     assert (tmp_path / "p.csv").read_text().splitlines()[1].startswith("r0,bad film about the air,")
     error = one_line_error(pouf("predict", "my run", "my texts.csv", "--id-column", "key", cwd=tmp_path, code=2))
-    assert "'my texts.csv' has no column 'key', only: Id, Review." in error
+    assert "'my texts.csv' has no column 'key', only: Id, Review" in error
 
     # Report and review speak of the run's own inputs by the same ids, and answers may come in the user's own table.
     names = {i for i, _ in rows}
@@ -591,8 +645,12 @@ def test_what_is_likely_wrong_is_left_out_and_what_is_far_is_unknown(run: Path) 
     assert {row["class"] for row in rows} <= {*DIGITS, "unknown"}, "the best guess stands beside the flag"
     kept = [float(row["reliability"]) for row in rows if row["abstained"] == "False" and row["class"] != "unknown"]
     assert sum(kept) / len(kept) >= 0.9 - 1e-6
-    assert "expected a rate" in one_line_error(pouf("predict", run, "images", "--abstain", 3, cwd=run.parent, code=2))
-    assert "unknown use" in one_line_error(pouf("predict", run, "images", "--use", "best", cwd=run.parent, code=2))
+    assert "expected a rate" in one_line_error(
+        pouf("predict", run, "images", "--abstain", 3, "--json", cwd=run.parent, code=2)
+    )
+    assert "unknown use" in one_line_error(
+        pouf("predict", run, "images", "--use", "best", "--json", cwd=run.parent, code=2)
+    )
 
 
 def test_search_report_and_review_from_the_command_line(run: Path, few_digits: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pouf import InputError, Texts
 from pouf.data.base import Unreadable
 from pouf.data.class_names import class_set, find_class
-from pouf.data.inputs import as_data
+from pouf.data.inputs import normalise
 from pouf.data.tables import BadRow, read_table
 from pouf.data.texts import LargeTexts
 
@@ -92,7 +92,7 @@ def test_columns_match_in_any_case_and_the_nearest_is_named(tmp_path: Path, capl
     assert "a.csv has no column 'text': 'Text ' is read." in caplog.text and "'TEXT' is read" in caplog.text
     assert LargeTexts(tmp_path / "a.jsonl", ["text"]).read(0) == "a"
     with pytest.raises(
-        InputError, match=r"no column 'text', only: texts, n. Say which column to read. Did you mean 'texts'"
+        InputError, match=r"no column 'text', only: texts, n: give text_column= to read another. Did you mean 'texts'"
     ):
         read(tmp_path / "a.csv", "texts,n\na,1\n")
 
@@ -126,7 +126,7 @@ def test_excel_cells_that_are_no_texts_are_skipped_and_name_inputs_all_the_same(
     kinds = [f"<expected a text, not {kind}>" for kind in ("datetime", "bool", "float")]
     assert found == ["a", *kinds, "<the cell holds the error #DIV/0!>", "#hash"]
     named = Texts.from_file(tmp_path / "a.xlsx", id_columns=["id"])
-    assert named.shown()["id"] == ["2024-01-01 00:00:00", "b", "3", "4.5", "", "c"]
+    assert named.display_columns()["id"] == ["2024-01-01 00:00:00", "b", "3", "4.5", "", "c"]
 
 
 @pytest.mark.parametrize("content", ['{"text": ["a"], "n": [1, 2]}', '{"text": "a"}', "3", "[", ""])
@@ -150,11 +150,11 @@ def test_excel_files_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 def test_data_frames_are_data() -> None:
     frame = pandas.DataFrame({"Text": ["a", "b"], "label": [1, 2]}, index=["x", "y"])
-    texts = as_data(frame, "text").data
+    texts = normalise(frame, "text").data
     assert [texts.read(0), texts.read(1)] == ["a", "b"] and list(texts.ids) == ["x", "y"]
-    pair = as_data(frame.rename(columns={"label": "b"}), "text", ("text", "b")).data
+    pair = normalise(frame.rename(columns={"label": "b"}), "text", ("text", "b")).data
     assert pair.items[0] == ("a", 1)
-    assert as_data(frame[["label"]].astype(float), "vector").data.read(1).tolist() == [2.0]
+    assert normalise(frame[["label"]].astype(float), "vector").data.read(1).tolist() == [2.0]
 
 
 def test_descriptions_are_read_from_csv(tmp_path: Path) -> None:
@@ -222,5 +222,5 @@ def test_a_text_that_names_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "reviews.csv").write_text("text\na\n")
     for name in (str(tmp_path / "reviews.csv"), "nothere.csv"):
         with pytest.raises(InputError, match=r"give Path\("):
-            as_data(name, "text")
-    assert as_data("what a great film.", "text").single
+            normalise(name, "text")
+    assert normalise("what a great film.", "text").single

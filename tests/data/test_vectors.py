@@ -249,7 +249,7 @@ def test_vectors_show_the_images_that_they_were_made_of(tmp_path: Path) -> None:
     assert data.show(0, 64).getpixel((1, 1)) == (255, 0, 0)
     assert data.show(1, 64).tolist() == [0.0, 1.0], "a picture that is gone leaves the vector"
     named = Vectors.from_file(tmp_path / "f.npz", ["paths"])
-    assert named.shown() == {"paths": ["a.png", "gone.png"]}
+    assert named.display_columns() == {"paths": ["a.png", "gone.png"]}
 
 
 def test_lists_beside_the_vectors_that_do_not_fit_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

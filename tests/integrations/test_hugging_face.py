@@ -124,7 +124,7 @@ def test_the_card_of_a_run_tells_what_it_is(adapted_clip: tuple[Classifier, Path
     for told in (
         "10 classes from pouf/tiny-clip",
         f"- data: {n} inputs, without labels", "- seven\n", "`a photo of a {}.`", verdict["message"], "lr = 0.001",
-        "## Limits", "Licence: apache-2.0", "{{POUF}: Prompt-Oriented", "tuner `full`", "agreement with zero-shot",
+        "## Limits", "Licence: apache-2.0", "{{POUF}: Prompt-Oriented", "tuner `full`", "on which both agree",
         "Hardware and emissions\n\nNot measured: [to be filled in]",
     ):  # fmt: skip
         assert told in card.text, told

@@ -112,7 +112,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_both_sides_are_those_of_the_run_and_neighbours_are_its_inputs(images: Served, few_digits: Path) -> None:
     picture = sorted(few_digits.rglob("*.png"))[5]
-    status, said = images.upload("/api/files?top=3", "a.png", picture.read_bytes())
+    status, said = images.upload("/api/files?details=true&top=3", "a.png", picture.read_bytes())
     (prediction,) = said["predictions"]
     assert status == 200 and len(prediction["adapted"]["probabilities"]) == 3
     run = Run(images.folder)
@@ -127,7 +127,12 @@ def test_both_sides_are_those_of_the_run_and_neighbours_are_its_inputs(images: S
     )
     assert all(near["image"].startswith("data:image/png") for near in prediction["near"])
     encoded = base64.b64encode(picture.read_bytes()).decode()
-    assert images.ask("POST", "/api/predict?top=3", {"images": [encoded]}) == (200, said)
+    assert images.ask("POST", "/api/predict?details=true&top=3", {"images": [encoded]}) == (200, said)
+    short = [{name: prediction[name] for name in ("class", "probability", "by")}]
+    assert images.ask("POST", "/api/predict", {"images": [encoded]}) == (200, {"predictions": short})
+    body = json.dumps({"images": [encoded]})
+    for headers in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):  # as of curl -d
+        assert images.ask("POST", "/api/predict", body, **headers) == (200, {"predictions": short})
 
 
 def test_two_hundred_concurrent_requests_are_all_answered_each_with_its_own(images: Served, few_digits: Path) -> None:
@@ -136,7 +141,7 @@ def test_two_hundred_concurrent_requests_are_all_answered_each_with_its_own(imag
     wanted = Classifier.from_pretrained(images.folder, use=Run(images.folder).adapted).predict_proba(pictures)
     batches_before = float(re.findall(r"pouf_batch_size_count (\S+)", images.ask("GET", "/metrics")[1])[0])
     with ThreadPoolExecutor(200) as pool:
-        answers = list(pool.map(lambda content: images.upload("/api/files", "x.png", content), contents))
+        answers = list(pool.map(lambda content: images.upload("/api/files?details=true", "x.png", content), contents))
     assert [status for status, _ in answers] == [200] * 200
     for i, (_, said) in enumerate(answers):
         own = wanted[i % len(pictures)]

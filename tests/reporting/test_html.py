@@ -78,7 +78,7 @@ def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> None:
     page = (image_run / "report.html").read_text()
-    for part in ("Warning signs", "With labels", "Confusion", "Over time", "Predicted shares", "Where inputs",
+    for part in ("Warning signs", "With labels", "Confusion", "Over time", "Mean probability", "Where inputs",
                  "Nearest", "Similarity", "Most changed", "Settings", "Versions"):  # fmt: skip
         assert part in page, part
     assert not re.search(r"""(src|href)=["']?https?:""", page)

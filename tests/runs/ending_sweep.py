@@ -82,10 +82,10 @@ def child(command: tuple[str, ...], number: int = 0, at: int | None = None) -> i
     state.SHARE = 0  # saved after each step, however long that takes: moments are the same on every machine
     moments = Moments(number, at, reads=command[0] in ("predict", "evaluate"))
     sys.addaudithook(moments)
-    from pouf.cli._progress import Shown
+    from pouf.cli._progress import ProgressReporter
 
-    phase = Shown.on_phase
-    Shown.on_phase = lambda self, name, *n, **m: (moments.passed(name), phase(self, name, *n, **m))[1]  # type: ignore
+    phase = ProgressReporter.on_phase
+    ProgressReporter.on_phase = lambda self, name, *n, **m: (moments.passed(name), phase(self, name, *n, **m))[1]  # type: ignore
     sys.argv = ["pouf", *command]
     try:
         main()

@@ -243,7 +243,7 @@ def test_what_is_there_is_resumed_or_overwritten_and_nothing_else(folder: Path, 
     with pytest.raises(SystemExit):
         run(folder, "vectors", tmp_path / "run", callbacks=[Ends(3)])
     before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
-    with pytest.raises(InputError, match="already exists: resume or overwrite it"):
+    with pytest.raises(InputError, match="already exists: give resume=True"):
         run(folder, "vectors", tmp_path / "run")
     with pytest.raises(InputError, match=r"can't go on with this run, since this has changed: seed, optimisation.lr"):
         run(folder, "vectors", tmp_path / "run", resume=True, settings={"optimisation.lr": 0.5, "seed": 3})

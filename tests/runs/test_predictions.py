@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from pouf import Classifier, FeatureCache, Images, InferenceConfig, InputError
-from pouf.parallel.process_group import ProcessGroup
 from pouf.runs.predictions import predict_share
 
 
@@ -68,7 +67,7 @@ def test_features_for_a_fit_are_the_same_rows_however_many_there_are(
 ) -> None:
     monkeypatch.setattr("pouf.classifier.FITTED_ON", 5)
     own = tiny.encode(Images([Image.new("RGB", (8, 8), (i, 0, 0)) for i in range(12)]))
-    some = tiny.some_features(own, ProcessGroup())
+    some = tiny.some_features(own)
     assert len(some.indices) == 5 and some.indices == sorted(set(some.indices))
     assert torch.equal(some.features, own.features[some.indices])
-    assert some.indices == tiny.some_features(own, ProcessGroup()).indices
+    assert some.indices == tiny.some_features(own).indices

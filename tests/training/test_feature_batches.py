@@ -12,7 +12,6 @@ from small_models import masked_lm, sentence_encoder
 from pouf import EMBEDDED, Backbone, Classifier, Images, InputError, Recipe, Texts
 from pouf.data.loader import Read
 from pouf.demo import DIGITS
-from pouf.parallel.process_group import ALONE
 from pouf.training.feature_batches import PaddingSample, _Parts
 
 
@@ -86,7 +85,7 @@ def test_a_sample_that_goes_within_a_step_is_left_out_of_its_gradient_and_shifts
     x, gradient = torch.randn(7, 3), torch.randn(7, 2)
     own = _Parts(torch.zeros(7, 2), [[0, 1, 2], [7, 4], [5, 6]], [0, 1, 2], {})
     gone = [Read([0, 2], {"x": x[[0, 2]]}, {1: "gone"}), Read([7, 4], {"x": x[3:5]}, {}), Read([], {}, {5: "", 6: ""})]
-    again = list(own.again(iter(gone), PaddingSample(ALONE), gradient))
+    again = list(own.again(iter(gone), PaddingSample(), gradient))
     assert torch.equal(torch.cat([piece.tensors["x"] for piece, _ in again]), x[[0, 2, 3, 4]])
     assert torch.equal(torch.cat([rows for _, rows in again]), gradient[[0, 2, 3, 4]])
     assert [(piece.seed, piece.kept) for piece, _ in again] == [(0, 2), (1, 2)]

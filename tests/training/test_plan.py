@@ -169,7 +169,7 @@ def test_a_stack_of_grey_pictures_is_as_many(pictures: list[Image.Image]) -> Non
 
 def test_texts_of_one_column_name_the_other_ones(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("review\nfine\n")
-    with pytest.raises(InputError, match="Say which column to read"):
+    with pytest.raises(InputError, match="give text_column= to read another"):
         Texts.from_file(tmp_path / "a.csv")
 
 

@@ -6,10 +6,11 @@ Results go to standard output, everything else to standard error. Heavy imports 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -86,10 +87,26 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
+def _as_options(message: str) -> str:
+    """A message of the library with the options of this command for its arguments: --overwrite for overwrite=True."""
+    commands: Any = typer.main.get_command(app)
+    command = commands.commands.get(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
+    known = {parameter.name: parameter.opts[0] for parameter in getattr(command, "params", ())}
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        flag = known.get(name, "")
+        if not flag.startswith("--"):
+            return found.group()
+        return flag if value in (None, "True") else f"{flag} {value}"
+
+    return re.sub(r"(?<![\w.-])(\w+)=(True\b|'[^']*'|(?!\w))", option, message)
+
+
 def _message(error: Exception) -> tuple[str, int]:
     """What to print of an error, and the exit code."""
     if isinstance(error, InputError):
-        return str(error), 2
+        return _as_options(str(error)), 2
     if isinstance(error, (Diverged, ProcessLost)):
         return str(error), 1
     if hasattr(error, "format_message"):  # from the command line itself; empty after help was printed

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from rich.console import Console
 
+from pouf.errors import plural
+
 if TYPE_CHECKING:
     from pouf.cli._inputs import Task
     from pouf.cli._options import OutputOptions
@@ -130,15 +132,17 @@ def _show_end(result: Adaptation, task: Task, inputs: list[Unlabelled]) -> None:
     show_absent(result.absent, len(task.classifier.classes))
     show_files(result)
     run = shlex.quote(str(result.files["run"]))
-    print_out(
-        f"Next:\n  pouf predict {run} {_other(inputs[0])}" + (f"\n  pouf review {run}" if task.data is not None else "")
-    )
+    review = f"\n  pouf review {run}" if task.data is not None else ""
+    print_out(f"Next:\n  pouf predict {run} {_example(inputs[0])}{review}")
 
 
-def _other(data: Unlabelled) -> str:
-    """A name for data like these, but not the same: those are predicted already."""
+def _example(data: Unlabelled) -> str:
+    """Something to predict that is there: an image of the run, a text, or the vectors themselves."""
+    if data.modality == "text":
+        return '"a text of your own"'
     source = Path(data.source.split("::")[0])
-    return shlex.quote(f"more-{source.name}" + ("/" if data.modality == "image" and not source.suffix else ""))
+    image = next((source / name for name in data.ids[:100] if (source / name).is_file()), source)
+    return shlex.quote(str(image if data.modality == "image" and source.is_dir() else source))
 
 
 def show_absent(names: list[str], classes: int) -> None:
@@ -147,11 +151,6 @@ def show_absent(names: list[str], classes: int) -> None:
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         listed = ", ".join(names[:MAX_NAMES])
         print_out(f"{len(names)} of {classes} class names seem not to occur in the inputs: {listed}{more}")
-
-
-def plural(n: int, noun: str) -> str:
-    """`1 step`, `2,000 steps`."""
-    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def show_result(facts: dict[str, Any], text: str, output: OutputOptions) -> None:
@@ -163,37 +162,54 @@ def show_result(facts: dict[str, Any], text: str, output: OutputOptions) -> None
 
 
 def show_predictions(
-    found: Predicted, verdict: Verdict | None, run: Run, file: Path, abstain: float | None, output: OutputOptions
+    found: Predicted, verdict: Verdict | None, run: Run, file: Path | None, abstain: float | None, output: OutputOptions
 ) -> None:
     """What was predicted, by what, and what is marked.
 
     Args:
         verdict: of the run, where its advice was followed.
+        file: of the predictions; None prints them.
     """
-    facts = found.to_json() | {"predictions": str(file)}
     if verdict is not None:
-        facts["verdict"] = verdict.message
         show_verdict(verdict, quiet=True)
-    if not output.hidden:
-        _show_unreadable(found.skipped, found.n, None)
-        show_absent(found.absent, len(run.card.classes))
-    lines = []
+    if output.as_json:
+        facts = found.to_json() | ({"verdict": verdict.message} if verdict is not None else {})
+        print_json(facts if file is None else facts | {"predictions": str(file)})
+        return
+    _show_unreadable(found.skipped, found.n, None)
+    for row in found.rows:
+        print_out(_format_prediction(row, named=len(found.rows) > 1))
+    if output.quiet:
+        return
+    show_absent(found.absent, len(run.card.classes))
     if "unknown" in found.counts:
-        lines.append(
+        print_out(
             f"{plural(found.counts['unknown'], 'input')} marked unknown: farther from all prototypes than 99 % of the "
             "run's own inputs"
         )
     if "abstained" in found.counts:
-        lines.append(
+        print_out(
             f"{found.counts['abstained']:,} are marked abstained, so that {100 * (abstain or 0):g} % of the rest "
             "should be wrong. That rests on how surely and steadily classes are predicted, by the model and by "
             "zero-shot, and on no label: check it with pouf review"
         )
-    by = "zero-shot" if found.by == "zero-shot" else f"the {found.by} step"
-    if run.verdict.last == 0 and found.by != "zero-shot":
-        by = "zero-shot with corrected predictions"
-    lines.append(f"{plural(found.n, 'prediction')} in {file}, by {by}")
-    show_result(facts, "\n".join(lines), output)
+    if file is not None:
+        print_out(f"{plural(found.n, 'prediction')} in {file}, by {_display_use(found.by, run)}")
+
+
+def _display_use(use: str, run: Run) -> str:
+    if use != "zero-shot" and run.verdict.last == 0:
+        return "zero-shot with corrected predictions"
+    return "zero-shot" if use == "zero-shot" else "the adapted model"
+
+
+def _format_prediction(row: Mapping[str, Any], named: bool) -> str:
+    """`great: 97.1 %, then bad: 2.9 %`, with the input where there are several."""
+    said = f"{row['class']}: {row['probability']:.1%}, then {row['runner_up']}: {row['runner_up_probability']:.1%}"
+    if row.get("abstained"):
+        said += " (abstained)"
+    name = next(str(row[key]) for key in ("text", *row) if key in row)
+    return f"{said}  {name}" if named else said
 
 
 def show_search(found: Search, task: Task, output: OutputOptions) -> None:
@@ -292,7 +308,7 @@ def show_confusion(result: Evaluation) -> None:
 def show_verdict(verdict: Verdict, quiet: bool) -> None:
     """Whether a run can be trusted. Alarms and cautions are always printed, on standard error."""
     if verdict.level != "none":
-        hint = f" (--use {'chosen' if verdict.chosen else 'last'} overrides.)" if verdict.advised == "zero-shot" else ""
+        hint = " (--use adapted overrides.)" if verdict.advised == "zero-shot" else ""
         style = {"alarm": "bold red", "caution": "yellow"}[verdict.level]
         print_err(f"{verdict}{hint}", style)
     elif not quiet:

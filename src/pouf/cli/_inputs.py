@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pouf.cli._options import RunOptions
@@ -16,7 +17,7 @@ from pouf.recipe import PRESETS
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
     from pouf.cli._progress import ProgressReporter
-    from pouf.data.base import Unlabelled
+    from pouf.data.base import Modality, Unlabelled
     from pouf.data.class_names import ClassSet
     from pouf.data.labelled import Shots
     from pouf.training.callbacks import Callback
@@ -49,11 +50,11 @@ def read_task(options: RunOptions, reporter: ProgressReporter, shard: bool = Fal
         shard: the weights will be sharded over several processes.
     """
     from pouf.data.class_names import read_classes
+    from pouf.data.inputs import split_columns
     from pouf.data.labelled import read_shots
     from pouf.models.base import check_modality
     from pouf.parallel.fsdp import wait_for_shards
     from pouf.parallel.process_group import started_processes
-    from pouf.runs.inputs import split_columns
 
     options = _with_kind(options)
     reporter.on_phase(f"reading {options.images or options.texts or options.features or options.shots or 'data'}")
@@ -149,21 +150,17 @@ def _with_kind(options: RunOptions) -> RunOptions:
 
 
 def _read_data(options: RunOptions, columns: Sequence[str]) -> Unlabelled | None:
-    from pouf.data.images import Images
-    from pouf.data.texts import Texts
-    from pouf.data.vectors import Vectors
+    from pouf.data.inputs import normalise
 
-    given = [each for each in (options.images, options.texts, options.features) if each is not None]
+    sources: dict[Modality, Path | str | None]
+    sources = {"image": options.images, "text": options.texts, "vector": options.features}
+    given = [(modality, source) for modality, source in sources.items() if source is not None]
     if len(given) > 1:
         raise InputError("give one of --images DIR, --texts FILE and --features FILE, and not several")
     if not given and options.shots is None:
         raise InputError("nothing to learn from: give a folder of images, a file of texts or a file of vectors")
     ids = options.id_column.split(",") if options.id_column else []
-    if options.features is not None:
-        return Vectors.from_file(options.features, ids)
-    if options.images is not None:
-        return Images.from_folder(options.images)
-    return Texts.from_file(options.texts, columns, ids) if options.texts is not None else None
+    return next((normalise(source, modality, columns, ids).data for modality, source in given), None)
 
 
 def adapt_arguments(task: Task, options: RunOptions) -> dict[str, Any]:

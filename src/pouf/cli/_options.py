@@ -34,7 +34,10 @@ IdColumn = Annotated[
 ]
 LabelColumn = Annotated[str, DataOption(help="Column of the labels in text files.")]
 UseOption = Annotated[
-    str, typer.Option("--use", help="What the run advises, or its last or chosen step, or zero-shot.", metavar="WHICH")
+    str,
+    typer.Option(
+        "--use", help="advised (by the run), zero-shot or adapted; of its steps, last or chosen.", metavar="WHICH"
+    ),
 ]
 
 # Settings of the recipe that have an option of their own; `--set` reaches the others.

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pouf.cli._console import console, is_main, messages, plain, plural, print_err
+from pouf.cli._console import console, is_main, messages, plain, print_err
+from pouf.errors import plural
 from pouf.training.callbacks import Callback
 
 if TYPE_CHECKING:

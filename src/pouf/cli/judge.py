@@ -11,6 +11,7 @@ import typer
 from pouf.cli import _console as console
 from pouf.cli._options import IdColumn, InferenceOptions, LabelColumn, RunFolder, TextColumn, grouped
 from pouf.cli._progress import encoding
+from pouf.errors import plural
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
@@ -53,21 +54,18 @@ def evaluate(
     Recall per class for all four, precision and F1 for what the run advises; accuracies with 95 % confidence
     intervals, and macro-F1.
     """
-    from dataclasses import replace
-
-    from pouf.parallel.process_group import init_processes
+    from pouf.parallel.process_group import together
     from pouf.runs.folder import Run
     from pouf.runs.inputs import read_labels
     from pouf.validation.evaluation import compare
 
     zero_shot, last, advised = _load(run, options, "zero-shot", "last", "advised")
     data = read_labels(Run(run), advised, labelled, text_column, label_column)
-    world = init_processes(advised.device)
-    with encoding(options, batch_size) as inference:
-        result = compare(zero_shot, last, advised, data, replace(inference, world=world))
-    if world.is_main and options.as_json:
+    with together(advised.device) as group, encoding(options, batch_size) as inference:
+        result = compare(zero_shot, last, advised, data, inference)
+    if group.is_main and options.as_json:
         console.print_json(result.to_json() | ({"confusion": result.confusion} if confusion else {}))
-    elif world.is_main and not options.quiet:
+    elif group.is_main and not options.quiet:
         console.show_skipped([data.inputs], None)
         console.show_evaluation(result, f"{result.n:,} labelled {advised.backbone.modality}s in {labelled}")
         if confusion:
@@ -123,7 +121,7 @@ def review(
         _score_answers(run, answers, options)
         return
     folder = Run(run)
-    zero_shot, adapted = _load(run, options, "zero-shot", folder.adapted)
+    zero_shot, adapted = _load(run, options, "zero-shot", "adapted")
     data = read_inputs(folder, adapted, inputs, text_column, id_column)
     with encoding(options) as inference:
         questions, samples = ask(zero_shot, adapted, data, n, seed=seed, inference=inference)
@@ -137,7 +135,7 @@ def _how_to_answer(run: Path, table: Path, page: Path, n: int) -> str:
 
     command = f"  pouf review {shlex.quote(str(run))} --answers"
     return (
-        f"Answer the {n} questions in a browser: {page}\n"
+        f"Answer {plural(n, 'question')} in a browser: {page}\n"
         f"Save the answers there; then, with the path of the file that your browser saved:\n{command} answers.csv\n"
         f"Or fill in the column label of {table} ({NONE!r} is an answer); then:\n{command} {shlex.quote(str(table))}"
     )
@@ -164,12 +162,11 @@ def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
         for name, (value, low, high) in (("zero-shot", result.zero_shot), ("adapted", result.adapted))
     ]
     none = f", {result.none_of_these} of them {NONE!r}" if result.none_of_these else ""
-    lines += [
-        f"From {result.answered} answers{none}. {result.advice}", f"The verdict and the report in {run} now say so."
-    ]  # fmt: skip
-    better = folder.adapted if result.better == "adapted" else result.better
-    if better is not None and better != folder.verdict.advised:
-        lines.append(f"That is not what the run advises: pouf predict {run} INPUT --use {better}")
+    lines.append(f"From {plural(result.answered, 'answer')}{none}. {result.advice}")
+    lines.append(f"The verdict and the report in {run} now say so.")
+    advised = "zero-shot" if folder.verdict.advised == "zero-shot" else "adapted"
+    if result.better not in (None, advised):
+        lines.append(f"That is not what the run advises: pouf predict {run} INPUT --use {result.better}")
     console.show_result(result.to_json(), "\n".join(lines), options)
 
 
@@ -210,7 +207,7 @@ def figures(
     wanted = [
         one_of("figure", name.strip(), {n: n for n in FIGURES}) for name in (only or ",".join(FIGURES)).split(",")
     ]
-    zero_shot, adapted = _load(run, options, "zero-shot", folder.adapted)
+    zero_shot, adapted = _load(run, options, "zero-shot", "adapted")
     chosen = [find_class(name, adapted.classes) for name in classes.split(",")] if classes else []
     data, labels = read_labelled_or_not(folder, adapted, inputs, labelled, text_column, label_column)
     with encoding(options) as inference:

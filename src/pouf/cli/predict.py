@@ -2,55 +2,107 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._options import IdColumn, InferenceOptions, RunFolder, TextColumn, UseOption, grouped
+from pouf.cli._options import (
+    DataOption,
+    IdColumn,
+    InferenceOptions,
+    OutputOption,
+    RunFolder,
+    TextColumn,
+    UseOption,
+    grouped,
+    path,
+)
 from pouf.cli._progress import encoding
+from pouf.errors import InputError
+
+FILE = Path("predictions.csv")
 
 
-@grouped()
+@grouped("run", "inputs", "text", "text_column", "id_column", "out", "overwrite", "abstain", "unknown", "probabilities",
+         "as_json")  # fmt: skip
 def predict(
     run: RunFolder,
-    inputs: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="Folder of images, one image, or a file of texts or vectors.")
-    ],
     options: InferenceOptions,
-    out: Annotated[Path, typer.Option(help="File to write: .csv, .jsonl or .parquet.")] = Path("predictions.csv"),
+    inputs: Annotated[
+        str | None,
+        typer.Argument(metavar="INPUT", help="Folder of images, file of texts or vectors; one image, one text, or -."),
+    ] = None,
+    text: Annotated[list[str] | None, DataOption(help="A text to classify; repeatable.")] = None,
+    out: Annotated[
+        Path | None, OutputOption(help="Write .csv, .jsonl or .parquet.", show_default=f"{FILE} for many inputs")
+    ] = None,
+    overwrite: Annotated[bool, OutputOption("--overwrite", help="Replace the file that --out names.")] = False,
     use: UseOption = "advised",
     abstain: Annotated[
-        float | None,
-        typer.Option(help="Mark what is likely wrong, to keep the error rate of the rest below this, e.g. 0.05."),
+        float | None, OutputOption(help="Mark what is likely wrong: of the rest, at most this share, as 0.05.")
     ] = None,
-    unknown: Annotated[
-        bool, typer.Option("--unknown", help="Predict `unknown` for inputs that are far from all prototypes.")
-    ] = False,
+    unknown: Annotated[bool, OutputOption("--unknown", help="Call inputs far from all classes `unknown`.")] = False,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Add the probability of every class, one column p_NAME each.")
+        bool, OutputOption("--probabilities", help="Add every class, one column p_NAME each.")
     ] = False,
     safe_csv: Annotated[
-        bool, typer.Option("--safe-csv", help="Put ' before names that a spreadsheet would take for formulas.")
+        bool, OutputOption("--safe-csv", help="Put ' before names that a spreadsheet would take for formulas.")
     ] = False,
     batch_size: Annotated[int, typer.Option(help="Samples encoded at once.", min=1)] = 64,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
 ) -> None:
-    """Classify images or texts with an adapted model."""
+    """Classify images, texts or vectors with an adapted model.
+
+    \b
+    pouf predict pouf-run more-photos/ --out predictions.csv
+    pouf predict pouf-run "what a great film"
+    """
     from pouf.runs import predict as library
     from pouf.runs.folder import Run
     from pouf.runs.predictions import check_place
 
     console.calm_libraries()
-    check_place(out)
+    samples, few = _samples(inputs, text)
+    file = out if few or options.as_json else out or FILE
+    if file is not None:
+        check_place(file, overwrite)
     folder = Run(run)
     chosen = library.PredictOptions(
-        use, abstain, unknown, probabilities, safe_csv, text_column, id_column, options.place(), options.trust_model
-    )
+        use, abstain, unknown, probabilities, safe_csv, overwrite, text_column, id_column, options.place(),
+        options.trust_model,
+    )  # fmt: skip
     with encoding(options, batch_size) as inference:
-        found = library.predict(folder, inputs, out, chosen, inference)
+        found = library.predict(folder, samples, file, chosen, inference)
     if found.is_main:
         verdict = folder.verdict if use == "advised" else None
-        console.show_predictions(found, verdict, folder, out, abstain, options)
+        console.show_predictions(found, verdict, folder, file, abstain, options)
+
+
+def _samples(inputs: str | None, texts: list[str] | None) -> tuple[Path | list[str], bool]:
+    """A path or texts, and whether they are few: one image, or texts that were given on the command line."""
+    from pouf.data.images import EXTENSIONS
+
+    if (inputs is None) == (not texts):
+        raise InputError("give one of INPUT and --text; - reads texts from standard input, one a line")
+    if texts:
+        return texts, True
+    assert inputs is not None
+    if inputs == "-":
+        lines = [line for line in sys.stdin.read().splitlines() if line.strip()]
+        if not lines:
+            raise InputError("standard input is empty: give texts, one a line")
+        return lines, True
+    if _is_path(inputs):
+        return path(inputs), inputs.lower().endswith(EXTENSIONS) and Path(inputs).is_file()
+    return [inputs], True
+
+
+def _is_path(text: str) -> bool:
+    """What is there, and a single word with a slash or an ending; all else is a text."""
+    if len(text) < 1024 and Path(text).exists():
+        return True
+    return not text.strip() or (len(text.split()) == 1 and ("/" in text or Path(text).suffix != ""))

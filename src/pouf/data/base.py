@@ -63,8 +63,8 @@ class Unlabelled(ABC):
         own.skipped = dict(self.skipped)
         return own
 
-    def shown(self) -> Mapping[str, Sequence[Any]]:
-        """What names the samples in a table of them, by column."""
+    def display_columns(self) -> Mapping[str, Sequence[Any]]:
+        """What names the samples in a table of predictions, by column."""
         return self.own_ids or {"path" if self.modality == "image" else "row": self.ids}
 
     def set_ids(self, columns: Mapping[str, Sequence[Any]]) -> None:

@@ -91,8 +91,7 @@ def _described(name: str, texts: Any) -> Iterable[str]:
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     """The class names in one line each, or an error where they are too few, empty or not distinct."""
     if isinstance(classes, str):
-        meant = [name.strip() for name in classes.split(",") if name.strip()]
-        raise InputError(f"classes must be a list of names, not the text {classes!r}: give {meant!r}")
+        raise InputError(f"classes must be a list of names, not the text {classes!r}: give {_split_names(classes)!r}")
     if isinstance(classes, (set, frozenset)):
         raise InputError("classes must be a list of names, not a set, whose order changes from run to run")
     names = tuple(_check_name(name) for name in classes)
@@ -102,6 +101,10 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     if len(names) < 2:
         raise InputError(f"{len(names)} class given, at least 2 are needed to tell things apart")
     return names
+
+
+def _split_names(text: str) -> list[str]:
+    return [name.strip() for name in re.split(r"[,;|\n]", text) if name.strip()]
 
 
 def _check_name(name: str) -> str:
@@ -139,7 +142,9 @@ def read_classes(given: str) -> ClassSet:
     if "," not in given:
         if Path(given).suffix or os.sep in given:
             raise InputError(f"no such file: {given!r}; expected one with a class name per line, or names like a,b,c")
-        raise InputError(f"one class given, {given!r}; name at least two, as a,b,c, or give a file of them")
+        meant = ",".join(_split_names(given))
+        hint = f"separate names by commas: {meant}" if "," in meant else "name at least two, as a,b,c"
+        raise InputError(f"one class given, {given!r}; {hint}, or give a file of them")
     return class_set(given.strip().removesuffix(",").split(","))
 
 

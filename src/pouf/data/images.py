@@ -73,7 +73,10 @@ Item = str | Path | TarMember | RemoteFile | ImageFile | Image.Image
 
 
 def undecoded(item: Any) -> Any:
-    """An image of `datasets` that it did not decode, `{"bytes": …, "path": …}`, as an item; all else as it is."""
+    """Bytes of a file, or an image of `datasets` that it did not decode, `{"bytes": …, "path": …}`, as an item; all
+    else as it is."""
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return ImageFile(bytes(item))
     if not isinstance(item, Mapping) or item.keys() != {"bytes", "path"}:
         return item
     if item["bytes"] is None and item["path"] is not None:

@@ -20,18 +20,20 @@ from pouf.data.vectors import FEATURES, Vectors, to_numpy
 from pouf.errors import InputError
 
 Inputs = Unlabelled | str | Path | Iterable[Any]  # pictures, arrays and datasets among the iterables
-COLUMNS: dict[Modality, Sequence[str]] = {"image": ("image", "img"), "text": ("text", "sentence"), "vector": FEATURES}
+COLUMNS: dict[Modality, Sequence[str]] = {
+    "image": ("image", "img", "bytes", "path"), "text": ("text", "sentence"), "vector": FEATURES,
+}  # fmt: skip
 
 
-class ParsedInput(NamedTuple):
+class NormalisedInput(NamedTuple):
     data: Unlabelled
     single: bool  # one sample was given and not a list, so one answer is wanted
 
 
-def as_data(
+def normalise(
     inputs: Inputs, modality: Modality, columns: Sequence[str] = ("text",), id_columns: Sequence[str] = ()
-) -> ParsedInput:
-    """Inputs as data of a model's kind.
+) -> NormalisedInput:
+    """Inputs as data of a model's kind: the one way in, for Python, the command line, servers and clusters.
 
     A `str` is a text for a text model and a path for the others; a `Path` is a file or a folder; a picture, an array of
     one sample, a text or (for templates with two slots) a tuple of two is one sample; all else is a list of samples.
@@ -41,9 +43,9 @@ def as_data(
         id_columns: of a file, that name the samples in predictions.
     """
     if id_columns:
-        return ParsedInput(_named_data(inputs, modality, columns, id_columns), False)
+        return NormalisedInput(_named_data(inputs, modality, columns, id_columns), False)
     if isinstance(inputs, Unlabelled):
-        return ParsedInput(inputs, False)
+        return NormalisedInput(inputs, False)
     if hasattr(inputs, "to_pandas") and not hasattr(inputs, "with_format"):
         inputs = inputs.to_pandas()  # a table of pyarrow or polars
     if hasattr(inputs, "column_names") and isinstance(inputs, Mapping):
@@ -51,13 +53,27 @@ def as_data(
             f"these are several splits of a dataset: choose one, as dataset[{next(iter(inputs), 'train')!r}]"
         )
     if hasattr(inputs, "column_names"):
-        return ParsedInput(_from_dataset(inputs, modality, columns), False)
+        return NormalisedInput(_from_dataset(inputs, modality, columns), False)
     if hasattr(inputs, "iloc") and hasattr(inputs, "columns"):
-        return ParsedInput(_from_frame(inputs, modality, columns), False)
+        return NormalisedInput(_from_frame(inputs, modality, columns), False)
+    if isinstance(inputs, (bytes, bytearray)):
+        decoded = "data.decode()" if modality == "text" else "Image.open(io.BytesIO(data))"
+        raise InputError(f"expected {modality}s, a path or a list of them, not bytes: give {decoded}")
     if not isinstance(inputs, (Path, Image.Image, Iterable)):  # a str is iterable
         raise InputError(f"expected {modality}s, a path or a list of them, not {type(inputs).__name__}")
     read = {"image": _images, "text": _texts, "vector": _vectors}[modality]
     return read(inputs, columns)
+
+
+def split_columns(columns: str | None, usual: Sequence[str]) -> tuple[str, ...]:
+    """The columns that make a sample: as many as the template or the model reads."""
+    if columns is None:
+        return tuple(usual)
+    names = tuple(columns.split(","))
+    if len(names) != len(usual):
+        expected = "one column" if len(usual) == 1 else "two columns, as question,answer"
+        raise InputError(f"text_column={columns!r} names {len(names)} columns, expected {expected}")
+    return names
 
 
 def _named_data(inputs: Any, modality: Modality, columns: Sequence[str], id_columns: Sequence[str]) -> Unlabelled:
@@ -68,9 +84,9 @@ def _named_data(inputs: Any, modality: Modality, columns: Sequence[str], id_colu
     return Texts.from_file(inputs, columns, id_columns)
 
 
-def _images(inputs: Any, columns: Sequence[str]) -> ParsedInput:
+def _images(inputs: Any, columns: Sequence[str]) -> NormalisedInput:
     if isinstance(inputs, (str, Path)):
-        return ParsedInput(
+        return NormalisedInput(
             Images.from_folder(inputs), str(inputs).lower().endswith(EXTENSIONS) and Path(inputs).is_file()
         )
     single = isinstance(inputs, Image.Image) or (isinstance(inputs, (np.ndarray, Tensor)) and inputs.ndim in (2, 3))
@@ -81,7 +97,7 @@ def _images(inputs: Any, columns: Sequence[str]) -> ParsedInput:
         and not {1, 3, 4} & {inputs.shape[0], inputs.shape[2]}
     ):
         single = False  # (n, h, w), grey
-    return ParsedInput(Images([_picture(item) for item in ([inputs] if single else inputs)]), single)
+    return NormalisedInput(Images([_picture(item) for item in ([inputs] if single else inputs)]), single)
 
 
 def _picture(item: Any) -> Any:
@@ -111,15 +127,15 @@ def _bytes(pixels: np.ndarray) -> np.ndarray:
     return (pixels.clip(0, 1) * 255).round() if floats else pixels
 
 
-def _texts(inputs: Any, columns: Sequence[str]) -> ParsedInput:
+def _texts(inputs: Any, columns: Sequence[str]) -> NormalisedInput:
     if isinstance(inputs, Path):
-        return ParsedInput(Texts.from_file(inputs, columns), False)
+        return NormalisedInput(Texts.from_file(inputs, columns), False)
     pair = isinstance(inputs, tuple) and len(columns) == len(inputs) == 2 and all(isinstance(i, str) for i in inputs)
     single = isinstance(inputs, str) or pair
     if isinstance(inputs, str) and _names_a_file(inputs):
         raise InputError(f"{inputs!r} is one text here, though it names a file: give Path({inputs!r}), or [{inputs!r}]")
     samples = [inputs] if single else [tuple(item) if isinstance(item, list) else item for item in inputs]
-    return ParsedInput(Texts(samples), single)
+    return NormalisedInput(Texts(samples), single)
 
 
 def _names_a_file(text: str) -> bool:
@@ -129,9 +145,9 @@ def _names_a_file(text: str) -> bool:
     return len(text.split()) == 1 and text.lower().endswith(tuple(READERS))
 
 
-def _vectors(inputs: Any, columns: Sequence[str]) -> ParsedInput:
+def _vectors(inputs: Any, columns: Sequence[str]) -> NormalisedInput:
     if isinstance(inputs, (str, Path)):
-        return ParsedInput(Vectors.from_file(inputs), False)
+        return NormalisedInput(Vectors.from_file(inputs), False)
     if not isinstance(inputs, (np.ndarray, Tensor)):
         rows = [to_numpy(row) if isinstance(row, Tensor) else np.asarray(row) for row in inputs]
         if len({row.shape for row in rows}) > 1:
@@ -140,7 +156,7 @@ def _vectors(inputs: Any, columns: Sequence[str]) -> ParsedInput:
         if inputs.dtype.kind in "iu":
             inputs = inputs.astype(np.float32)
     single = inputs.ndim == 1
-    return ParsedInput(Vectors(inputs[None] if single else inputs), single)
+    return NormalisedInput(Vectors(inputs[None] if single else inputs), single)
 
 
 def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> Unlabelled:
@@ -148,15 +164,7 @@ def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> U
     if getattr(dataset, "format", {}).get("type") != "custom":  # as torch, numpy, …: pictures would be bare arrays
         dataset = dataset.with_format(None)
     there = list(dataset.column_names or next(iter(dataset), ()))  # a stream may not know before its first row
-    named = tuple(columns) if modality == "text" and len(columns) == 2 else None
-    if named is None:
-        usual = [*columns, *COLUMNS[modality]] if modality == "text" else COLUMNS[modality]
-        named = tuple(name for name in usual if name in there)[:1]
-    if not named or any(name not in there for name in named):
-        wanted = " and ".join(columns) if len(columns) == 2 else " or ".join(COLUMNS[modality])
-        raise InputError(
-            f"the dataset has no column {wanted}, only: {', '.join(there)}: rename one, or hand over dataset[column]"
-        )
+    named = sample_columns(there, modality, columns, "the dataset")
     if not hasattr(dataset, "__len__"):
         if modality == "vector":
             raise InputError("vectors are not read from a stream: take some of the dataset, or save it as an array")
@@ -167,6 +175,20 @@ def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> U
     if modality == "text":
         return Texts(list(column), source="the dataset")
     return Vectors(np.asarray(list(column), dtype=np.float32), "the dataset")
+
+
+def sample_columns(there: Sequence[str], modality: Modality, columns: Sequence[str], source: str) -> tuple[str, ...]:
+    """Which of the columns of a table make a sample: two for pairs of texts, else the first of the usual names."""
+    if modality == "text" and len(columns) == 2:
+        named, wanted = tuple(columns), " and ".join(columns)
+    else:
+        usual = dict.fromkeys([*columns, *COLUMNS["text"]] if modality == "text" else COLUMNS[modality])
+        named, wanted = tuple(name for name in usual if name in there)[:1], " or ".join(usual)
+    if not named or any(name not in there for name in named):
+        raise InputError(
+            f"{source} has no column {wanted}, only: {', '.join(there)}: rename one, or hand over the column alone"
+        )
+    return named
 
 
 def _from_frame(frame: Any, modality: Modality, columns: Sequence[str]) -> Unlabelled:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pouf.data.base import Modality, Unlabelled
 from pouf.data.class_names import same_name
-from pouf.data.images import Images
+from pouf.data.inputs import normalise
 from pouf.data.tables import BadRow, read_table
 from pouf.data.texts import Texts
 from pouf.data.vectors import FEATURES, LABELS, Vectors, read_arrays
@@ -49,7 +49,7 @@ def read_labelled(
     if modality == "vector":
         return _labelled_vectors(path, classes, known, label_column)
     if modality == "image":
-        images = Images.from_folder(path)
+        images = normalise(Path(path), modality).data
         found = [_folder_label(Path(path), identifier, known) for identifier in images.ids]
         _check_found(found, classes, str(path), "a sub-folder named after its class")
         if all("/" not in identifier for identifier in images.ids):

@@ -70,6 +70,8 @@ def local_copy(path: str | Path) -> Path:
     """A file on this machine as it is; one from elsewhere copied into the cache, once for each of its versions."""
     url = as_url(path)
     if url is None:
+        if os.path.islink(path) and not os.path.exists(path):
+            raise InputError(f"{str(path)!r} is a link to {os.readlink(path)!r}, which is not there")
         return Path(path)
     filesystem, place = _opened(url)
     try:

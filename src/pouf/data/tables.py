@@ -108,9 +108,11 @@ def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> li
         if not found:
             there = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
             near = nearest(name, names[:1000])  # a file of a million columns is none of names
-            raise InputError(
-                f"{source!r} has no column {name!r}, only: {there or 'none'}. Say which column to read{near}"
-            )
+            hint = {"text": "give text_column= to read another", "label": "give label_column= to read another"}
+            advice = hint.get(name, "give one of these")
+            if len(names) == 1 and len(names[0].split()) > 2:
+                advice += "; if that is a text and not a header, rename the file to .txt"
+            raise InputError(f"{source!r} has no column {name!r}, only: {there or 'none'}: {advice}{near}")
         if len(found) > 1:
             raise InputError(f"{source!r} has {len(found)} columns {name!r}: rename all but one of them")
         places += found

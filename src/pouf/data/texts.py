@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,6 +60,13 @@ class Texts(Unlabelled):
     def read(self, index: int) -> str | tuple[str, ...]:
         return _checked(self.items[index])
 
+    def display_columns(self) -> Mapping[str, Sequence[Any]]:
+        """The texts themselves beside what names them."""
+        named = super().display_columns()
+        own = self.columns or ("text",)
+        texts = {name: _TextColumn(self, k if len(own) > 1 else None) for k, name in enumerate(own)}
+        return {**named, **{name: column for name, column in texts.items() if name not in named}}
+
     def reading_order(self) -> list[int]:
         return sorted(range(len(self)), key=lambda index: len(str(self.items[index])))
 
@@ -68,6 +75,22 @@ class Texts(Unlabelled):
 
     def digest(self, index: int) -> bytes:
         return _digest(self.items[index])
+
+
+class _TextColumn(Sequence[str]):
+    """One text of each sample, read when asked for: a file need not fit into memory."""
+
+    def __init__(self, texts: Texts, place: int | None) -> None:
+        self.texts, self.place = texts, place
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = self.texts.read(index)
+        if isinstance(sample, tuple):
+            return sample[self.place] if self.place is not None else " | ".join(sample)
+        return sample
 
 
 def _of_one_type(values: Sequence[Any]) -> Sequence[Any]:

@@ -21,7 +21,7 @@ from pouf.inference.cache import CachedFeatures, FeatureCache
 from pouf.models.base import Backbone
 from pouf.models.demonstrations import Shown
 from pouf.parallel.padding import in_step
-from pouf.parallel.process_group import ALONE, ProcessGroup
+from pouf.parallel.process_group import alone, processes
 from pouf.recipe import Compute
 
 MOST_WORKERS = 1024  # more is a slip of the pen
@@ -41,7 +41,6 @@ class InferenceConfig:
         cache: where features are kept and found again.
         on_start: is told how many samples there are, before the first that is not kept is encoded.
         on_batch: is told how many samples each batch had.
-        world: the processes that share the work.
         skip_not_finite: leave out what the model has no finite answer to. While it is trained, that is no fault of the
             input, and its features are given as they are.
     """
@@ -50,7 +49,6 @@ class InferenceConfig:
     workers: int = 0
     cache: FeatureCache | None = None
     on_batch: Callable[[int], None] | None = None
-    world: ProcessGroup = ALONE
     on_start: Callable[[int], None] | None = None
     skip_not_finite: bool = True
 
@@ -61,13 +59,9 @@ class InferenceConfig:
             raise InputError(f"the number of worker processes must be from 0 to {MOST_WORKERS}, not {self.workers}")
 
     @classmethod
-    def of(cls, compute: Compute, cache: FeatureCache | None, world: ProcessGroup) -> InferenceConfig:
+    def of(cls, compute: Compute, cache: FeatureCache | None) -> InferenceConfig:
         """As a recipe says."""
-        return cls(compute.chunk or cls.batch_size, compute.workers, cache, world=world)
-
-    def alone(self) -> InferenceConfig:
-        """The same for one process that works by itself, and tells nobody."""
-        return replace(self, world=ALONE, on_batch=None, on_start=None)
+        return cls(compute.chunk or cls.batch_size, compute.workers, cache)
 
     def begin(self, n: int) -> None:
         if self.on_start is not None:
@@ -114,20 +108,20 @@ class FeatureStore:
     @torch.no_grad()
     def features(self, data: Unlabelled, transform: Transform | None = None) -> FeatureSet:
         """Of all samples, on every process."""
-        world = self.config.world
         if transform is None and self.model.ready_features(data) is not None:
-            return replace(self, config=replace(self.config, world=ALONE)).share(data)
-        own = self.share(data, transform)
-        if world.size == 1:
+            with alone():
+                return self.share(data)
+        own, group = self.share(data, transform), processes()
+        if group.size == 1:
             return own
-        indices = [index for part in world.gather_objects(own.indices) for index in part]
-        return FeatureSet(indices, world.gather(own.features.to(self.model.device)).cpu())
+        indices = [index for part in group.gather_objects(own.indices) for index in part]
+        return FeatureSet(indices, group.gather(own.features.to(self.model.device)).cpu())
 
     @torch.no_grad()
     def share(self, data: Unlabelled, transform: Transform | None = None) -> FeatureSet:
         """Of this process's share; what any process could not read is known to all."""
         own = in_order(list(self.blocks(data, transform, rows=len(data))))
-        if not share_skipped(data, self.config.world, len(own.indices)):
+        if not share_skipped(data, len(own.indices)):
             data.check_readable()
         return own
 
@@ -147,7 +141,7 @@ class FeatureStore:
         if len(places) > rows:
             config.begin(len(places))
             config = replace(config, on_start=None)
-        most = max(config.world.gather_objects(len(places))) if self.model.sharded and ready is None else len(places)
+        most = max(processes().gather_objects(len(places))) if self.model.sharded and ready is None else len(places)
         for start in range(0, most, rows):
             block = places[start : start + rows]
             if ready is not None:
@@ -193,7 +187,7 @@ class FeatureStore:
         return self.config.cache.open(blake2b(name.encode(), digest_size=16).hexdigest())
 
     def _places(self, data: Unlabelled) -> list[int]:
-        return [place for place in self.config.world.share(range(len(data))) if place not in data.skipped]
+        return [place for place in processes().share(range(len(data))) if place not in data.skipped]
 
     def _block(self, data: Unlabelled, places: Sequence[int], transform: Transform | None) -> FeatureSet:
         if self.config.cache is None:
@@ -222,7 +216,7 @@ class FeatureStore:
             # What was found while reading may lie in a shard that is damaged.
             damaged, first = any(cached.drop_damaged(data, todo) for cached in caches), False
             if self.model.sharded:
-                damaged = any(self.config.world.gather_objects(damaged))
+                damaged = any(processes().gather_objects(damaged))
 
     def _computed(
         self,
@@ -388,7 +382,7 @@ def _in_batches(
 ) -> Iterator[tuple[int, Read, dict[str, Tensor]]]:
     """(number of the view, read, what to go through the model with), in batches as large as may be."""
     if store.model.sharded:
-        for read, tensors in in_step((each.views[0] for each in reads), store.config.world):
+        for read, tensors in in_step(each.views[0] for each in reads):
             yield 0, read, tensors
         return
     waiting = [_Batcher(store.config.batch_size) for _ in range(views)]
@@ -433,9 +427,9 @@ def _shapes(read: Read) -> dict[str, torch.Size]:
     return {name: tensor.shape[1:] for name, tensor in read.tensors.items()}
 
 
-def share_skipped(data: Unlabelled, world: ProcessGroup, readable: int) -> int:
+def share_skipped(data: Unlabelled, readable: int) -> int:
     """All come to know what any of them could not read. How many each could read -> how many there are in all."""
-    every = world.gather_objects((dict(data.skipped), readable))
+    every = processes().gather_objects((dict(data.skipped), readable))
     for skipped, _ in every:
         data.skipped.update(skipped)
     return sum(n for _, n in every)

@@ -213,7 +213,6 @@ def _quantise(file: Path, target: Path) -> None:
 
 def describe(classifier: Classifier, session: Any) -> dict[str, Any]:
     """What whoever calls the exported classifier has to know."""
-    backbone: Any = classifier.backbone
     facts: dict[str, Any] = {
         "kind": classifier.kind,
         "classes": list(classifier.classes),
@@ -221,43 +220,7 @@ def describe(classifier: Classifier, session: Any) -> dict[str, Any]:
         "inputs": [{"name": i.name, "type": i.type, "shape": i.shape} for i in session.get_inputs()],
         "outputs": [{"name": o.name, "type": o.type, "shape": o.shape} for o in session.get_outputs()],
     }
-    if backbone.modality == "vector":
-        return facts | {"steps": ["vectors of the model that made the prototypes, of any length, as float32"]}
-    if hasattr(backbone, "image_processor"):
-        return facts | {"steps": IMAGE_STEPS, "image_processor": backbone.image_processor.to_dict()}
-    if not hasattr(backbone, "tokenizer"):
-        return facts | {"steps": [f"as `prepare` of {type(backbone).__name__} does it"]}
-    tokenizer, cloze = backbone.tokenizer, backbone.cloze
-    length = backbone.text_side.max_length if backbone.text_side is not None else getattr(backbone, "max_length", None)
-    facts["tokenizer"] = {
-        "files": "tokenizer.json and its kin, beside this file", "max_length": length,
-        "pad_token_id": tokenizer.pad_token_id, "padding": "on the right, to the longest of the batch",
-    }  # fmt: skip
-    if cloze is None:
-        return facts | {"steps": TEXT_STEPS}
-    facts["tokenizer"] |= {"max_length": cloze.max_length, "mask_token": tokenizer.mask_token}
-    return facts | {"steps": CLOZE_STEPS, "template": cloze.template, "words": [list(own) for own in cloze.words]}
-
-
-IMAGE_STEPS = [
-    "decode the first frame and turn it upright by its EXIF orientation",
-    "to 8-bit RGB; transparent pixels become white",
-    "what `image_processor` says: resize, crop, rescale and normalise, in this order, as far as its do_… are true",
-    "channels first: (batch, channels, height, width), float32",
-]
-TEXT_STEPS = [
-    "tokenize with the special tokens of the tokenizer around the text; the name of a special token inside a text is "
-    "plain text",
-    "cut to `max_length` tokens, special tokens included",
-    "pad the batch to its longest text; `attention_mask` is 1 for tokens and 0 for padding",
-]
-CLOZE_STEPS = [
-    "put the text into `template`, and `mask_token` in the place of [MASK]; the name of a special token inside a text "
-    "is broken up by a space after its first character",
-    "shorten the text, never the template, until all of it has `max_length` tokens at most, special tokens included",
-    "pad the batch to its longest text on the right; `attention_mask` is 1 for tokens and 0 for padding",
-    "`mask_position` is where the mask stands in `input_ids`, counted from 0",
-]
+    return facts | classifier.backbone.describe_inputs()
 
 
 def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:

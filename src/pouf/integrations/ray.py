@@ -16,31 +16,21 @@ Nothing here needs Ray itself: Spark's `mapInPandas` takes the same callable, wh
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 
 from pouf.classifier import Classifier
-from pouf.data.base import Modality, Unlabelled
-from pouf.data.images import Images
-from pouf.data.inputs import as_data
-from pouf.data.texts import Texts
+from pouf.data.base import Unlabelled
+from pouf.data.inputs import normalise, sample_columns
 from pouf.data.vectors import Vectors
 from pouf.errors import InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.saving import Use
 
 # Names of the column that holds the samples, the first that is there; texts have those of their templates first.
-COLUMNS: dict[Modality, tuple[str, ...]] = {
-    "image": ("image", "img", "bytes", "path"),
-    "text": ("text", "sentence"),
-    "vector": ("features", "embedding", "vector"),
-}
 
 
 class BatchPredictor:
@@ -89,33 +79,15 @@ class BatchPredictor:
         return {"class": classes, "probability": first, "runner_up": runners, "runner_up_probability": second}
 
     def _data(self, batch: Any) -> Unlabelled:
-        modality, names = self.classifier.backbone.modality, [str(name) for name in batch]
-        if modality == "text" and len(self.classifier.columns) == 2 and self.column is None:
-            return Texts(list(zip(*(list(batch[name]) for name in self.classifier.columns), strict=True)))
-        usual = (*self.classifier.columns, *COLUMNS["text"]) if modality == "text" else COLUMNS[modality]
-        wanted: Sequence[str] = (self.column,) if self.column is not None else usual
-        column = next((name for name in wanted if name in names), None)
-        if column is None:
-            raise InputError(f"the batch has no column {' or '.join(wanted)}, only: {', '.join(names)}: name one")
-        samples = list(batch[column])
-        if modality == "image":
-            return Images([_image(item) for item in samples])
-        if modality == "text":
-            return Texts([item if isinstance(item, str) else None for item in samples])
-        rows = [np.asarray(item, dtype=np.float32) for item in samples]
-        return Vectors(np.stack(rows) if rows else np.zeros((0, self.prototypes.shape[1]), np.float32))
-
-
-def _image(item: Any) -> Any:
-    if isinstance(item, (bytes, bytearray, memoryview)):
-        try:
-            return Image.open(io.BytesIO(item))
-        except (UnidentifiedImageError, OSError):
-            return Path("bytes that are no image")  # reading it will say so
-    if isinstance(item, dict) and item.get("bytes") is not None:  # as datasets writes pictures into Parquet
-        return _image(item["bytes"])
-    if isinstance(item, np.ndarray):
-        data = as_data([item], "image").data
-        assert isinstance(data, Images)
-        return data.items[0]
-    return item
+        modality, columns = self.classifier.backbone.modality, self.classifier.columns
+        there = [str(name) for name in batch]
+        if self.column is None:
+            named = sample_columns(there, modality, columns, "the batch")
+        else:
+            named = tuple(name for name in there if name == self.column)
+            if not named:
+                raise InputError(f"the batch has no column {self.column}, only: {', '.join(there)}: name one")
+        samples: Any = list(zip(*(batch[name] for name in named), strict=True)) if len(named) > 1 else batch[named[0]]
+        if modality == "vector" and not len(samples):
+            return Vectors(np.zeros((0, self.prototypes.shape[1]), np.float32))
+        return normalise(list(samples), modality, columns).data

@@ -19,7 +19,6 @@ from pouf.classifier import Classifier
 from pouf.data.class_names import Classes
 from pouf.data.vectors import to_numpy
 from pouf.errors import InputError
-from pouf.models import EMBEDDED
 from pouf.models.prompts import DEFAULT_TEMPLATES, check_templates, fill
 from pouf.recipe import Recipe
 
@@ -80,7 +79,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
 
     def __init__(
         self,
-        model: Any = EMBEDDED,
+        model: Any = None,
         classes: Classes | None = None,
         templates: Sequence[str] | None = None,
         recipe: Recipe | str | Path | None = None,
@@ -103,6 +102,12 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
 
     def fit(self, X: Any, y: Any = None) -> PoufClassifier:  # noqa: N803
         """Adapt to X. Of y, only the set of its values can matter: for the names, and for a warning if they differ."""
+        if self.model is None:
+            raise InputError(
+                "no model: give a name or a folder, as PoufClassifier('openai/clip-vit-base-patch16', "
+                "classes=['cat', 'dog']); for a matrix of features, give the prototypes (k, d) of the classes, as in "
+                "PoufClassifier(prototypes)"
+            )
         X = self._checked(X, reset=True)  # noqa: N806
         if y is not None:
             y = column_or_1d(y, warn=True)

@@ -16,13 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pouf.data.base import Modality, Unlabelled
+from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
 from pouf.files import write_tensors
 from pouf.models.adapter import Adapter
-from pouf.models.cloze import Cloze
+from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, fill
 from pouf.models.text_side import TextSide
 from pouf.parallel.shards import full
 from pouf.reading import read_tensors
+from pouf.recipe import Kind
 
 Tensors = dict[str, Tensor]
 
@@ -75,7 +77,16 @@ class Backbone(nn.Module, ABC):
     image_size: int | None = None
     text_side: TextSide | None = None
     added_by_tuners: tuple[str, ...] = ("adapter",)  # attributes that are set once a tuner asks for them
-    cloze: Cloze | None = None  # the question that a masked language model is asked
+
+    # What a kind of model can do. A subclass declares where it differs, and nobody asks for its class.
+    columns: tuple[str, ...] = ("text",)  # of a table of texts, that make a sample
+    reads_names: bool = True  # it can encode names that are none of its classes
+    unit_prototypes: bool = True  # their lengths have no meaning
+    encoder_makes_prototypes: bool = True  # low-rank layers in it change them
+    saved_whole: bool = False  # there is no base model beside it that could be loaded again
+    supports_demonstrations: bool = False  # it reads solved examples beside a sample
+    supports_followed_texts: bool = False  # it can answer with a sentence after each text: see `MaskedLM.followed_by`
+
     sharded: bool = False  # its matrices lie in parts on several processes, which compute with them together
     _adapter: Adapter | None = None
 
@@ -116,6 +127,48 @@ class Backbone(nn.Module, ABC):
         """The mean over the prompts of each class: k lists of sentences -> (k, d), each of length 1."""
         encoded = F.normalize(self.encode_prompts([prompt for own in prompts for prompt in own]), dim=1)
         return F.normalize(class_means(encoded, [len(own) for own in prompts]), dim=1)
+
+    @property
+    def kind(self) -> Kind:
+        """What decides which recipe is the default."""
+        return self.modality
+
+    def check_question(self, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
+        """The templates to use for these classes, or an error where model, classes and templates do not go together."""
+        usual = DEFAULT_TEMPLATES[self.modality] if classes.descriptions is None else ("{}",)
+        checked = check_templates(usual if templates is None else templates)
+        if self.text_side is not None:
+            check_distinct(self.text_side, classes, checked)
+        return checked
+
+    def can_name(self, name: str) -> bool:
+        """Whether a name can be a class of this model."""
+        return self.reads_names
+
+    def name_prototypes(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
+        """(m, d), each of length 1 if `unit_prototypes`: names as if they were classes, by the weights of now."""
+        return self.prototypes([fill(templates, name) for name in names])
+
+    def add_input_prompt(self, words: str) -> nn.Parameter | None:
+        """Trainable vectors before each input; None where a prompt stands on the text side."""
+        return None
+
+    @property
+    def own_prototypes(self) -> nn.Parameter | None:
+        """(k, d), where they are weights of this model."""
+        return None
+
+    def add_map(self) -> nn.Parameter:
+        """A trainable linear map of the features (d, d), at first the identity."""
+        raise InputError("'map' is for vectors without a model: tune 'prototypes' or another instead")
+
+    def card_facts(self) -> dict[str, Any]:
+        """What a saved classifier must know to build this model again: fields of `saving.Card`."""
+        return {}
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """How inputs become tensors, for whoever calls an exported model: at least `steps`."""
+        return {"steps": [f"as `prepare` of {type(self).__name__} does it"]}
 
     @property
     def reads_prompts(self) -> bool:

@@ -12,6 +12,7 @@ from pouf.models.base import Tensors
 from pouf.models.cloze import MASK, Cloze, Piece, Sample, Slot
 from pouf.models.masked_lm import Head, MaskedLM
 from pouf.models.masked_text import MaskedText
+from pouf.recipe import Kind
 
 GAP = "\0"  # stands where the word would come, until the text is cut there
 
@@ -60,6 +61,11 @@ class CausalLM(MaskedLM):
     """
 
     text_kind = CausalText
+    supports_followed_texts = False
+
+    @property
+    def kind(self) -> Kind:
+        return "causal"
 
     @property
     def head(self) -> Head:

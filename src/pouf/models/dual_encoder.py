@@ -18,6 +18,12 @@ from pouf.models.base import Backbone, Tensors, of_model
 from pouf.models.text_side import TextSide
 
 MAX_SIDE = 8192  # of the images that an encoder reads, in pixels
+IMAGE_STEPS = [
+    "decode the first frame and turn it upright by its EXIF orientation",
+    "to 8-bit RGB; transparent pixels become white",
+    "what `image_processor` says: resize, crop, rescale and normalise, in this order, as far as its do_… are true",
+    "channels first: (batch, channels, height, width), float32",
+]
 # These were trained with every text padded to the full length and attended to as a whole.
 ATTENDS_TO_PADDING = ("siglip", "siglip2")
 
@@ -93,6 +99,9 @@ class DualEncoder(Backbone):
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         assert self.text_side is not None
         return self.text_side(prompts)
+
+    def describe_inputs(self) -> dict[str, Any]:
+        return {"steps": IMAGE_STEPS, "image_processor": self.image_processor.to_dict()}
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         self.model.save_pretrained(folder, state_dict=of_model(weights))

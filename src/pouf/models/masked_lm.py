@@ -13,14 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Scores, Tensors, of_model
 from pouf.models.cloze import Cloze, Example, Sample
 from pouf.models.masked_text import MASK_POSITION, MaskedText
-from pouf.models.text_side import replaced_embeddings, tokenizer_facts
+from pouf.models.text_side import describe_tokenizer, replaced_embeddings, tokenizer_facts
 from pouf.parallel.shards import full
+from pouf.recipe import Kind
 
 TEMPERATURE = 0.1  # of the transport plan: the paper's for texts
+CLOZE_STEPS = [
+    "put the text into `template`, and `mask_token` in the place of [MASK]; the name of a special token inside a text "
+    "is broken up by a space after its first character",
+    "shorten the text, never the template, until all of it has `max_length` tokens at most, special tokens included",
+    "pad the batch to its longest text on the right; `attention_mask` is 1 for tokens and 0 for padding",
+    "`mask_position` is where the mask stands in `input_ids`, counted from 0",
+]
 
 
 class Head(NamedTuple):
@@ -97,6 +106,10 @@ class MaskedLM(Backbone):
 
     modality = "text"
     added_by_tuners = ("input_prompt", "adapter")
+    unit_prototypes = False  # the logits need the lengths
+    encoder_makes_prototypes = False  # they are rows of the decoder
+    supports_demonstrations = True
+    supports_followed_texts = True
 
     model: Any
     label_ids: Tensor
@@ -114,6 +127,43 @@ class MaskedLM(Backbone):
         self.words_per_class = [len(row) for row in ids]
         self.register_buffer("logit_scale", torch.tensor(math.log(1 / TEMPERATURE)), persistent=False)
         self.input_prompt: nn.Parameter | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return "cloze"
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.cloze.columns
+
+    def check_question(self, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
+        """Its own template, which came with the words."""
+        if classes.descriptions is not None:
+            raise InputError("this model has its own words for the classes and reads no descriptions: name them")
+        words, k = len(self.cloze.words), len(classes.names)
+        if words != k:
+            raise InputError(f"the model has label words for {words} classes, not for {k}")
+        return (self.cloze.template,)
+
+    def can_name(self, name: str) -> bool:
+        """Whether it is a single token."""
+        try:
+            self.texts.one_token(name)
+        except InputError:
+            return False
+        return True
+
+    def name_prototypes(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
+        return self.encode_prompts(names)
+
+    def card_facts(self) -> dict[str, Any]:
+        return {"words": self.cloze.words, "max_length": self.cloze.max_length}
+
+    def describe_inputs(self) -> dict[str, Any]:
+        facts = describe_tokenizer(self.tokenizer, self.cloze.max_length)
+        facts["tokenizer"]["mask_token"] = self.tokenizer.mask_token
+        words = [list(own) for own in self.cloze.words]
+        return facts | {"steps": CLOZE_STEPS, "template": self.cloze.template, "words": words}
 
     def _check(self) -> None:
         """An error where the model is not as this class takes it to be."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
+from pouf.data.class_names import ClassSet
 from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, as_table, read_arrays, row_maxima, usual_scale
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
@@ -30,6 +31,8 @@ class Precomputed(Backbone):
 
     modality = "vector"
     added_by_tuners = ("map",)
+    reads_names = False
+    saved_whole = True
 
     def __init__(self, prototypes: Tensor, temperature: float = CLIP_TEMPERATURE) -> None:
         super().__init__()
@@ -58,6 +61,21 @@ class Precomputed(Backbone):
         else:
             backbone.logit_scale.copy_(tensors["logit_scale"])
         return backbone
+
+    def check_question(self, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
+        if classes.descriptions is not None:
+            raise InputError("there is no model here that could read descriptions: give the names alone")
+        return super().check_question(classes, templates)
+
+    @property
+    def own_prototypes(self) -> nn.Parameter:
+        return self.table
+
+    def card_facts(self) -> dict[str, Any]:
+        return {"vectors": True}
+
+    def describe_inputs(self) -> dict[str, Any]:
+        return {"steps": ["vectors of the model that made the prototypes, of any length, as float32"]}
 
     def add_map(self) -> nn.Parameter:
         """From now on features pass through a linear map, at first the identity."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors, of_model
-from pouf.models.text_side import TextSide, tokenizer_facts
+from pouf.models.text_side import TextSide, describe_tokenizer, tokenizer_facts
 from pouf.reading import read_json
 
 LAYOUT_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
@@ -77,6 +77,10 @@ class SentenceEncoder(Backbone):
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         assert self.text_side is not None
         return self.text_side(prompts)
+
+    def describe_inputs(self) -> dict[str, Any]:
+        assert self.text_side is not None
+        return describe_tokenizer(self.tokenizer, self.text_side.max_length)
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         self.model.save_pretrained(folder, state_dict=of_model(weights))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pouf.models.base import Backbone, Scores, Tensors, of_model
 from pouf.models.cloze import Sample
-from pouf.models.text_side import tokenizer_facts
+from pouf.models.text_side import describe_tokenizer, tokenizer_facts
 
 NEAREST = 1e-4  # that a share comes to 0 and 1
 
@@ -28,6 +28,7 @@ class SequenceClassifier(Backbone):
     """
 
     modality = "text"
+    reads_names = False
 
     def __init__(self, model: Any, tokenizer: Any, max_length: int, head_seed: int) -> None:
         super().__init__()
@@ -68,6 +69,12 @@ class SequenceClassifier(Backbone):
             logits = torch.stack([1 - y, y], 1).log()
             return Scores(logits, logits, 1 / self.logit_scale.exp())
         return Scores(F.normalize(features, dim=1) @ prototypes.T, features @ prototypes.T, 1 / self.logit_scale.exp())
+
+    def card_facts(self) -> dict[str, Any]:
+        return {"max_length": self.max_length, "regression": self.regression}
+
+    def describe_inputs(self) -> dict[str, Any]:
+        return describe_tokenizer(self.tokenizer, self.max_length)
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         self.model.save_pretrained(folder, state_dict=of_model(weights))

@@ -116,6 +116,23 @@ def tokenizer_facts(tokenizer: Any) -> str:
     return json.dumps({name: value for name, value in facts.items() if name not in ("truncation", "padding")})
 
 
+TEXT_STEPS = [
+    "tokenize with the special tokens of the tokenizer around the text; the name of a special token inside a text is "
+    "plain text",
+    "cut to `max_length` tokens, special tokens included",
+    "pad the batch to its longest text; `attention_mask` is 1 for tokens and 0 for padding",
+]
+
+
+def describe_tokenizer(tokenizer: Any, max_length: int) -> dict[str, Any]:
+    """How texts become tensors, for whoever calls an exported model."""
+    facts = {
+        "files": "tokenizer.json and its kin, beside this file", "max_length": max_length,
+        "pad_token_id": tokenizer.pad_token_id, "padding": "on the right, to the longest of the batch",
+    }  # fmt: skip
+    return {"steps": TEXT_STEPS, "tokenizer": facts}
+
+
 @contextmanager
 def replaced_embeddings(embedding: nn.Embedding, positions: Tensor, vectors: Tensor) -> Iterator[None]:
     """While open, the tokens at `positions` (m, p) of every sentence are read as `vectors` (m, p, h).

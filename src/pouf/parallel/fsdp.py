@@ -23,6 +23,8 @@ from pouf.parallel.process_group import (
     launched_resharding,
     launched_sharding,
     launched_wrapping,
+    processes,
+    started_processes,
 )
 from pouf.parallel.shards import is_main, is_shard
 
@@ -34,10 +36,10 @@ if TYPE_CHECKING:
 ENTRIES = ("encode_inputs", "encode_prompts", "prototypes")  # of a backbone: what computes with its matrices
 
 
-def asks_to_shard(classifier: Classifier, recipe: Recipe, world: ProcessGroup) -> bool:
+def asks_to_shard(classifier: Classifier, recipe: Recipe) -> bool:
     """Whether the recipe or the launcher wants shards. Bare vectors have no model that could be sharded."""
     wanted = recipe.compute.shard or launched_sharding()
-    return wanted and world.size > 1 and classifier.kind != "vector"
+    return wanted and started_processes() > 1 and classifier.kind != "vector"
 
 
 def wait_for_shards(backbone: Backbone, device: str | torch.device) -> None:
@@ -52,12 +54,12 @@ def shard_classifier(classifier: Classifier) -> None:
         shard(classifier.backbone, world)
 
 
-def sync_weights(classifier: Classifier, recipe: Recipe, world: ProcessGroup) -> None:
+def sync_weights(classifier: Classifier, recipe: Recipe) -> None:
     """All processes get the weights of the first: its shards where these are asked for, else copies."""
-    if asks_to_shard(classifier, recipe, world):
+    if asks_to_shard(classifier, recipe):
         shard_classifier(classifier)
     elif not classifier.backbone.sharded:
-        world.broadcast_weights(classifier)
+        processes().broadcast_weights(classifier)
 
 
 @torch.no_grad()

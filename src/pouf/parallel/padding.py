@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from pouf.data.loader import Read
-from pouf.parallel.process_group import ProcessGroup
+from pouf.parallel.process_group import processes
 
 T = TypeVar("T")
 PROMPTS = 256  # encoded at once at most: encoders cut there by themselves, and would do so unequally often
@@ -19,35 +19,34 @@ NOTHING = Read([], {}, {})
 class PaddingSample:
     """A sample to go through the model with, for a process that could read none while others did."""
 
-    def __init__(self, world: ProcessGroup) -> None:
-        self.world = world
+    def __init__(self) -> None:
         self.own: dict[str, Tensor] = {}
 
     def instead_of(self, read: Read) -> dict[str, Tensor] | None:
         """What was read, or a sample that stands for it; None where no process could read anything."""
-        if read.indices and not self.own and self.world.size > 1:
+        if read.indices and not self.own and processes().size > 1:
             # Each tensor of a sample may have several rows, as with demonstrations.
             n = len(read.indices)
             self.own = {name: tensor[: len(tensor) // n].clone() for name, tensor in read.tensors.items()}
-        there = self.world.gather_objects((bool(read.indices), bool(self.own)))
+        there = processes().gather_objects((bool(read.indices), bool(self.own)))
         if not any(has_read for has_read, _ in there):
             return None
         if not all(has_one for _, has_one in there):
             lender = next(rank for rank, (has_read, _) in enumerate(there) if has_read)
-            lent = self.world.broadcast(self.own, lender)
+            lent = processes().broadcast(self.own, lender)
             self.own = self.own or lent
         return read.tensors if read.indices else self.own
 
 
-def in_step(reads: Iterator[Read], world: ProcessGroup) -> Iterator[tuple[Read, dict[str, Tensor]]]:
+def in_step(reads: Iterator[Read]) -> Iterator[tuple[Read, dict[str, Tensor]]]:
     """What this process reads, with what to go through the model with: equally often on all processes.
 
     Who has read everything goes on with samples that do not count, until all have.
     """
-    spare = PaddingSample(world)
+    spare = PaddingSample()
     while True:
         read = next(reads, None)
-        if not any(world.gather_objects(read is not None)):
+        if not any(processes().gather_objects(read is not None)):
             return
         read = read or NOTHING
         tensors = spare.instead_of(read)

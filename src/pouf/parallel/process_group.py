@@ -9,10 +9,11 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from pouf.errors import InputError, ProcessLost
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 TIMEOUT = "POUF_PROCESS_TIMEOUT"  # environment variable: seconds that a process waits for the others, at most
 DEFAULT_TIMEOUT = 3600.0  # one process may encode for long what another finds in the cache
 
@@ -123,6 +125,17 @@ def together(device: torch.device) -> Iterator[ProcessGroup]:
     """While open, all processes that were started share the work: each must compute the same."""
     with _work_as(init_processes(device)) as group:
         yield group
+
+
+def by_all_processes(compute: F) -> F:
+    """A function of a classifier that all processes call with the same arguments, and share the work of."""
+
+    @wraps(compute)
+    def computed(classifier: Any, *args: Any, **options: Any) -> Any:
+        with together(classifier.device):
+            return compute(classifier, *args, **options)
+
+    return computed  # type: ignore[return-value]
 
 
 @contextmanager

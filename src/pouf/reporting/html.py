@@ -16,6 +16,7 @@ from PIL import Image
 
 from pouf.classifier import Classifier, Predictions
 from pouf.data.base import Unlabelled
+from pouf.errors import plural
 from pouf.files import write_text
 from pouf.inference.encode import InferenceConfig
 from pouf.recipe import Recipe
@@ -149,10 +150,10 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
     card, manifest = run.card, run.manifest
     source = Path(str((manifest.get("data") or manifest.get("shots") or {}).get("source", "")))
     model = "No model" if card.model is None else "/".join(Path(card.model).parts[-2:])  # of a local path, its end
-    kind = comparison.inputs.modality + "s" * (n != 1)
+    inputs = plural(n, comparison.inputs.modality) + (f" from {source.name}" if source.is_absolute() else "")
     templates = () if card.vectors else card.templates
     more = f" and {len(templates) - 1} more" if len(templates) > 1 else ""
-    told = f"{model}, {n:,} {kind}{f' from {source.name}' if source.is_absolute() else ''}, {len(card.classes)} classes"
+    told = f"{model}, {inputs}, {len(card.classes)} classes"
     told += f" in “{shorten(templates[0], 80)}”{more}" if templates else ""
     if card.words is not None:
         told += f" with the words {shorten(', '.join('/'.join(words) for words in card.words), 60)}"
@@ -167,13 +168,13 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
     if trainable and total:
         size = f" ({trainable:,} parameters)" if trainable == total else f" ({trainable:,} of {total:,} parameters)"
     corrected = ", then corrected predictions" if recipe.postprocess != "none" else ""
-    length = f"{len(steps):,} steps of {min(recipe.batch_size, n):,} samples"
+    length = f"{plural(len(steps), 'step')} of {plural(min(recipe.batch_size, n), 'sample')}"
     changed = f"{method} changed {TUNED[recipe.tuner.name]}{size} in {length}"
     return f"{told}; {changed}{corrected}."
 
 
 def _shares(comparison: Comparison) -> list[dict[str, Any]]:
-    """Predicted shares before and after; of many classes those that changed most, else the largest first."""
+    """Mean probabilities before and after; of many classes those that changed most, else the largest first."""
     before, after = (view.probabilities.mean(0) for view in comparison[:2])
     many = len(comparison.classes) > CLASSES
     order = ((after - before).abs() if many else after).argsort(descending=True)[:CLASSES].tolist()

@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from pouf.data.tables import header, read_table
-from pouf.errors import InputError
+from pouf.errors import InputError, plural
 from pouf.files import write_json, write_text
 from pouf.reading import read_json
 from pouf.reporting.html import update_verdict
@@ -85,7 +85,7 @@ def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], clas
     told = {"key": key, "items": items, "classes": _keyed(classes), "none": NONE, "many": many}
     return render(
         "review.html",
-        title=f"pouf: {len(items)} questions about {run.resolve().name}",
+        title=f"pouf: {plural(len(items), 'question')} about {run.resolve().name}",
         command=f"pouf review {shlex.quote(str(run.resolve()))} --answers answers.csv",
         told=script_data(told),
         many=many,

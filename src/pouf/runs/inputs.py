@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.inputs import as_data
+from pouf.data.inputs import normalise, split_columns
 from pouf.data.labelled import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.parallel.fsdp import shard_classifier, wait_for_shards
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def load_classifiers(run: str | Path, *uses: str, device: str = "cpu", trust_model: bool = False) -> list[Classifier]:
-    """States of a run, by their `use`, in this order; sharded where the launcher says so."""
+    """States of a run, by their `use` or as "adapted", in this order; sharded where the launcher says so."""
 
     def load(use: str) -> Classifier:
         classifier = Classifier.from_pretrained(run, use=use, trust_model=trust_model)  # type: ignore[arg-type]
@@ -30,18 +30,7 @@ def load_classifiers(run: str | Path, *uses: str, device: str = "cpu", trust_mod
         shard_classifier(classifier)
         return classifier
 
-    return [load(use) for use in uses]
-
-
-def split_columns(columns: str | None, usual: Sequence[str]) -> tuple[str, ...]:
-    """The columns that make a sample: as many as the template or the model reads."""
-    if columns is None:
-        return tuple(usual)
-    names = tuple(columns.split(","))
-    if len(names) != len(usual):
-        expected = "one column" if len(usual) == 1 else "two columns, as question,answer"
-        raise InputError(f"text_column={columns!r} names {len(names)} columns, expected {expected}")
-    return names
+    return [load(Run(run).adapted if use == "adapted" else use) for use in uses]
 
 
 def read_inputs(
@@ -55,7 +44,7 @@ def read_inputs(
     source = Path(run.source()) if inputs is None else inputs
     ids = id_column.split(",") if id_column else run.id_columns() if inputs is None else ()
     modality = classifier.backbone.modality
-    return _by_columns(run, classifier, text_column, lambda columns: as_data(source, modality, columns, ids).data)
+    return _by_columns(run, classifier, text_column, lambda columns: normalise(source, modality, columns, ids).data)
 
 
 def read_labels(

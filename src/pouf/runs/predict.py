@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
+from pouf.data.texts import Texts
+from pouf.errors import InputError
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.parallel.process_group import init_processes
+from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.runs.folder import Run
 from pouf.runs.inputs import load_classifiers, read_inputs
-from pouf.runs.predictions import Extras, check_place, predict_share
+from pouf.runs.predictions import Extras, Row, check_place, predict_share
 from pouf.validation.names import absent_names
 from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, unreliable
 
@@ -24,11 +26,12 @@ class PredictOptions:
     """What to predict with, and what to write beside the classes.
 
     Args:
-        use: what the run advises, or its last or chosen step, or zero-shot.
+        use: advised (by the run), zero-shot or adapted; of its steps, last or chosen.
         abstain: mark what is likely wrong, so that at most this share of the rest is.
         unknown: predict `unknown` for inputs that are far from all prototypes.
         probabilities: a column for each class.
         safe_csv: `'` before names that a spreadsheet would take for formulas.
+        overwrite: replace the file if it is there.
         text_column, id_column: of a table; names with commas between them.
     """
 
@@ -37,6 +40,7 @@ class PredictOptions:
     unknown: bool = False
     probabilities: bool = False
     safe_csv: bool = False
+    overwrite: bool = False
     text_column: str | None = None
     id_column: str | None = None
     device: str = "cpu"
@@ -48,9 +52,10 @@ class PredictOptions:
 
 
 class Predicted(NamedTuple):
-    """What was predicted, by all processes together; only the first has all of it."""
+    """What was predicted, by all processes together."""
 
     n: int
+    rows: list[Row]  # the predictions, where no file was written
     by: str  # zero-shot, last or chosen
     skipped: Mapping[str, str]  # id → why it can't be read
     absent: list[str]  # names that no input seems to bear
@@ -60,36 +65,72 @@ class Predicted(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         unreadable = [{"id": name, "reason": why} for name, why in self.skipped.items()]
         return {"n": self.n, "skipped": len(unreadable), "used": self.by, "absent": self.absent, **self.counts,
-                "unreadable": unreadable}  # fmt: skip
+                "unreadable": unreadable, "predictions": self.rows}  # fmt: skip
 
 
 def predict(
-    run: Run, inputs: Path, file: Path, options: PredictOptions | None = None, inference: InferenceConfig | None = None
+    run: Run,
+    inputs: Path | Sequence[str],
+    file: Path | None = None,
+    options: PredictOptions | None = None,
+    inference: InferenceConfig | None = None,
 ) -> Predicted:
-    """Classify inputs and write the predictions, CSV, JSON lines or Parquet; of several processes, each its part."""
+    """Classify inputs: texts, or images, texts or vectors at a path.
+
+    Args:
+        file: predictions are written here, as CSV, JSON lines or Parquet; of several processes, each writes its part.
+            None collects them as rows.
+    """
     options, inference = options or PredictOptions(), inference or InferenceConfig()
-    check_place(file)
+    if file is not None:
+        check_place(file, options.overwrite)
     (classifier,) = _load(run, options, options.use)
-    world = init_processes(classifier.device)
-    inference = replace(inference, world=world)
-    data = read_inputs(run, classifier, inputs, options.text_column, options.id_column)
-    world.check_equal(data.fingerprint(), "inputs")
+    return _predict(classifier, run, inputs, file, options, inference)
+
+
+@by_all_processes
+def _predict(
+    classifier: Classifier,
+    run: Run,
+    inputs: Path | Sequence[str],
+    file: Path | None,
+    options: PredictOptions,
+    inference: InferenceConfig,
+) -> Predicted:
+    group = processes()
+    data = _read(run, classifier, inputs, options)
+    group.check_equal(data.fingerprint(), "inputs")
     if options.abstain is not None and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
-    by = run.verdict.advised if options.use == "advised" else options.use
+    by = {"advised": run.verdict.advised, "adapted": run.adapted}.get(options.use, options.use)
     replaced: dict[int, str] = {}
 
     def mark_unknown(encoded: FeatureSet) -> None:
-        far = out_of_distribution(classifier, encoded, run.verdict.near.get(by)) if options.unknown else []
+        with alone():  # processes need not have equally many blocks
+            far = out_of_distribution(classifier, encoded, run.verdict.near.get(by)) if options.unknown else []
         replaced.update(dict.fromkeys(far, UNKNOWN))
 
     flags, figures = _abstained(run, classifier, data, options, inference)
     extras = Extras(replaced, flags, figures, options.probabilities, options.safe_csv)
     share = predict_share(file, classifier, data, inference, extras, mark_unknown)
     counts = {name: len(rows) for name, rows in flags.items()} | ({"unknown": len(replaced)} if options.unknown else {})
-    counts = {name: sum(world.gather_objects(count)) for name, count in counts.items()}
+    counts = {name: sum(group.gather_objects(count)) for name, count in counts.items()}
     skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
-    return Predicted(share.n, by, skipped, absent_names(classifier, share.sample), counts, world.is_main)
+    absent = absent_names(classifier, share.sample)
+    return Predicted(share.n, share.rows, by, skipped, absent, counts, group.is_main)
+
+
+def _read(run: Run, classifier: Classifier, inputs: Path | Sequence[str], options: PredictOptions) -> Unlabelled:
+    """Data at a path, or texts; where a sample is a pair, a text has two parts with a tab between them."""
+    if isinstance(inputs, Path):
+        return read_inputs(run, classifier, inputs, options.text_column, options.id_column)
+    modality, parts = classifier.backbone.modality, len(classifier.columns)
+    if modality != "text":
+        raise InputError(f"this model reads {modality}s, and {inputs[0]!r} is neither a file nor a folder")
+    pairs = [tuple(text.split("\t")) for text in inputs]
+    if parts > 1 and any(len(pair) != parts for pair in pairs):
+        raise InputError("this model reads pairs of texts: give both with a tab between them")
+    return Texts(pairs if parts > 1 else list(inputs), source="the texts given")
 
 
 def _load(run: Run, options: PredictOptions, *uses: str) -> list[Classifier]:

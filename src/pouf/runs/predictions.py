@@ -16,16 +16,16 @@ from pouf.data.base import Unlabelled
 from pouf.errors import InputError, optional
 from pouf.files import atomic_write, check_writable
 from pouf.inference.encode import FeatureSet, InferenceConfig, in_order, share_skipped
-from pouf.parallel.process_group import ProcessGroup, started_processes
+from pouf.parallel.process_group import processes, started_processes
 
 Row = dict[str, Any]
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # beginnings of what spreadsheets compute
 
 
 class Extras(NamedTuple):
-    """What a table of predictions holds beside them."""
+    """Further columns of a table of predictions."""
 
-    replaced: Mapping[int, str] = {}  # what is said instead of the class, by position of the sample
+    replaced: Mapping[int, str] = {}  # written instead of the class, by position of the sample
     flags: Mapping[str, Collection[int]] = {}  # columns of true and false: the positions where it is true
     figures: Mapping[str, Mapping[int, float]] = {}  # further columns, by name and position
     probabilities: bool = False  # one column per class
@@ -38,8 +38,8 @@ NOTHING = Extras()
 def prediction_rows(
     classes: Sequence[str], data: Unlabelled, blocks: Iterable[Predictions], extras: Extras = NOTHING
 ) -> Iterator[Row]:
-    """One row per sample: what it is called, the class, its probability, the runner-up and its probability."""
-    names, every = data.shown(), [f"p_{name}" for name in classes]
+    """One row per sample: its name or its text, the class, its probability, the runner-up and its probability."""
+    names, every = data.display_columns(), [f"p_{name}" for name in classes]
     for block in blocks:
         probabilities = block.log_probabilities.exp()
         best = probabilities.topk(2, dim=1)
@@ -98,42 +98,46 @@ WRITERS: dict[str, Callable[[Path, Iterator[Row]], None]] = {
 }
 
 
-def check_place(file: Path) -> None:
+def check_place(file: Path, overwrite: bool = False) -> None:
     """An error where predictions can't be written to: before anything is computed."""
     if file.suffix.lower() not in WRITERS:
         raise InputError(f"can't write predictions to {str(file)!r}: the name must end in {' or '.join(WRITERS)}")
     if file.suffix.lower() == ".parquet":
         optional("pyarrow", "parquet", "a Parquet file")
+    if file.exists() and not overwrite:
+        raise InputError(f"{str(file)!r} already exists: give overwrite=True to replace it, or choose another file")
     check_writable(file if started_processes() == 1 else file.parent / "parts")  # several may find the folder of before
 
 
-def own_part(file: Path, world: ProcessGroup) -> Path:
+def own_part(file: Path) -> Path:
     """The file that this process writes: `file` itself, or its part of a folder of that name.
 
     A folder of Parquet files is one table to pandas, DuckDB and Spark; so are CSV and JSON lines to the latter two.
     """
-    place = file / f"part-{world.rank:05}-of-{world.size:05}{file.suffix}" if world.size > 1 else file
-    if world.size > 1 and world.is_main:
+    group = processes()
+    place = file / f"part-{group.rank:05}-of-{group.size:05}{file.suffix}" if group.size > 1 else file
+    if group.size > 1 and group.is_main:
         # What an earlier run left, alone or with more processes.
         for old in [file] if file.is_file() else file.glob("part-*"):
             old.unlink()
-    world.gather_objects(0)  # nobody writes before that is done
+    group.gather_objects(0)  # nobody writes before that is done
     check_writable(place)
     return place
 
 
-def rows_by_rank(rows: Iterator[Row], world: ProcessGroup) -> Iterator[Row]:
+def rows_by_rank(rows: Iterator[Row]) -> Iterator[Row]:
     """The rows of all processes in the order of their ranks, on each of them, some thousands in memory at a time."""
-    if world.size == 1:
+    group = processes()
+    if group.size == 1:
         yield from rows
         return
-    for rank in range(world.size):
-        while group := world.broadcast(list(islice(rows, ROWS)) if rank == world.rank else [], rank):
-            yield from group
+    for rank in range(group.size):
+        while block := group.broadcast(list(islice(rows, ROWS)) if rank == group.rank else [], rank):
+            yield from block
 
 
 def write_rows(file: Path, rows: Iterator[Row], safe_csv: bool = False) -> Path:
-    """Write the rows to a file of the kind that its name tells."""
+    """Write the rows to a file, in the format that its ending names."""
     write = WRITERS[file.suffix.lower()]
     with atomic_write(file) as partial:
         write(partial, map(_without_formulas, rows) if safe_csv and file.suffix.lower() == ".csv" else rows)
@@ -141,46 +145,50 @@ def write_rows(file: Path, rows: Iterator[Row], safe_csv: bool = False) -> Path:
 
 
 class Share(NamedTuple):
-    """What came of the predictions of one process, or of all."""
+    """Results of the predictions of all processes."""
 
     n: int
     sample: FeatureSet  # some features of all processes
+    rows: list[Row]  # of all processes, where no file was written
 
 
 def predict_share(
-    file: Path,
+    file: Path | None,
     classifier: Classifier,
     data: Unlabelled,
     inference: InferenceConfig,
     extras: Extras = NOTHING,
-    seen: Callable[[FeatureSet], None] = lambda encoded: None,
+    on_features: Callable[[FeatureSet], None] = lambda encoded: None,
 ) -> Share:
-    """Each process writes what it predicts for its share of the data, in its own file: nobody holds or gathers all.
+    """Each process predicts its share of the data, and writes it to its own file: no process has all in memory.
 
     Args:
-        file: one process writes it, several write a folder of that name.
-        seen: is shown the features of each block before its rows are written, and may add to the extras.
+        file: one process writes it, several write a folder of that name. None collects the rows instead.
+        on_features: called with the features of each block before its rows are written; may add to the extras.
     """
-    world, place = inference.world, own_part(file, inference.world)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     chosen, some, count = set(order[:FITTED_ON].tolist()), [], 0
 
-    def noted(encoded: FeatureSet) -> None:
+    def count_features(encoded: FeatureSet) -> None:
         nonlocal count
         count += len(encoded.indices)
         some.append(encoded.only(chosen))
-        seen(encoded)
+        on_features(encoded)
 
     def blocks() -> Iterator[Predictions]:
-        yield from classifier.infer_blocks(data, inference, noted)
-        if not count and world.size == 1:
+        yield from classifier.infer_blocks(data, inference, count_features)
+        if not count and processes().size == 1:
             data.check_readable()
 
-    rows = prediction_rows(classifier.classes, data, blocks(), extras)
-    first = next(rows, None)
-    if first is not None:
-        write_rows(place, chain([first], rows), extras.safe_csv)
-    n = share_skipped(data, world, count)
+    rows, collected = prediction_rows(classifier.classes, data, blocks(), extras), []
+    if file is None:
+        collected = list(rows_by_rank(rows))
+    else:
+        place = own_part(file)
+        first = next(rows, None)
+        if first is not None:
+            write_rows(place, chain([first], rows), extras.safe_csv)
+    n = share_skipped(data, count)
     if not n:
         data.check_readable()
-    return Share(n, classifier.some_features(in_order(some), world))
+    return Share(n, classifier.some_features(in_order(some)), collected)

@@ -143,13 +143,13 @@ class RunWriter(Callback):
         inner, self.checkpoints = save_states(result, self.folder), result.checkpoints
         for stale in {"chosen", "last"} - inner if result.checkpoints is not None else ():
             shutil.rmtree(self.folder / stale, ignore_errors=True)  # of the run before it was interrupted
+        write_text(self.folder / RECIPE, result.recipe.to_toml())  # as it was made to fit the data
         drift = {} if result.drift is None else {"drift": result.drift._asdict()}
         self._close(status, trainable=result.trainable, total=result.total, **drift)
         self.done = True
 
     def finish_search(self, result: Adaptation, trials: dict[str, Any], ended_by: BaseException | None) -> None:
         """The chosen trial as if it were a run of its own, and what came of all of them."""
-        write_text(self.folder / RECIPE, result.recipe.to_toml())
         self._log(result.history)
         write_json(self.folder / TRIALS, trials)
         self.finish(result, "finished" if ended_by is None else _status(ended_by))
@@ -245,15 +245,16 @@ def check_new(folder: str | Path, resume: bool = False, overwrite: bool = False)
     if not any(child.name != CHECKPOINTS for child in folder.iterdir()):
         return folder
     if not (resume or overwrite):
-        raise InputError(f"run folder {str(folder)!r} already exists: resume or overwrite it, or choose another")
+        raise InputError(
+            f"run folder {str(folder)!r} already exists: give resume=True to continue the run "
+            "there, overwrite=True to replace it, or another folder"
+        )
     if not any((folder / name).exists() for name in (MANIFEST, CARD, BEFORE)):
         raise InputError(f"{str(folder)!r} holds files, but no run: choose another folder")
     # Until all is written, predictions and report too, the lock is there, even if its owner was killed.
     finished = read_manifest(folder).get("status", "finished") == "finished"
     if resume and finished and not (folder / CHECKPOINTS / LOCK).exists():
-        raise InputError(
-            f"the run in {str(folder)!r} is finished: there is nothing to resume; overwrite it to run again"
-        )
+        raise InputError(f"the run in {str(folder)!r} is finished: give overwrite=True to run again")
     return folder
 
 

@@ -15,6 +15,7 @@ from pouf.data.labelled import Shots
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
+from pouf.parallel.process_group import by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
@@ -84,6 +85,7 @@ def _place(checkpoints: Checkpoints, verdict: Verdict, use: Use) -> Checkpoint:
     return checkpoints.of(verdict.chosen) if use == "chosen" and verdict.chosen is not None else checkpoints.last
 
 
+@by_all_processes
 def adapt(
     classifier: Classifier,
     data: Unlabelled | None,
@@ -107,11 +109,12 @@ def adapt(
     """
     plan = Plan(data, recipe, shots, targets=TargetShares(known_shares, known_shares))
     start_as_recipe_says(classifier, recipe)
-    inference = Callbacks(callbacks).watching(plan.inference(classifier, cache), "encoding")
+    inference = Callbacks(callbacks).watching(plan.inference(cache), "encoding")
     plan = plan.fitted(look_at_data(classifier, plan, inference))
     return run_adaptation(classifier, plan, cache=cache, callbacks=callbacks, **options)
 
 
+@by_all_processes
 def run_adaptation(
     classifier: Classifier,
     plan: Plan,
@@ -137,8 +140,7 @@ def run_adaptation(
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
     """
     told, data, recipe, shots, held = Callbacks(callbacks), plan.data, plan.recipe, plan.shots, plan.targets
-    inference = told.watching(plan.inference(classifier, cache), "encoding")
-    world = inference.world
+    inference = told.watching(plan.inference(cache), "encoding")
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None
@@ -149,7 +151,7 @@ def run_adaptation(
         training = Training([], 0, watched(classifier, inputs, recipe, inference, checkpoint_dir, held))
     checkpoints = training.checkpoints
     told.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
-    choice = world.broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
+    choice = processes().broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
     if recipe.postprocess != "none":
         if inputs is None:
             raise InputError(f"nothing to fit {recipe.postprocess!r} on: give unlabelled data")
@@ -164,7 +166,7 @@ def run_adaptation(
         correct(classifier, inputs, recipe, inference, checkpoints, last, held.predictions)
     total = sum(p.numel() for p in classifier.parameters())
     if checkpoints is not None:
-        verdict = world.broadcast(assess(checkpoints, choice or _corrected(checkpoints)))
+        verdict = processes().broadcast(assess(checkpoints, choice or _corrected(checkpoints)))
     else:
         verdict = not_judged(_why_unjudged(recipe)) if training.history else nothing_to_judge()
     if checkpoints is not None:
@@ -198,7 +200,7 @@ def correct(
     """Fit the recipe's correction to what the classifier predicts now: that of another step would not fit it."""
     classifier.postprocessor = None
     encoded = classifier.encode_share(data, inference)
-    classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior, inference.world)
+    classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior)
     if checkpoints is not None:
         checkpoints.take_postprocessed(step, classifier)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.texts import Texts
 from pouf.inference.encode import InferenceConfig
-from pouf.models.masked_lm import MaskedLM
+from pouf.parallel.process_group import processes
 
 MOST, FEWEST = 600, 200  # texts that are looked at
 STEEPEST = 0.8  # of the line: where added words hardly count, a small error moves its crossing far
@@ -48,15 +48,14 @@ def find_bias(classifier: Classifier, data: Unlabelled, inference: InferenceConf
     if not supports_bias_probe(classifier) or len(data) - len(data.skipped) < FEWEST:
         return 0.0
     margins = read_margins(classifier, data, inference)
-    return inference.world.broadcast(agreed(by_words(margins), by_shape(margins.plain)))
+    return processes().broadcast(agreed(by_words(margins), by_shape(margins.plain)))
 
 
 def supports_bias_probe(classifier: Classifier) -> bool:
     """Two classes of a masked language model as it is, and a template for single texts that fits several times."""
-    backbone = classifier.backbone
+    backbone: Any = classifier.backbone
     return (
-        classifier.kind == "cloze"
-        and isinstance(backbone, MaskedLM)
+        backbone.supports_followed_texts
         and len(classifier.classes) == 2
         and backbone.texts.cloze.columns == ("text",)
         and classifier.demonstrations is None
@@ -67,13 +66,12 @@ def supports_bias_probe(classifier: Classifier) -> bool:
 
 def read_margins(classifier: Classifier, data: Unlabelled, inference: InferenceConfig) -> Margins:
     """Margins of at most `MOST` texts, drawn at random."""
-    backbone = classifier.backbone
-    assert isinstance(backbone, MaskedLM)
-    prototypes, world = classifier.fixed_prototypes(inference.world), inference.world
+    backbone: Any = classifier.backbone
+    prototypes = classifier.fixed_prototypes()
 
     def margins(texts: Unlabelled) -> Tensor:
         own = classifier.log_probabilities(classifier.encode_share(texts, inference), prototypes)
-        return torch.cat(world.gather_objects((own[:, 1] - own[:, 0]).double().cpu()))
+        return torch.cat(processes().gather_objects((own[:, 1] - own[:, 0]).double().cpu()))
 
     def followed(texts: Unlabelled) -> list[Tensor]:
         after = []

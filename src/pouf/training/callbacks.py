@@ -124,7 +124,10 @@ class Callbacks:
 
     def notify(self, event: Callable[[Callback], Any]) -> bool:
         """Whether any of them answered with True."""
-        answers = [event(callback) for callback in self.all]  # all are told, whatever the first one answers
+        from pouf.parallel.process_group import alone  # with torch, which `pouf --help` need not wait for
+
+        with alone():  # a callback of one process may predict
+            answers = [event(callback) for callback in self.all]  # all of them, whatever the first one answers
         return True in answers
 
     def phase(self, phase: str, total: int = 0) -> None:

@@ -17,6 +17,7 @@ from pouf.data.random_batches import Draw
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureStore, InferenceConfig
 from pouf.losses.objective import unlabelled_terms
+from pouf.parallel.process_group import processes
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
 from pouf.training.step import precision
@@ -98,7 +99,7 @@ def estimate(
     asks = recipe.find_bias and recipe.keep_shares_max_classes >= k and not (known_shares or shown)
     if asks and supports_bias_probe(classifier):
         forward += 2 * min(n, MOST)
-    share = max(1, inference.world.size)
+    share = processes().size
     seconds = forward * once / share + recipe.steps * ((per_step + prompts) / share + loss)
     return Estimate(seconds, encoded, recipe.steps, 0 if looked_up else batch, data.modality)
 

@@ -24,7 +24,7 @@ from pouf.data.random_batches import Draw, RandomBatches
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.padding import PaddingSample, in_pieces
-from pouf.parallel.process_group import ProcessGroup
+from pouf.parallel.process_group import ProcessGroup, processes
 from pouf.recipe import Recipe
 from pouf.training.engine import Engine
 from pouf.training.state import random_state, set_random_state
@@ -51,7 +51,7 @@ class InputBatches(Iterator[InputBatch]):
         inference: InferenceConfig,
     ) -> None:
         self.classifier, self.engine, self.data, self.recipe = classifier, engine, data, recipe
-        self.world, self.draws = inference.world, data.random_batches(recipe.batch_size, generator)
+        self.world, self.draws = processes(), data.random_batches(recipe.batch_size, generator)
         self.dropout = random.Random(f"{recipe.seed} {self.world.rank}")
         self.batches = self._batches(inference)
 
@@ -96,7 +96,7 @@ class InputBatches(Iterator[InputBatch]):
                 if len(parts) > 1 and trained:
                     yield from parts  # once more, for the gradient
 
-        spare = PaddingSample(world)
+        spare = PaddingSample()
         reads = read_batches(reader, pieces(), self.recipe.compute.workers)
         for first in reads:
             size = sizes.popleft()

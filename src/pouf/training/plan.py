@@ -21,8 +21,8 @@ from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard, sync_weights
-from pouf.parallel.process_group import init_processes
-from pouf.recipe import PRESETS, Recipe
+from pouf.parallel.process_group import processes
+from pouf.recipe import PRESETS, Recipe, full_name
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
 from pouf.training.recipe_for_data import FREE, DataLook, TargetShares, recipe_for_data
@@ -54,18 +54,18 @@ class Plan:
         """What is looked at without labels."""
         return self.data if self.data is not None else self.shots.inputs if self.shots is not None else None
 
-    def inference(self, classifier: Classifier, cache: FeatureCache | None) -> InferenceConfig:
-        return InferenceConfig.of(self.recipe.compute, cache, init_processes(classifier.device))
+    def inference(self, cache: FeatureCache | None) -> InferenceConfig:
+        return InferenceConfig.of(self.recipe.compute, cache)
 
     def estimate(self, classifier: Classifier, cache: FeatureCache, report: bool) -> Estimate | None:
         """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that
         need not fit where it would be timed."""
         if self.data is None or self.data.streamed or not self.recipe.steps:
             return None
-        if asks_to_shard(classifier, self.recipe, init_processes(classifier.device)):
+        if asks_to_shard(classifier, self.recipe):
             return None
         return estimate(
-            classifier, self.data, self.recipe, self.inference(classifier, cache), report,
+            classifier, self.data, self.recipe, self.inference(cache), report,
             demonstrations=self.preparation.demonstrations is not None,
             known_shares=self.targets.known is not None,
         )  # fmt: skip
@@ -123,13 +123,13 @@ def start_as_recipe_says(classifier: Classifier, recipe: Recipe) -> None:
     """In place: the temperature, and the weights of the first process on all."""
     if recipe.temperature:
         classifier.set_temperature(recipe.temperature)
-    sync_weights(classifier, recipe, init_processes(classifier.device))
+    sync_weights(classifier, recipe)
 
 
 def look_at_data(classifier: Classifier, plan: Plan, inference: InferenceConfig) -> DataLook | None:
     """Of all processes together, at inputs that they all have."""
     for source in (plan.data, plan.shots.inputs if plan.shots is not None else None):
-        inference.world.check_equal(source.fingerprint() if source is not None else "", "inputs")
+        processes().check_equal(source.fingerprint() if source is not None else "", "inputs")
     if plan.inputs is None:
         return None
     if not plan.inputs.streamed:
@@ -145,7 +145,7 @@ def make_plan(
     cache = cache or InMemoryFeatureCache()
     plan = draft_plan(classifier, data, options, cache=cache, report=False)
     prepared = plan.prepared(classifier)
-    return plan.fitted(look_at_data(prepared, plan, plan.inference(prepared, cache)))
+    return plan.fitted(look_at_data(prepared, plan, plan.inference(cache)))
 
 
 def draft_plan(
@@ -177,16 +177,16 @@ def draft_plan(
         lambda name: plan_with(replace(options, recipe=name)).estimate(classifier, cache, report),
         options.max_minutes / runs,
     )
-    return plan_with(replace(options, recipe=init_processes(classifier.device).broadcast(fitting)))
+    return plan_with(replace(options, recipe=processes().broadcast(fitting)))
 
 
 def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
     method, recipe, shots, prior = options.method, options.recipe, options.shots, options.prior
-    settings = options.settings
+    settings: dict[str, Any] = {full_name(name): value for name, value in (options.settings or {}).items()}
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
-        settings = {"temperature": classifier.temperature, **(settings or {})}  # its own, unless told otherwise
+        settings = {"temperature": classifier.temperature, **settings}  # its own, unless told otherwise
     settled = chosen.recipe(classifier.kind, recipe, _changes(chosen, replace(options, settings=settings)))
     if isinstance(shots, (str, Path)):
         shots = read_shots(shots, classifier.classes, classifier.backbone.modality, classifier.columns)
@@ -200,7 +200,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     if shots is not None and settled.steps and settled.objective.labels == 0:
         settled = settled.with_settings({"objective.labels": 1.0})
     if options.demonstrations:
-        if shots is None or classifier.backbone.cloze is None:
+        if shots is None or not classifier.backbone.supports_demonstrations:
             raise InputError("demonstrations are shots in a template: give shots, and a template with [MASK]")
         chosen = replace(chosen, demonstrations="after")
     if data is None and shots is None:

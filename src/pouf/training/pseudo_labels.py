@@ -10,6 +10,7 @@ from pouf.data.base import Subset, Unlabelled
 from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.inference.encode import InferenceConfig
+from pouf.parallel.process_group import processes
 
 
 def pseudo_labelled(
@@ -21,9 +22,9 @@ def pseudo_labelled(
     surest = Surest(count)
     for block in classifier.score_blocks(classifier.encode_share(data, inference)):
         surest.see(block)
-    for others in inference.world.gather_objects(surest.best):
+    for others in processes().gather_objects(surest.best):
         surest.add(others)
-    places, labels = inference.world.broadcast(surest.found())
+    places, labels = processes().broadcast(surest.found())
     return Shots(Subset(data, places), F.one_hot(torch.tensor(labels), len(classifier.classes)).float())
 
 

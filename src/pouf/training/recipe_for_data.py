@@ -15,6 +15,7 @@ from pouf.data.base import Unlabelled
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.losses.prior import share_of_classes
+from pouf.parallel.process_group import processes
 from pouf.recipe import Recipe
 from pouf.training.bias import find_bias
 
@@ -58,16 +59,16 @@ class DataLook:
 
     @cached_property
     def prototypes(self) -> Tensor:
-        return self.classifier.fixed_prototypes(self.inference.world)
+        return self.classifier.fixed_prototypes()
 
     @cached_property
     def class_usage(self) -> float:
         """exp H(mean p) / k."""
-        world, total = self.inference.world, torch.zeros(len(self.classifier.classes))
+        group, total = processes(), torch.zeros(len(self.classifier.classes))
         for block in self.classifier.score_blocks(self.features, prototypes=self.prototypes):
             total = total + block.log_probabilities.exp().sum(0)
-        n = sum(world.gather_objects(len(self.features.indices)))
-        return world.broadcast(share_of_classes(world.sum(total) / n))
+        n = sum(group.gather_objects(len(self.features.indices)))
+        return group.broadcast(share_of_classes(group.sum(total) / n))
 
     @cached_property
     def bias(self) -> float:
@@ -155,16 +156,16 @@ def _keep_shares(recipe: Recipe, look: DataLook, decisions: list[str]) -> tuple[
     """
     if not recipe.objective.information:
         return recipe, FREE
-    classes, world = look.classifier.classes, look.inference.world
+    classes, group = look.classifier.classes, processes()
     own = look.classifier.log_probabilities(look.features, look.prototypes)
     bias = look.bias if recipe.find_bias else 0.0
     offsets = torch.zeros(own.shape[1]).to(own)
     if bias:
         offsets[1] = -bias
         own = (own + offsets).log_softmax(1)
-    n = sum(world.gather_objects(len(own)))
-    counts = world.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
-    mean = own.exp().mean(0) if world.size == 1 else world.sum(own.exp().sum(0)) / n
+    n = sum(group.gather_objects(len(own)))
+    counts = group.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
+    mean = own.exp().mean(0) if group.size == 1 else group.sum(own.exp().sum(0)) / n
     shares = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classes, strict=True))
     overpredicted = classes[bias > 0] if bias else ""
     origin = f"they have without a bias of zero-shot to {overpredicted}" if bias else "zero-shot gives them"
@@ -175,4 +176,4 @@ def _keep_shares(recipe: Recipe, look: DataLook, decisions: list[str]) -> tuple[
     # Where both signs point to a bias, however small, there is something to learn about these texts.
     rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_lr_factor)
     settings = {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
-    return recipe.with_settings(settings), world.broadcast(TargetShares(mean, counts / n, offsets, overpredicted))
+    return recipe.with_settings(settings), group.broadcast(TargetShares(mean, counts / n, offsets, overpredicted))

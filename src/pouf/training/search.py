@@ -16,7 +16,7 @@ from pouf.data.base import Unlabelled
 from pouf.errors import Diverged, InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.interruption import AtOnce
-from pouf.parallel.process_group import ALONE, ProcessGroup
+from pouf.parallel.process_group import processes
 from pouf.recipe import Recipe
 from pouf.training.adaptation import Adaptation, correct
 from pouf.training.state import check_same, read_state, write_state
@@ -100,15 +100,13 @@ class TrialLog:
         about: what the search is of, by name. One of something else is not gone on with.
     """
 
-    def __init__(
-        self, file: Path | None = None, about: dict[str, Any] | None = None, world: ProcessGroup = ALONE
-    ) -> None:
-        self.file, self.about, self.world = file, about or {}, world
+    def __init__(self, file: Path | None = None, about: dict[str, Any] | None = None) -> None:
+        self.file, self.about = file, about or {}
         self.trials: list[Trial] = []
 
     def read(self) -> None:
-        there = self.file is not None and self.world.is_main and self.file.is_file()
-        stored = self.world.broadcast(read_state(self.file) if there and self.file is not None else None)
+        there = self.file is not None and processes().is_main and self.file.is_file()
+        stored = processes().broadcast(read_state(self.file) if there and self.file is not None else None)
         if stored is not None:
             check_same(stored["about"], self.about, "search")
         for settings, labels, vote, why_not, kept in stored["trials"] if stored is not None else ():
@@ -116,7 +114,7 @@ class TrialLog:
 
     def add(self, trial: Trial) -> None:
         self.trials.append(trial)
-        if self.file is not None and self.world.is_main:
+        if self.file is not None and processes().is_main:
             rows = [[*each[:-1], sorted(each.kept) if each.kept is not None else None] for each in self.trials]
             write_state(self.file, {"about": self.about, "trials": rows})
 
@@ -131,7 +129,6 @@ def search(
     adapt: Adapt,
     on_trial: Callable[[dict[str, Any]], None],
     log: TrialLog,
-    world: ProcessGroup = ALONE,
 ) -> Search:
     """Adapt with each setting, and choose among all their steps.
 
@@ -167,12 +164,12 @@ def search(
                 ended_by = error
                 break
         trials.append(log.trials[number])
-        if trials[-1].kept is not None and (kept is None or world.broadcast(choose_trial(trials)).best == number):
+        if trials[-1].kept is not None and (kept is None or processes().broadcast(choose_trial(trials)).best == number):
             kept, result, came = number, came, result
         _forget(came)
     if kept is None:
         raise InputError(f"every trial diverged; the last one: {trials[-1].why_not}")
-    ranking = world.broadcast(choose_trial(trials))
+    ranking = processes().broadcast(choose_trial(trials))
     wanted = ranking.best if ranking.best is not None else kept
     if result is None or (kept != wanted and ended_by is None):
         _forget(result)
@@ -202,7 +199,7 @@ def select_step(result: Adaptation, step: int, data: Unlabelled, inference: Infe
     if result.recipe.postprocess != "none" and Checkpoint(step, True) not in checkpoints.postprocessors:
         classifier = checkpoints.classifier(Checkpoint(step))
         correct(classifier, data, result.recipe, inference, checkpoints, step, result.target_shares)
-    verdict = inference.world.broadcast(assess(checkpoints, checkpoints.choose()._replace(step=step)))
+    verdict = processes().broadcast(assess(checkpoints, checkpoints.choose()._replace(step=step)))
     changed = replace(result, verdict=verdict)
     return replace(changed, classifier=checkpoints.classifier(changed.place("advised")))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from pouf.errors import InputError
 from pouf.files import write_tensors
 from pouf.interruption import asked_to_end, by_all, ended
-from pouf.parallel.process_group import ALONE, ProcessGroup
+from pouf.parallel.process_group import processes
 from pouf.parallel.shards import from_first, is_main, is_shard, write_shards
 from pouf.reading import read_tensor
 from pouf.training.callbacks import Callbacks, Step
@@ -48,7 +48,6 @@ class TrainingState:
     terms: Stateful  # of the loss: where in the data it is, the estimated prior, seeds of dropout
     checkpoints: Checkpoints | None
     callbacks: Callbacks
-    world: ProcessGroup
     history: list[Step] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,7 +60,7 @@ class TrainingState:
             "checkpoints": self.checkpoints.state_dict() if self.checkpoints is not None else None,
             "callbacks": self.callbacks.state_dict(),
             "history": _table(self.history),
-            "random": self.world.gather_objects(_random_states()),
+            "random": processes().gather_objects(_random_states()),
         }
 
     @torch.no_grad()
@@ -75,7 +74,7 @@ class TrainingState:
             self.checkpoints.load_state_dict(state["checkpoints"])
         self.callbacks.load_state_dict(state["callbacks"])
         self.history[:] = _steps(state["history"])
-        _set_random_states(state["random"][self.world.rank])
+        _set_random_states(state["random"][processes().rank])
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
         """What belongs to a weight is sharded as that is."""
@@ -122,19 +121,18 @@ class Saver:
         folder: Path | None,
         every: float,
         about: dict[str, Any],
-        world: ProcessGroup = ALONE,
         sharded: bool = False,
     ) -> None:
         self.file = folder / STATE if folder is not None else None
-        self.every, self.about, self.world, self.sharded = every, about, world, sharded
+        self.every, self.about, self.sharded = every, about, sharded
         self.due = time.monotonic() + every
 
     def read(self) -> dict[str, Any] | None:
         """The state that was saved last, if any was."""
         stored = None
-        if self.file is not None and self.world.is_main and self.file.is_file():
+        if self.file is not None and processes().is_main and self.file.is_file():
             stored = read_state(self.file, ("parameters", "optimizer") if self.sharded else ())
-        stored = self.world.broadcast(stored)
+        stored = processes().broadcast(stored)
         if stored is None:
             return None
         check_same(stored["about"], self.about, "run")
@@ -144,7 +142,7 @@ class Saver:
     def after_step(self, state: TrainingState) -> None:
         """All processes save, or end, after the same step."""
         save = self.file is not None and time.monotonic() >= self.due
-        wanted = max(self.world.gather_objects(asked_to_end() or int(save)))
+        wanted = max(processes().gather_objects(asked_to_end() or int(save)))
         if wanted and self.file is not None:
             self.save(state)
         if wanted > 1:
@@ -154,9 +152,9 @@ class Saver:
         assert self.file is not None
         start = time.monotonic()
         whole = {"about": self.about, "state": state.state_dict()}
-        if self.world.is_main:
+        if processes().is_main:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-        if self.world.is_main or self.sharded:
+        if processes().is_main or self.sharded:
             write_state(self.file, whole)
         if state.checkpoints is not None:
             state.checkpoints.saved()

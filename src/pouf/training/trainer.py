@@ -22,7 +22,7 @@ from pouf.interruption import defer_signals
 from pouf.losses import PaperPrior, PriorEstimate, effective_classes
 from pouf.losses.objective import LABEL_LOSSES, UNIFORM, Shares, total_loss, unlabelled_terms
 from pouf.models.base import Scores, check_modality
-from pouf.parallel.process_group import ProcessGroup
+from pouf.parallel.process_group import processes
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.engine import Engine
@@ -74,26 +74,22 @@ def train(
     # Without dropout, unless asked for: its noise falls on features and prototypes unlike, and the plan between them
     # follows the noise.
     classifier.eval()
-    about = (
-        run_identity(classifier, stream, shots, recipe, inference.world, shares.known)
-        if checkpoint_dir is not None
-        else {}
-    )
-    saver = Saver(checkpoint_dir, recipe.compute.save_every, about, inference.world, classifier.backbone.sharded)
+    about = run_identity(classifier, stream, shots, recipe, shares.known) if checkpoint_dir is not None else {}
+    saver = Saver(checkpoint_dir, recipe.compute.save_every, about, classifier.backbone.sharded)
     saved = saver.read() if resume else None
-    own_dir = checkpoint_dir if inference.world.is_main else None
+    own_dir = checkpoint_dir if processes().is_main else None
     checkpoints = watched(classifier, stream, recipe, callbacks.watching(inference, LOOKING), own_dir, shares)
     tuner = classifier.tune(recipe.tuner)
     if checkpoints is not None:
         checkpoints.begin(tuner)
     total = sum(parameter.numel() for parameter in classifier.parameters())
     callbacks.notify(lambda callback: callback.on_start(recipe, tuner.trainable, total))
-    engine = Engine(classifier, tuner, recipe, inference.world)
+    engine = Engine(classifier, tuner, recipe, processes())
     terms = Terms(classifier, engine, stream, shots, recipe, inference, shares.probabilities)
     callbacks.phase(TRAINING, recipe.steps)
     start = [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.weight_pull else []
     optimizer = make_optimizer(engine.parameters, recipe.optimisation)
-    state = TrainingState(engine, optimizer, terms, checkpoints, callbacks, inference.world)
+    state = TrainingState(engine, optimizer, terms, checkpoints, callbacks)
     if saved is not None:
         state.load_state_dict(saved)
         callbacks.notify(lambda callback: callback.on_resume(state.history))
@@ -114,7 +110,6 @@ def run_identity(
     data: Unlabelled,
     shots: Shots | None,
     recipe: Recipe,
-    world: ProcessGroup,
     known_shares: Tensor | None,
 ) -> dict[str, Any]:
     """What must be the same where a run goes on, by what to call it."""
@@ -126,7 +121,7 @@ def run_identity(
         "the data": data.fingerprint(),
         "the shots": shots.fingerprint() if shots is not None else None,
         "the proportions": known_shares.tolist() if known_shares is not None else None,
-        "the number of processes": world.size,
+        "the number of processes": processes().size,
         "the sharding of weights": classifier.backbone.sharded,
     }
 
@@ -276,7 +271,7 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence
 
     def agreed(event: Callable[[Callback], bool | None]) -> bool:
         """Whether a callback of any process answered with True: all go on, or none."""
-        return any(state.world.gather_objects(callbacks.notify(event)))
+        return any(processes().gather_objects(callbacks.notify(event)))
 
     def look(step: int) -> bool:
         if state.checkpoints is not None:

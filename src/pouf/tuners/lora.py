@@ -9,7 +9,6 @@ from torch import nn
 
 from pouf.errors import InputError, optional
 from pouf.models.adapter import Adapter
-from pouf.models.masked_lm import MaskedLM
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
 # What the architectures of transformers call the projections of queries and values, which the LoRA paper trains;
@@ -30,8 +29,7 @@ def lora(target: Target, settings: TunerSettings) -> Tuner:
         own = isinstance(getattr(backbone, "model", None), nn.Module)  # a model of transformers, as peft knows it
         backbone.adapter = _adapter(*((backbone.model, "model.") if own else (backbone, "")), settings)
     named = {f"backbone.{name}": parameter for name, parameter in backbone.adapter.parameters().items()}
-    # The prototypes of a masked language model are rows of its decoder, which LoRA leaves alone.
-    return Tuner(named, touches_inputs=True, touches_prompts=not isinstance(backbone, MaskedLM), keeps_base=True)
+    return Tuner(named, touches_inputs=True, touches_prompts=backbone.encoder_makes_prototypes, keeps_base=True)
 
 
 def _adapter(model: nn.Module, prefix: str, settings: TunerSettings) -> Adapter:

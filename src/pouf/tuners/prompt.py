@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from pouf.errors import InputError
 from pouf.models.base import class_means
-from pouf.models.masked_lm import MaskedLM
 from pouf.models.text_side import TextSide, replaced_embeddings
 from pouf.parallel.shards import full
 from pouf.tuners.base import Target, Tuner, TunerSettings
@@ -22,9 +21,9 @@ def prompt(target: Target, settings: TunerSettings) -> Tuner:
     For a masked language model, whose classes are fixed words, the vectors stand before the embedded input.
     """
     backbone = target.backbone
-    if isinstance(backbone, MaskedLM):
-        vectors = {"backbone.input_prompt": backbone.add_input_prompt(settings.context)}
-        return Tuner(vectors, touches_inputs=True, touches_prompts=False, keeps_base=True)
+    if (vectors := backbone.add_input_prompt(settings.context)) is not None:
+        named = {"backbone.input_prompt": vectors}
+        return Tuner(named, touches_inputs=True, touches_prompts=False, keeps_base=True)
     if backbone.text_side is None:
         raise InputError(f"{type(backbone).__name__} has no text_side, which prompt tuning needs: tune 'full' instead")
     soft = target.prompt

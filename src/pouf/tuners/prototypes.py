@@ -6,20 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pouf.errors import InputError
-from pouf.models.precomputed import Precomputed
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
 
 def prototypes(target: Target, settings: TunerSettings) -> Tuner:
     """The prototypes themselves: k x d numbers. Neither encoder is trained, so every input is encoded once."""
-    if isinstance(target.backbone, Precomputed):
-        named = {"backbone.table": target.backbone.table}
-        return Tuner(named, touches_inputs=False, touches_prompts=True, keeps_base=False)
+    if (own := target.backbone.own_prototypes) is not None:
+        return Tuner({"backbone.table": own}, touches_inputs=False, touches_prompts=True, keeps_base=False)
     table = target.prompt
     if not isinstance(table, PrototypeTable):
         with torch.no_grad():
-            table = PrototypeTable(target.prototypes(), unit=target.backbone.cloze is None)
+            table = PrototypeTable(target.prototypes(), unit=target.backbone.unit_prototypes)
     return Tuner(
         {"prompt.table": table.table}, touches_inputs=False, touches_prompts=True, keeps_base=True, prompt=table
     )
@@ -27,9 +24,9 @@ def prototypes(target: Target, settings: TunerSettings) -> Tuner:
 
 def linear_map(target: Target, settings: TunerSettings) -> Tuner:
     """The prototypes and a linear map of the features."""
-    if not isinstance(target.backbone, Precomputed):
-        raise InputError(f"{settings.name!r} is for vectors without a model: tune 'prototypes' or another instead")
-    named = {"backbone.table": target.backbone.table, "backbone.map": target.backbone.add_map()}
+    named = {"backbone.map": target.backbone.add_map()}
+    if (own := target.backbone.own_prototypes) is not None:
+        named = {"backbone.table": own, **named}
     return Tuner(named, touches_inputs=True, touches_prompts=True, keeps_base=False)
 
 

@@ -18,6 +18,7 @@ from pouf.data.base import Subset, Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
 from pouf.inference.encode import InferenceConfig
+from pouf.parallel.process_group import processes
 from pouf.parallel.shards import from_first, is_main, write_shards
 from pouf.postprocess import Postprocessor
 from pouf.reading import read_tensor, read_tensors
@@ -183,12 +184,12 @@ class Checkpoints:
         assert self.tuner is not None
         self.sample.narrow(set(state["inputs"]))
         self.predictions = {Checkpoint(*place): SnapshotPredictions(*seen) for place, seen in state["predictions"]}
-        world = self.sample.inference.world
+        group = processes()
         self._clear(set(state["kept"]))  # the other steps will be taken again
         for step in state["kept"]:
             if not self._sharded:
-                tensors = world.broadcast(self._read(step) if world.is_main else {})
-                if not world.is_main:  # its weights were in a temporary folder
+                tensors = group.broadcast(self._read(step) if group.is_main else {})
+                if not group.is_main:  # its weights were in a temporary folder
                     write_tensors(self._file(step), tensors)
             self._note(step)
             if step > 0:
@@ -290,7 +291,7 @@ class Checkpoints:
         if ensemble is not None:
             kept = [place.step for place in self.postprocessors if place.step > 0]
             best = max(kept, key=lambda step: (share(seen[step].argmax(1) == ensemble), step))
-            best = self.sample.inference.world.broadcast(best)  # a tie must not be broken differently
+            best = processes().broadcast(best)  # a tie must not be broken differently
         for place in list(self.postprocessors):
             if place.step not in (0, best, latest):
                 del self.postprocessors[place]
@@ -361,7 +362,7 @@ class Sample:
             changed = classifier.encode(self.few, fresh, transform=self.perturb)
             self.narrow({i for i in seen.indices if i >= len(self.few) or i in changed.indices})
             seen, changed = (each.only(set(self.before.indices)) for each in (seen, changed))
-        prototypes = classifier.fixed_prototypes(self.inference.world)
+        prototypes = classifier.fixed_prototypes()
         probabilities = [classifier.log_probabilities(each, prototypes).exp() for each in (seen, changed)]
         return SnapshotPredictions(probabilities[0], probabilities[1], classifier.nearness(seen, prototypes))
 

@@ -16,10 +16,8 @@ from pouf.data.class_names import Classes, class_set, read_classes, same_name
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError
 from pouf.inference.encode import InferenceConfig
-from pouf.models.precomputed import Precomputed
-from pouf.models.prompts import fill
 from pouf.validation.diagnostics import share
-from pouf.validation.names import is_one_token, ordinary_words
+from pouf.validation.names import ordinary_words
 
 WORDS = "words"  # the list that comes with the package
 SAMPLE = 512  # inputs of the task that are looked at, where there are no others
@@ -46,16 +44,14 @@ def other_names(given: Classes | str, classifier: Classifier) -> tuple[str, ...]
 
     For a masked language model, those of them that are one token to it.
     """
-    if isinstance(classifier.backbone, Precomputed) or classifier.head_seed is not None:
+    if not classifier.backbone.reads_names:
         raise InputError("other names can't be kept: there is no text side here that could read them")
     if isinstance(given, str):
         names = ordinary_words() if given == WORDS else read_classes(given).names
     else:
         names = class_set(given).names
     own = {same_name(name) for name in classifier.classes}
-    left = [name for name in names if same_name(name) not in own]
-    if classifier.backbone.cloze is not None:
-        left = [name for name in left if is_one_token(classifier, name)]
+    left = [name for name in names if same_name(name) not in own and classifier.backbone.can_name(name)]
     if len(left) < 2:
         raise InputError(
             f"of the names to keep, {len(left)} are left once those of the task (and, for a masked language model, "
@@ -109,10 +105,8 @@ def name_prototypes(classifier: Classifier, names: Sequence[str]) -> Tensor:
 
     Context vectors and prototypes that were learned for the classes have no part in it.
     """
-    backbone = classifier.backbone
-    if backbone.cloze is not None:
-        return backbone.encode_prompts(names).float()
-    return F.normalize(backbone.prototypes([fill(classifier.templates, name) for name in names]).float(), dim=1)
+    found = classifier.backbone.name_prototypes(names, classifier.templates).float()
+    return F.normalize(found, dim=1) if classifier.backbone.unit_prototypes else found
 
 
 def _some(data: Unlabelled, seed: int) -> Unlabelled:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from pouf.classifier import INFERENCE, Classifier
+from pouf.data.base import Unlabelled
+from pouf.data.class_names import same_name
 from pouf.data.labelled import Labelled
-from pouf.errors import InputError
+from pouf.errors import InputError, plural
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.parallel.process_group import ProcessGroup
+from pouf.parallel.process_group import processes
 
 ROWS = 8192  # samples that are scored at once
 
@@ -61,11 +63,11 @@ def compare(
 
     Where several processes share the work, each scores its own share; counts of classes are all that they exchange.
     """
-    inputs, world = labelled.inputs, inference.world
+    inputs, group = labelled.inputs, processes()
     before = zero_shot.encode_share(inputs, inference)
     labels = torch.tensor([labelled.labels[index] for index in before.indices], dtype=torch.long)
-    prototypes = zero_shot.fixed_prototypes(world)
-    marginal = _log_marginal(zero_shot, before, prototypes, world)
+    prototypes = zero_shot.fixed_prototypes()
+    marginal = _log_marginal(zero_shot, before, prototypes)
 
     def counted(classifier: Classifier, own: FeatureSet, prototypes: Tensor, bias: Tensor | None = None) -> Counts:
         counts = Counts.none(len(classifier.classes))
@@ -79,13 +81,13 @@ def compare(
     found["prior_corrected"] = counted(zero_shot, before, prototypes, marginal)
     for name, classifier in (("last", last), ("advised", advised)):
         after = classifier.encode_share(inputs, inference)
-        if any(world.gather_objects(after.indices != before.indices)):
+        if any(group.gather_objects(after.indices != before.indices)):
             changed = True
             break
-        found[name] = counted(classifier, after, classifier.fixed_prototypes(world))
-    if changed or not sum(world.gather_objects(len(labels))):
+        found[name] = counted(classifier, after, classifier.fixed_prototypes())
+    if changed or not sum(group.gather_objects(len(labels))):
         raise InputError(f"{inputs.source}: no labelled input is left, or they changed while they were read")
-    total = {name: Counts(world.sum(counts.pairs)) for name, counts in found.items()}
+    total = {name: Counts(group.sum(counts.pairs)) for name, counts in found.items()}
     n = int(total["advised"].pairs.sum())
     return Evaluation(
         n=n,
@@ -96,6 +98,39 @@ def compare(
         skipped=len(inputs.skipped),
         confusion=total["advised"].pairs.tolist(),
     )
+
+
+class Score(NamedTuple):
+    """How good predictions are, by labels; `print` shows it in a line."""
+
+    n: int
+    accuracy: float
+    interval: tuple[float, float]  # of the accuracy, Wilson's at 95 %
+    macro_f1: float
+    recall: dict[str, float | None]  # by class; None without a label of it
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"accuracy {self.accuracy:.1%} (95 % confidence interval {low:.1%} to {high:.1%}), "
+            f"macro-F1 {self.macro_f1:.1%}, on {plural(self.n, 'input')}"
+        )
+
+
+def score(classifier: Classifier, inputs: Unlabelled, labels: Sequence[str | int]) -> Score:
+    """Compare predictions with labels, names of classes or their positions."""
+    if len(labels) != len(inputs):
+        raise InputError(f"{plural(len(inputs), 'input')} and {plural(len(labels), 'label')}: give one label per input")
+    classes = classifier.classes
+    known = {same_name(name): k for k, name in enumerate(classes)}
+    truth = [label if isinstance(label, int) else known.get(same_name(str(label)), -1) for label in labels]
+    if wrong := [label for label, k in zip(labels, truth, strict=True) if not 0 <= k < len(classes)]:
+        raise InputError(f"label {wrong[0]!r} is no class: expected one of {', '.join(classes[:20])}, or its position")
+    found, counts = classifier.infer(inputs), Counts.none(len(classes))
+    counts.add(found.log_probabilities.argmax(1), torch.tensor([truth[i] for i in found.indices]))
+    n, right, recall = len(found.indices), counts.pairs.diagonal().tolist(), counts.pairs.sum(1).tolist()
+    shares = {name: right[k] / recall[k] if recall[k] else None for k, name in enumerate(classes)}
+    return Score(n, counts.right / n, wilson(counts.right, n), counts.macro_f1(), shares)
 
 
 class Counts(NamedTuple):
@@ -122,10 +157,10 @@ class Counts(NamedTuple):
 
 
 @torch.no_grad()
-def _log_marginal(classifier: Classifier, own: FeatureSet, prototypes: Tensor, world: ProcessGroup) -> Tensor:
+def _log_marginal(classifier: Classifier, own: FeatureSet, prototypes: Tensor) -> Tensor:
     """log mean_i p(y|x_i) over the inputs of all processes: (k,)."""
     sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, ROWS, prototypes)]
-    told = world.gather_objects((sums, len(own.indices)))
+    told = processes().gather_objects((sums, len(own.indices)))
     each = [row for rows, _ in told for row in rows]
     n = sum(count for _, count in told)
     return torch.stack(each).logsumexp(0) - math.log(n) if each else torch.zeros(len(classifier.classes))

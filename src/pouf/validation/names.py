@@ -13,12 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.classifier import FITTED_ON, Classifier
-from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet
 from pouf.losses.prior import gated_shares
-from pouf.models.masked_lm import MaskedLM
-from pouf.models.precomputed import Precomputed
-from pouf.models.prompts import fill
 from pouf.postprocess.few_classes import too_unsure
 
 logger = logging.getLogger(__name__)
@@ -59,16 +55,15 @@ def word_prototypes(classifier: Classifier) -> Tensor | None:
     For a masked language model these are the words of the list that are one token to it.
     """
     backbone, own = classifier.backbone, set(classifier.classes)
-    if isinstance(backbone, Precomputed) or classifier.head_seed is not None:
+    if not backbone.reads_names:
         return None
     words = [word for word in ordinary_words() if word not in own]
     try:
-        if backbone.cloze is None:
+        if backbone.reads_prompts:  # each word is several sentences
             count = max(FEWEST, PROMPTS // len(classifier.templates))
             chosen = torch.randperm(len(words), generator=torch.Generator().manual_seed(0))[:count].tolist()
-            found = backbone.prototypes([fill(classifier.templates, words[i]) for i in chosen])
-        else:
-            found = backbone.encode_prompts([word for word in words if is_one_token(classifier, word)])
+            words = [words[i] for i in chosen]
+        found = backbone.name_prototypes([word for word in words if backbone.can_name(word)], classifier.templates)
     except Exception as error:  # a model of the user's own may know its classes and no other word
         logger.debug("ordinary words can't be read by this model: %s", error)
         return None
@@ -77,16 +72,6 @@ def word_prototypes(classifier: Classifier) -> Tensor | None:
     different = torch.unique((1e3 * found).round(), dim=0, return_inverse=True)[1]
     first = {int(group): i for i, group in reversed(list(enumerate(different)))}
     return found[sorted(first.values())] if len(first) >= FEWEST else None
-
-
-def is_one_token(classifier: Classifier, word: str) -> bool:
-    backbone = classifier.backbone
-    try:
-        # Of a masked language model the tokenizer alone says so.
-        backbone.texts.one_token(word) if isinstance(backbone, MaskedLM) else backbone.encode_prompts([word])
-    except InputError:
-        return False
-    return True
 
 
 def names_fit(features: Tensor, prototypes: Tensor, words: Tensor, classes: Sequence[str], seed: int = 0) -> NamesFit:

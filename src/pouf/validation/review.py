@@ -14,7 +14,7 @@ from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import same_name
 from pouf.data.tables import BadRow, read_table
-from pouf.errors import InputError
+from pouf.errors import InputError, plural
 from pouf.inference.encode import InferenceConfig
 from pouf.validation.diagnostics import FEW_CLASSES
 
@@ -75,7 +75,7 @@ class ReviewResult(NamedTuple):
             for name, (value, low, high) in (("zero-shot", self.zero_shot), ("adapted", self.adapted))
         ]
         none = f" Answered {NONE!r}: {self.none_of_these}." if self.none_of_these else ""
-        return f"By {self.answered} answers, {' and '.join(told)}.{none} {self.advice}"
+        return f"By {plural(self.answered, 'answer')}, {' and '.join(told)}.{none} {self.advice}"
 
     def to_json(self) -> dict[str, Any]:
         return self._asdict() | {"zero_shot": self.zero_shot._asdict(), "adapted": self.adapted._asdict()}

@@ -10,6 +10,7 @@ from pouf.data.base import Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.parallel.process_group import processes
 
 VIEWS = 3  # slightly changed looks at each input
 UNKNOWN = "unknown"
@@ -67,9 +68,9 @@ def unreliable(
 
     Of this process's share, where several share the work; the rate is that of all.
     """
-    estimated, world = reliability(classifier, zero_shot, data, encoded, inference), inference.world
-    every = world.gather_objects(estimated)
-    kept = kept_at(rate, torch.cat(every)).split([len(part) for part in every])[world.rank].tolist()
+    estimated, group = reliability(classifier, zero_shot, data, encoded, inference), processes()
+    every = group.gather_objects(estimated)
+    kept = kept_at(rate, torch.cat(every)).split([len(part) for part in every])[group.rank].tolist()
     left_out = [index for index, stays in zip(encoded.indices, kept, strict=True) if not stays]
     return left_out, dict(zip(encoded.indices, estimated.tolist(), strict=True))
 

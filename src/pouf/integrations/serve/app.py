@@ -32,7 +32,9 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
 ImageFiles = Annotated[list[UploadFile], File(description="images")]
 TableFile = Annotated[UploadFile, File(description=f"a table of texts: {', '.join(READERS)}")]
 ColumnName = Annotated[str, Form(description="column of the texts, or two for pairs: a,b")]
-TopClasses = Annotated[int, Query(ge=1, description="how many of the most likely classes to give probabilities of")]
+TopClasses = Annotated[int, Query(ge=1, description="with details: number of classes with their probabilities")]
+Details = Annotated[bool, Query(description="zero-shot and adapted side by side, and the nearest training inputs")]
+JSON_PATHS = ("/api/predict",)
 logger = logging.getLogger(__name__)
 
 
@@ -59,7 +61,7 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
         description="A zero-shot classifier that was adapted without labels, beside what it was before.",
     )  # fmt: skip
     app.add_middleware(
-        Guard, limits=limits, metrics=metrics, bodies=bodies,
+        Guard, limits=limits, metrics=metrics, bodies=bodies, json_paths=JSON_PATHS,
         paths=lambda: {r.path for r in app.routes},  # type: ignore[attr-defined]
     )  # fmt: skip
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
@@ -108,20 +110,21 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
         async with pixels.reserve(size):
             return await batcher(await run_in_threadpool(reader.decode, contents))
 
-    async def predict(samples: Sequence[Any], top: int) -> Predictions:
+    async def predict(samples: Sequence[Any], details: bool, top: int) -> Predictions:
         answers = await (classify_images if reader.modality == "image" else batcher)(samples)
-        return Predictions(predictions=[_prediction(engine, answer, about.advised, top) for answer in answers])
+        predictions = [_prediction(engine, answer, about.advised, top) for answer in answers]
+        return Predictions(predictions=predictions if details else [each.short() for each in predictions])
 
-    @app.post("/api/predict", responses=faults)
-    async def predict_json(question: Question, top: TopClasses = 10) -> Predictions:
+    @app.post("/api/predict", responses=faults, response_model_exclude_none=True)
+    async def predict_json(question: Question, details: Details = False, top: TopClasses = 10) -> Predictions:
         """Classify texts, images in base64 or vectors: whichever the model reads."""
-        return await predict(await run_in_threadpool(reader.of_question, question), top)
+        return await predict(await run_in_threadpool(reader.of_question, question), details, top)
 
-    @app.post("/api/files", responses=faults)
-    async def predict_files(files: ImageFiles, top: TopClasses = 10) -> Predictions:
+    @app.post("/api/files", responses=faults, response_model_exclude_none=True)
+    async def predict_files(files: ImageFiles, details: Details = False, top: TopClasses = 10) -> Predictions:
         """Classify image files."""
         reader.check_files(files)
-        return await predict([await file.read() for file in files], top)
+        return await predict([await file.read() for file in files], details, top)
 
     @app.post("/api/table", responses=faults)
     async def predict_table(file: TableFile, column: ColumnName = "") -> Table:
@@ -188,9 +191,9 @@ def _prediction(engine: Engine, answer: Answer, advised: Literal["zero-shot", "a
 
 
 def _row(engine: Engine, texts: Texts, i: int, answer: Answer, advised: Literal["zero-shot", "adapted"]) -> Row:
-    said = _prediction(engine, answer, advised, 1)
-    text = texts.read(i)
+    used, text = _prediction(engine, answer, advised, 1), texts.read(i)
+    before, after = (_side(engine, side, 1).predicted for side in (answer.zero_shot, answer.adapted))
     return Row(
-        row=str(texts.ids[i]), text=text if isinstance(text, str) else " | ".join(text), predicted=said.predicted,
-        probability=said.probability, zero_shot=said.zero_shot.predicted, adapted=said.adapted.predicted,
+        row=str(texts.ids[i]), text=text if isinstance(text, str) else " | ".join(text), predicted=used.predicted,
+        probability=used.probability, zero_shot=before, adapted=after,
     )  # fmt: skip

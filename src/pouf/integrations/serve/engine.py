@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unreadable
-from pouf.data.inputs import as_data
+from pouf.data.inputs import normalise
 from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
@@ -112,7 +112,7 @@ class Engine:
         classifier = self.classifier
         try:
             columns = self.run.columns() or classifier.columns
-            data = as_data(Path(self.run.source()), classifier.backbone.modality, columns).data
+            data = normalise(Path(self.run.source()), classifier.backbone.modality, columns).data
         except InputError:
             return  # the data have gone, or were never files
         drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -65,6 +65,14 @@ class Budget:
             self._returned.set()
 
 
+def _as_json(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of a request whose body is JSON, also where none says so or `curl -d` says that it is a form."""
+    given = dict(headers).get(b"content-type", b"")
+    if given and not given.startswith(b"application/x-www-form-urlencoded"):
+        return list(headers)
+    return [*(pair for pair in headers if pair[0] != b"content-type"), (b"content-type", b"application/json")]
+
+
 def fault(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": message}, status, headers)
 
@@ -89,9 +97,16 @@ class Guard:
     """Refuses requests that are too large, too slow or too many, counts all, and sets security headers."""
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, metrics: Metrics, bodies: Budget, paths: Callable[[], set[str]]
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        metrics: Metrics,
+        bodies: Budget,
+        paths: Callable[[], set[str]],
+        json_paths: Sequence[str] = (),
     ) -> None:
         self.app, self.limits, self.metrics, self.bodies, self.paths = app, limits, metrics, bodies, paths
+        self.json_paths = json_paths
         self.allowance: dict[str, tuple[float, float]] = {}  # by address: requests that are left, and when that was
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,6 +139,8 @@ class Guard:
                 raise HTTPException(503, BUSY, RETRY)
             return message
 
+        if scope["path"] in self.json_paths:
+            scope = {**scope, "headers": _as_json(scope["headers"])}
         refusal = self._refusal(scope)
         try:
             if refusal is not None:

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from pouf.data.base import Unreadable
-from pouf.data.images import Images, draft_jpeg
+from pouf.data.images import draft_jpeg
+from pouf.data.inputs import normalise
 from pouf.data.tables import read_table
 from pouf.data.texts import Texts
 from pouf.errors import InputError
@@ -41,9 +41,7 @@ class Reader:
         self._check_count(items, "inputs", self.limits.inputs)
         if self.modality == "image":
             return [_from_base64(i, item) for i, item in enumerate(items)]
-        if self.modality == "vector":
-            return [self._vector(i, item) for i, item in enumerate(items)]
-        return [self._text(i, item) for i, item in enumerate(items)]
+        return [self._sample(i, item) for i, item in enumerate(items)]
 
     def check_files(self, files: Sequence[Any]) -> None:
         if self.modality != "image":
@@ -55,7 +53,7 @@ class Reader:
         return sum(self._pixels(i, content) for i, content in enumerate(contents))
 
     def decode(self, contents: Sequence[bytes]) -> list[Image.Image]:
-        return [self._image(i, content) for i, content in enumerate(contents)]
+        return [self._sample(i, content) for i, content in enumerate(contents)]
 
     def of_table(self, name: str, content: bytes, column: str) -> Texts:
         if self.modality != "text":
@@ -91,26 +89,16 @@ class Reader:
             short, long = sorted(image.size)
             return short * long + side * side * long // max(short, 1)  # its shorter side becomes the model's
 
-    def _image(self, i: int, content: bytes) -> Image.Image:
-        with _opened(i, content) as image:
-            return Images([image]).read_for(0, self.classifier.backbone.image_size)
-
-    def _text(self, i: int, item: str | list[str]) -> Any:
-        sample = item if isinstance(item, str) else tuple(item)
-        if (len(sample) if isinstance(sample, tuple) else 1) != len(self.columns):
+    def _sample(self, i: int, item: Any) -> Any:
+        """One input as the model reads it."""
+        if self.modality == "text" and (len(item) if isinstance(item, list) else 1) != len(self.columns):
             raise InputError(f"text {i}: expected {'a pair of texts' if len(self.columns) == 2 else 'one text'}")
+        if self.modality == "vector" and len(item) != self.width:
+            raise InputError(f"vector {i} has {len(item)} numbers, expected {self.width}")
         try:
-            return Texts([sample]).read(0)
-        except Unreadable as error:
-            raise InputError(f"text {i} can't be read: {error}") from None
-
-    def _vector(self, i: int, item: list[float]) -> np.ndarray:
-        vector = np.asarray(item, np.float32)
-        if len(vector) != self.width:
-            raise InputError(f"vector {i} has {len(vector)} numbers, expected {self.width}")
-        if not np.isfinite(vector).all() or not vector.any():
-            raise InputError(f"vector {i} is zero, or not finite")
-        return vector
+            return normalise([item], self.modality, self.columns).data.read_for(0, self.classifier.backbone.image_size)
+        except (InputError, Unreadable) as error:
+            raise InputError(f"{self.modality} {i} can't be read: {error}") from None
 
 
 @contextmanager

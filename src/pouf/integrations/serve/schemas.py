@@ -41,12 +41,15 @@ class Near(BaseModel):
 
 
 class Prediction(Named):
-    """By what the run advises, and both sides."""
+    """By what the run advises; with `details`, both sides and the nearest training inputs."""
 
     by: Literal["zero-shot", "adapted"]
-    zero_shot: Side
-    adapted: Side
-    near: list[Near]
+    zero_shot: Side | None = None
+    adapted: Side | None = None
+    near: list[Near] | None = None
+
+    def short(self) -> Prediction:
+        return Prediction(predicted=self.predicted, probability=self.probability, by=self.by)
 
 
 class Predictions(BaseModel):
