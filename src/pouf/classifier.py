@@ -27,7 +27,7 @@ from pouf.data.labelled import Shots
 from pouf.data.vectors import as_table
 from pouf.errors import InputError, explain_wrong_call, one_of
 from pouf.inference.cache import FeatureCache
-from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig, View
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.base import Scores, check_modality, class_means, evaluating
 from pouf.models.cloze import MAX_LENGTH, make_cloze
@@ -547,14 +547,18 @@ class Classifier(nn.Module, ModelHubMixin):
         Args:
             transform: what the model is shown instead of the samples as they are.
         """
-        return self._encode("features", data, inference, transform)
+        self._check(data)
+        with evaluating(self):
+            return self._store(inference).features(data, transform)
 
     @torch.no_grad()
     def encode_share(
         self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
     ) -> FeatureSet:
         """The same for what falls to this process, where several share the work: nobody holds all features."""
-        return self._encode("share", data, inference, transform)
+        self._check(data)
+        with evaluating(self):
+            return self._store(inference).share(data, transform)
 
     @torch.no_grad()
     def infer_blocks(
@@ -572,9 +576,7 @@ class Classifier(nn.Module, ModelHubMixin):
         """
 
         def features() -> Iterator[FeatureSet]:
-            shown = self.backbone if self.demonstrations is None else Shown(self.backbone, self.demonstrations)
-            kept = inference if self.demonstrations is None else replace(inference, cache=None)
-            for encoded in FeatureStore(shown, kept).blocks(data):
+            for encoded in self._store(inference).blocks(data):
                 seen(encoded)
                 yield encoded
 
@@ -589,16 +591,17 @@ class Classifier(nn.Module, ModelHubMixin):
         if data.streamed:
             raise InputError(f"{data.source} has no known end: take some of it with take(n)")
 
-    def _encode(
-        self, how: str, data: Unlabelled, inference: InferenceConfig, transform: Transform | None
-    ) -> FeatureSet:
+    def fill(self, data: Unlabelled, views: Sequence[View], inference: InferenceConfig = INFERENCE) -> None:
+        """Put the features of several views into the cache, each input opened once for all of them."""
         self._check(data)
         with evaluating(self):
-            store = FeatureStore(self.backbone, inference)
-            if self.demonstrations is not None:
-                store = FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
-            encoded: FeatureSet = getattr(store, how)(data, transform)
-            return encoded
+            self._store(inference).fill(data, views)
+
+    def _store(self, inference: InferenceConfig) -> FeatureStore:
+        """With demonstrations features follow the draws, and are not cached."""
+        if self.demonstrations is None:
+            return FeatureStore(self.backbone, inference)
+        return FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
 
     def some_features(self, own: FeatureSet, seed: int = 0) -> FeatureSet:
         """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.

@@ -18,7 +18,7 @@ from pouf.runs.folder import Run
 from pouf.runs.inputs import load_classifiers, read_inputs
 from pouf.runs.predictions import Extras, Row, check_place, predict_share
 from pouf.validation.names import absent_names
-from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, unreliable
+from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, reliability_views, unreliable
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def _predict(
 ) -> Predicted:
     group = processes()
     data = _read(run, classifier, inputs, options)
-    group.check_equal(data.fingerprint(), "inputs")
+    if group.size > 1:
+        group.check_equal(data.fingerprint(), "inputs")
     if options.abstain is not None and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
     by = {"advised": run.verdict.advised, "adapted": run.adapted}.get(options.use, options.use)
@@ -144,6 +145,7 @@ def _abstained(
     if options.abstain is None:
         return {}, {}
     (zero_shot,) = _load(run, options, "zero-shot")
+    classifier.fill(data, reliability_views(data), inference)
     encoded, silent = classifier.encode_share(data, inference), replace(inference, on_batch=None, on_start=None)
     left_out, reliability = unreliable(classifier, zero_shot, data, encoded, options.abstain, silent)
     return {"abstained": set(left_out)}, {"reliability": reliability}

@@ -9,11 +9,16 @@ from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.errors import InputError
-from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.inference.encode import FeatureSet, InferenceConfig, View
 from pouf.parallel.process_group import processes
 
 VIEWS = 3  # slightly changed looks at each input
 UNKNOWN = "unknown"
+
+
+def reliability_views(data: Unlabelled) -> list[View]:
+    """What the classifier is asked about each input, to be encoded together."""
+    return [View(), *(View(perturbation(data.modality, number)) for number in range(VIEWS))]
 
 
 def reliability(
