@@ -19,11 +19,7 @@ from pouf.parallel.process_group import by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
-<<<<<<< HEAD
 from pouf.training.plan import Plan, look_at_data, start_as_recipe_says
-=======
-from pouf.training.encode_once import encode_once
->>>>>>> main
 from pouf.training.pseudo_labels import pseudo_labelled
 from pouf.training.recipe_for_data import TargetShares
 from pouf.training.trainer import Training, train, watched
@@ -144,19 +140,8 @@ def run_adaptation(
     Raises:
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
     """
-<<<<<<< HEAD
     told, data, recipe, shots, held = Callbacks(callbacks), plan.data, plan.recipe, plan.shots, plan.targets
     inference = told.watching(plan.inference(cache), "encoding")
-=======
-    told = Callbacks(callbacks)
-    inference = told.watching(InferenceConfig.of(recipe.compute, cache), "encoding")
-    if recipe.temperature:
-        classifier.set_temperature(recipe.temperature)
-    sync_weights(classifier, recipe)
-    for source in (data, shots.inputs if shots is not None else None) if processes().size > 1 else ():
-        processes().check_equal(source.fingerprint() if source is not None else "", "inputs")
-    encode_once(classifier, data, recipe, inference, shots is not None or known_shares is not None)
->>>>>>> main
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None

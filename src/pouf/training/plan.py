@@ -23,6 +23,7 @@ from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard, sync_weights
 from pouf.parallel.process_group import processes
 from pouf.recipe import PRESETS, Recipe, full_name
+from pouf.training.encode_once import encode_once
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
 from pouf.training.recipe_for_data import FREE, DataLook, TargetShares, recipe_for_data
@@ -128,10 +129,12 @@ def start_as_recipe_says(classifier: Classifier, recipe: Recipe) -> None:
 
 def look_at_data(classifier: Classifier, plan: Plan, inference: InferenceConfig) -> DataLook | None:
     """Of all processes together, at inputs that they all have."""
-    for source in (plan.data, plan.shots.inputs if plan.shots is not None else None):
+    for source in (plan.data, plan.shots.inputs if plan.shots is not None else None) if processes().size > 1 else ():
         processes().check_equal(source.fingerprint() if source is not None else "", "inputs")
     if plan.inputs is None:
         return None
+    known = plan.shots is not None or plan.targets.known is not None
+    encode_once(classifier, plan.data, plan.recipe, inference, known)
     if not plan.inputs.streamed:
         plan.inputs.check_readable()
     return DataLook(classifier, plan.inputs, inference)

@@ -12,14 +12,8 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-<<<<<<< HEAD
-from pouf.errors import InputError
-from pouf.inference.encode import FeatureSet, InferenceConfig
-=======
-from pouf.data.labelled import Shots
 from pouf.errors import InputError, plural
-from pouf.inference.encode import InferenceConfig
->>>>>>> main
+from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.losses.prior import share_of_classes
 from pouf.parallel.process_group import processes
 from pouf.recipe import Recipe
@@ -68,13 +62,17 @@ class DataLook:
         return self.classifier.fixed_prototypes()
 
     @cached_property
+    def count(self) -> int:
+        """Inputs that can be read, of all processes."""
+        return sum(processes().gather_objects(len(self.features.indices)))
+
+    @cached_property
     def class_usage(self) -> float:
         """exp H(mean p) / k."""
         group, total = processes(), torch.zeros(len(self.classifier.classes))
         for block in self.classifier.score_blocks(self.features, prototypes=self.prototypes):
             total = total + block.log_probabilities.exp().sum(0)
-        n = sum(group.gather_objects(len(self.features.indices)))
-        return group.broadcast(share_of_classes(group.sum(total) / n))
+        return group.broadcast(share_of_classes(group.sum(total) / self.count))
 
     @cached_property
     def bias(self) -> float:
@@ -147,24 +145,11 @@ def _for_few_classes(recipe: Recipe, look: DataLook, decisions: list[str]) -> Re
     """
     if look.class_usage >= recipe.min_class_usage:
         return recipe
-<<<<<<< HEAD
+    k, n = len(look.classifier.classes), look.count
     decisions.append(
-        f"predictions use {look.class_usage:.0%} of the classes: nothing is trained, only predictions are corrected"
+        f"{plural(k, 'class')} for {plural(n, 'input')}: predictions use {look.class_usage:.0%} of the classes, so "
+        "nothing is trained, only predictions are corrected"
     )
-=======
-    encoded, group = classifier.encode_share(data, inference), processes()
-    total = torch.zeros(len(classifier.classes))
-    for block in classifier.score_blocks(encoded, prototypes=classifier.fixed_prototypes()):
-        total = total + block.log_probabilities.exp().sum(0)
-    n, k = sum(group.gather_objects(len(encoded.indices))), len(classifier.classes)
-    used = group.broadcast(share_of_classes(group.sum(total) / n))
-    if used >= recipe.min_class_usage:
-        return recipe
-    logger.info(
-        "%s for %s: predictions use %.0f %% of the classes, so nothing is trained, only predictions are corrected",
-        plural(k, "class"), plural(n, "input"), 100 * used,
-    )  # fmt: skip
->>>>>>> main
     return recipe.with_settings(steps=0, postprocess="few-classes")
 
 
