@@ -96,7 +96,7 @@ def kill(process: subprocess.Popen[str]) -> None:
         children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
         for pid in (*map(int, children.stdout.split()), process.pid):
             os.kill(pid, signal.SIGKILL)
-    process.communicate()
+    process.wait()
 
 
 @pytest.mark.parametrize("lost", [1, 0])
