@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,19 +24,13 @@ from pouf.training.callbacks import Callbacks, Step
 from pouf.validation.checkpoints import STATE, Checkpoints
 
 if TYPE_CHECKING:
+    from pouf.losses.objective import Objective
+    from pouf.training.batches import Batches
     from pouf.training.engine import Engine
 
 WEIGHTS = ("parameters", "optimizer")  # of a state
 SHARE = 20  # at most one part in so many of the time goes into saving
 logger = logging.getLogger(__name__)
-
-
-class Stateful(Protocol):
-    def __next__(self) -> Any: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -45,7 +39,8 @@ class TrainingState:
 
     engine: Engine
     optimizer: torch.optim.Optimizer
-    terms: Stateful  # of the loss: where in the data it is, the estimated prior, seeds of dropout
+    batches: Batches  # their position in the data, and seeds of dropout
+    objective: Objective  # the prior that it learns
     checkpoints: Checkpoints | None
     callbacks: Callbacks
     history: list[Step] = field(default_factory=list)
@@ -58,7 +53,8 @@ class TrainingState:
             "parameters": gather_weights(model, parameters) if sharded else dict(parameters),
             "optimizer": gather_optimizer(model, optimizer) if sharded else optimizer.state_dict(),
             "scaler": self.engine.scaler.state_dict(),
-            "terms": self.terms.state_dict(),
+            "batches": self.batches.state_dict(),
+            "objective": self.objective.state_dict(),
             "checkpoints": self.checkpoints.state_dict() if self.checkpoints is not None else None,
             "callbacks": self.callbacks.state_dict(),
             "history": _table(self.history),
@@ -75,7 +71,8 @@ class TrainingState:
                 parameter.copy_(state["parameters"][name])
             self.optimizer.load_state_dict(state["optimizer"])
         self.engine.scaler.load_state_dict(state["scaler"])
-        self.terms.load_state_dict(state["terms"])
+        self.batches.load_state_dict(state["batches"])
+        self.objective.load_state_dict(state["objective"])
         if self.checkpoints is not None:
             self.checkpoints.load_state_dict(state["checkpoints"])
         self.callbacks.load_state_dict(state["callbacks"])
