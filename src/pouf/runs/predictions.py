@@ -180,14 +180,14 @@ def predict_share(
         if not count and processes().size == 1:
             data.check_readable()
 
-    rows, collected = prediction_rows(classifier.classes, data, blocks(), extras), []
-    if file is None:
+    place = own_part(file) if file is not None else None
+    rows = prediction_rows(classifier.classes, data, blocks(), extras)
+    begun = list(islice(rows, 1))  # by all processes at once: they share the prompts
+    rows, collected = chain(begun, rows), list[Row]()
+    if place is None:
         collected = list(rows_by_rank(rows))
-    else:
-        place = own_part(file)
-        first = next(rows, None)
-        if first is not None:
-            write_rows(place, chain([first], rows), extras.safe_csv)
+    elif begun:
+        write_rows(place, rows, extras.safe_csv)
     n = share_skipped(data, count)
     if not n:
         data.check_readable()
