@@ -117,7 +117,7 @@ def adapt(
         known_shares: (k,), of the classes in these data: predictions as a whole then have them.
 
     Raises:
-        Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
+        Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last copy.
     """
     told = Callbacks(callbacks)
     inference = told.watching(InferenceConfig.of(recipe.compute, cache), "encoding")
