@@ -200,8 +200,10 @@ def connection_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error).lower()
-        if isinstance(error, ProcessLost) or not (
-            isinstance(error, dist.DistError) or any(word in text for word in ("connection", "gloo", "nccl"))
+        if (
+            started_processes() == 1
+            or isinstance(error, ProcessLost)
+            or not (isinstance(error, dist.DistError) or any(word in text for word in ("connection", "gloo", "nccl")))
         ):
             raise
         if "timed out" in text or "timeout" in text:
