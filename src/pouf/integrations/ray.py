@@ -70,7 +70,7 @@ class BatchPredictor:
         n, names = len(data), self.classifier.classes
         classes, runners = np.full(n, None, dtype=object), np.full(n, None, dtype=object)
         first, second = np.full(n, np.nan, np.float32), np.full(n, np.nan, np.float32)
-        for block in self.classifier.infer_blocks(data, self.inference, prototypes=self.prototypes):
+        for block in self.classifier.score_blocks(self.classifier.encode(data, self.inference), self.prototypes):
             best = block.log_probabilities.exp().topk(2, dim=1)
             rows = block.indices
             first[rows], second[rows] = best.values[:, 0].numpy(), best.values[:, 1].numpy()

@@ -187,7 +187,7 @@ def correct(
 ) -> None:
     """Fit the recipe's correction to what the classifier predicts now: that of another step would not fit it."""
     classifier.postprocessor = None
-    encoded = classifier.encode_share(data, inference)
+    encoded = classifier.store(inference).share(data)
     classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior)
     if checkpoints is not None:
         checkpoints.take_postprocessed(step, classifier)

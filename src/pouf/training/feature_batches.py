@@ -78,7 +78,7 @@ class InputBatches(Iterator[InputBatch]):
         if touched or data.streamed or (crop is not None and recipe.views == 0):
             return self._read(crop)
         views = [None] if crop is None else [crop.view(recipe.seed, number) for number in range(recipe.views)]
-        tables = [classifier.encode_share(data, inference, transform=view) for view in views]
+        tables = [classifier.store(inference).share(data, view) for view in views]
         return _looked_up(tables, self.draws, self.world, classifier.device)
 
     def _read(self, crop: Crop | None) -> Generator[InputBatch, None, None]:

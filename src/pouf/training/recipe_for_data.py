@@ -98,7 +98,7 @@ def _for_few_classes(classifier: Classifier, data: Unlabelled, recipe: Recipe, i
     """
     if data.streamed:
         return recipe
-    encoded, group = classifier.encode_share(data, inference), processes()
+    encoded, group = classifier.store(inference).share(data), processes()
     total = torch.zeros(len(classifier.classes))
     for block in classifier.score_blocks(encoded, prototypes=classifier.fixed_prototypes()):
         total = total + block.log_probabilities.exp().sum(0)
@@ -122,7 +122,7 @@ def _keep_shares(
     """
     if data is None or data.streamed or not recipe.objective.information:
         return recipe, FREE
-    encoded, group = classifier.encode_share(data, inference), processes()
+    encoded, group = classifier.store(inference).share(data), processes()
     own = classifier.log_probabilities(encoded, classifier.fixed_prototypes())
     bias = find_bias(classifier, data, inference) if recipe.find_bias else 0.0
     offsets = torch.zeros(own.shape[1]).to(own)
