@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -85,6 +86,7 @@ def predict(
 def _samples(inputs: str | None, texts: list[str] | None) -> tuple[Path | list[str], bool]:
     """A path or texts, and whether they are few: one image, or texts that were given on the command line."""
     from pouf.data.images import EXTENSIONS
+    from pouf.data.remote import as_url
 
     if (inputs is None) == (not texts):
         raise InputError("give one of INPUT and --text; - reads texts from standard input, one a line")
@@ -97,6 +99,8 @@ def _samples(inputs: str | None, texts: list[str] | None) -> tuple[Path | list[s
             raise InputError("standard input is empty: give texts, one a line")
         return lines, True
     if _is_path(inputs):
+        if inputs.strip() and as_url(inputs) is None and not os.path.lexists(inputs.split("::")[0]):
+            raise InputError(f"no such file or folder: {inputs!r}; a text of one word is given with --text")
         return path(inputs), inputs.lower().endswith(EXTENSIONS) and Path(inputs).is_file()
     return [inputs], True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
@@ -51,14 +51,15 @@ class Adaptation:
     drift: Drift | None = None  # of names outside of the task, where some are to be kept
     files: dict[str, Path] = field(default_factory=dict)  # the run, its predictions and its report, where written
 
-    def at(self, use: Use) -> Classifier:
-        """The classifier at the last step, at the chosen one, before training, or as the verdict advises.
+    def at(self, use: Use | Literal["adapted"]) -> Classifier:
+        """The classifier before training (zero-shot), adapted whether advised or not, or at a step: last or chosen.
 
         Each call gives one of its own, whose weights are read from the disk. Where weights are sharded, there is one
         set of them, and all classifiers of the run have those that were asked for last.
         """
-        one_of("use", use, dict.fromkeys(USES))
-        place, sharded = self.place(use), self.classifier.backbone.sharded
+        known: dict[str, Use] = {**{each: each for each in USES}, "adapted": self.verdict.adapted}
+        use = one_of("use", use, known)
+        place, sharded = self.place(cast("Use", use)), self.classifier.backbone.sharded
         if place == self.place("advised") and not sharded:
             return self.classifier
         if self.checkpoints is None:

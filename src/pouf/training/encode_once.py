@@ -7,7 +7,7 @@ from pouf.data.base import Unlabelled
 from pouf.data.perturb import perturbation
 from pouf.inference.encode import InferenceConfig, View
 from pouf.recipe import Recipe
-from pouf.training.feature_batches import make_crop
+from pouf.training.batches import make_crop
 from pouf.validation.checkpoints import PERTURBED, sample_places
 
 LEAVES_INPUTS = ("prompt", "prototypes")  # tuners after which a dual encoder gives the same features of images

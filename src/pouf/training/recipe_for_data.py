@@ -11,7 +11,7 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
-from pouf.errors import InputError
+from pouf.errors import InputError, plural
 from pouf.inference.encode import InferenceConfig
 from pouf.losses.prior import share_of_classes
 from pouf.parallel.process_group import processes
@@ -102,12 +102,14 @@ def _for_few_classes(classifier: Classifier, data: Unlabelled, recipe: Recipe, i
     total = torch.zeros(len(classifier.classes))
     for block in classifier.score_blocks(encoded, prototypes=classifier.fixed_prototypes()):
         total = total + block.log_probabilities.exp().sum(0)
-    used = group.broadcast(share_of_classes(group.sum(total) / sum(group.gather_objects(len(encoded.indices)))))
+    n, k = sum(group.gather_objects(len(encoded.indices))), len(classifier.classes)
+    used = group.broadcast(share_of_classes(group.sum(total) / n))
     if used >= recipe.min_class_usage:
         return recipe
     logger.info(
-        "predictions use %.0f %% of the classes: nothing is trained, only predictions are corrected", 100 * used
-    )
+        "%s for %s: predictions use %.0f %% of the classes, so nothing is trained, only predictions are corrected",
+        plural(k, "class"), plural(n, "input"), 100 * used,
+    )  # fmt: skip
     return recipe.with_settings(steps=0, postprocess="few-classes")
 
 

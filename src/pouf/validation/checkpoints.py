@@ -19,9 +19,9 @@ from pouf.data.perturb import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.process_group import processes
-from pouf.parallel.shards import from_first, is_main, write_shards
+from pouf.parallel.shards import gather_weights, is_main, load_weights
 from pouf.postprocess import Postprocessor
-from pouf.reading import read_tensor, read_tensors
+from pouf.reading import read_tensors
 from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
 from pouf.validation.names import NamesFit, check_names
@@ -248,14 +248,12 @@ class Checkpoints:
                 if name in own:
                     own[name].data = tensor.to(own[name])
             return
-        for name, parameter in self.tuner.parameters.items():
-            value = self._shared_out(checkpoint.step, name, parameter)
-            if name.startswith("backbone."):
-                parameter.copy_(value)
-            elif name in own:
-                own[name].data = value.clone()
         for name, added in (self._added if checkpoint == ZERO_SHOT else self._added_by_tuner).items():
             setattr(classifier.backbone, name, added)
+        for name in self.tuner.parameters.keys() & own.keys():
+            if not name.startswith("backbone."):  # the backbone is there once, all else is this classifier's own
+                own[name].data = own[name].data.clone()
+        load_weights(classifier, self._read(checkpoint.step) if is_main() else {})
 
     def _empty(self, classifier: Classifier) -> None:
         """Give the memory of tuned weights back: they wait on disk."""
@@ -301,17 +299,16 @@ class Checkpoints:
     def _write(self, step: int) -> None:
         assert self.tuner is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        (write_shards if self._sharded else write_tensors)(self._file(step), self.tuner.parameters)
+        names = self.tuner.parameters
+        tensors = gather_weights(self.trained, names) if self._sharded else names
+        if not self._sharded or is_main():
+            write_tensors(self._file(step), tensors)
         self._note(step)
 
     def _note(self, step: int) -> None:
         """The file is this object's own; where weights are sharded, the first process alone has one."""
         if not self._sharded or is_main():
             self.files.add(self._file(step))
-
-    def _shared_out(self, step: int, name: str, like: Tensor) -> Tensor:
-        """One of the weights, from the first process's file to all."""
-        return from_first(like, lambda: read_tensor(self._file(step), name, "overwrite the run"))
 
     def _read(self, step: int) -> dict[str, Tensor]:
         return read_tensors(self._file(step), "overwrite the run")
