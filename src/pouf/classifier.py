@@ -39,6 +39,7 @@ from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.padding import PROMPTS, in_pieces
 from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
+from pouf.postprocess.shares import known_shares
 from pouf.recipe import Kind, Recipe, TunerSettings
 from pouf.saving import Use
 from pouf.tuners import TUNERS, SoftPrompt, Target, Tuner
@@ -607,6 +608,41 @@ class Classifier(nn.Module, ModelHubMixin):
         fitted = fit(features, self.fixed_prototypes(), self.scores(encoded), prior)
         # On the CPU: a tensor of a GPU would stay on that one.
         self.postprocessor = processes().broadcast(fitted.cpu()).to(self.device)
+
+    def with_prior(
+        self, prior: str | Sequence[float], inputs: Inputs, inference: InferenceConfig = INFERENCE
+    ) -> Classifier:
+        """A classifier whose predictions for these inputs, as a whole, have known shares. Nothing is trained.
+
+        Args:
+            prior: "uniform", or one share per class.
+        """
+        k = len(self.classes)
+        if isinstance(prior, str) and prior != "uniform":
+            raise InputError(f"expected 'uniform' or one share for each of the {k} classes, not {prior!r}")
+        shares = torch.full((k,), 1 / k) if isinstance(prior, str) else known_shares(prior, k)
+        # Two classes have a threshold and nothing else; more can be told apart by the clusters as well.
+        clustered = k > 2 and self.postprocessor is not None and self.postprocessor.weight is not None
+        return self.with_correction(inputs, inference, "clusters" if clustered else "shares", shares)
+
+    def with_correction(
+        self, inputs: Inputs, inference: InferenceConfig = INFERENCE, name: str = "", shares: Tensor | None = None
+    ) -> Classifier:
+        """A classifier whose predictions are corrected for these inputs together, without training.
+
+        Args:
+            name: of `POSTPROCESSORS`; by default prior correction for two classes and the clusters for more.
+            shares: (k,), of the classes in the inputs, where they are known.
+        """
+        data = inputs if isinstance(inputs, Unlabelled) else self.data(inputs)
+        found = self.copy()
+        found.postprocessor = None
+        encoded = found.store(inference).share(data.for_one_reader())
+        if sum(processes().gather_objects(len(encoded.indices))) < 2:
+            raise InputError("a correction is of many inputs together: give more than one")
+        name = name or ("clusters" if len(self.classes) > 2 else "prior-correction")
+        found.fit_postprocessor(name, encoded, 0, shares)
+        return found
 
     def _complete(
         self, inputs: Inputs, batch_size: int, text_column: str | None = None

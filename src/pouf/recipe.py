@@ -261,6 +261,7 @@ class Recipe(Settings):
         "shares",
         "propagation",
         "refinement",
+        "clusters",
         "em",
         "stata",
         "few-classes",

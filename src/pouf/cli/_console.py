@@ -56,9 +56,9 @@ def _is_control(character: str) -> bool:
     return character not in "\n\t" and (turns or unicodedata.category(character) in ("Cc", "Cs"))
 
 
-def print_out(message: str) -> None:
+def print_out(message: str, style: str | None = None) -> None:
     """On standard output."""
-    out.print(plain(message), markup=False, soft_wrap=True)
+    out.print(plain(message), markup=False, soft_wrap=True, style=style)
 
 
 def print_err(message: str, style: str | None = None) -> None:
@@ -306,12 +306,12 @@ def show_confusion(result: Evaluation) -> None:
 
 def show_verdict(verdict: Verdict, quiet: bool) -> None:
     """Whether a run can be trusted. Alarms and cautions are always printed, on standard error."""
-    if verdict.level != "none":
+    style = {"alarm": "bold red", "caution": "yellow", "confirmed": "green"}.get(verdict.level)
+    if verdict.level in ("alarm", "caution"):
         hint = " (--use adapted overrides.)" if verdict.advised == "zero-shot" else ""
-        style = {"alarm": "bold red", "caution": "yellow"}[verdict.level]
         print_err(f"{verdict}{hint}", style)
     elif not quiet:
-        print_out(str(verdict))
+        print_out(str(verdict), style)
 
 
 def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from pouf.cli import _console as console
+from pouf.cli._inputs import proportions
 from pouf.cli._options import (
     DataOption,
     IdColumn,
@@ -42,6 +43,9 @@ def predict(
     ] = None,
     overwrite: Annotated[bool, OutputOption("--overwrite", help="Replace the file that --out names.")] = False,
     use: UseOption = "advised",
+    prior: Annotated[
+        str | None, OutputOption(help="Shares of the classes in the input: uniform, or one per class as 0.7,0.3.")
+    ] = None,
     abstain: Annotated[
         float | None, OutputOption(help="Mark what is likely wrong: of the rest, at most this share, as 0.05.")
     ] = None,
@@ -74,7 +78,7 @@ def predict(
     folder = Run(run)
     chosen = library.PredictOptions(
         use, abstain, unknown, probabilities, safe_csv, overwrite, text_column, id_column, options.place(),
-        options.trust_model,
+        options.trust_model, proportions(prior),
     )  # fmt: skip
     with encoding(options, batch_size) as inference:
         found = library.predict(folder, samples, file, chosen, inference)

@@ -86,6 +86,13 @@ class FeatureSet(NamedTuple):
     def rows(self, rows: Sequence[int]) -> FeatureSet:
         return FeatureSet([self.indices[row] for row in rows], self.features[list(rows)])
 
+    def drawn(self, count: int) -> FeatureSet:
+        """At most so many of them, at random."""
+        if len(self.indices) <= count:
+            return self
+        draw = torch.randperm(len(self.indices), generator=torch.Generator().manual_seed(0))
+        return self.rows(draw[:count].sort().values.tolist())
+
     def nearness(self, prototypes: Tensor) -> Tensor:
         """(n,): cosine of each feature with the nearest of the prototypes (k, d)."""
         if not self.indices:

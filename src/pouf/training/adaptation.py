@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -67,6 +67,13 @@ class Adaptation:
         found = self.checkpoints.classifier(place)
         found.model_card = self.classifier.model_card
         return found
+
+    def with_prior(self, prior: str | Sequence[float]) -> Classifier:
+        """What the verdict advises, with these shares of the data it was adapted to: "uniform", or one per class."""
+        data = self.sources.get("data")
+        if data is None or data.streamed:
+            raise InputError("shares are of data that can be read again: take `classifier.with_prior(prior, inputs)`")
+        return self.classifier.with_prior(prior, data)
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> str | None:
         """Write what the verdict advises; options as of `Classifier.save_pretrained`."""
