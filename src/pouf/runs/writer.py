@@ -254,7 +254,9 @@ def check_new(folder: str | Path, resume: bool = False, overwrite: bool = False)
     # Until all is written, predictions and report too, the lock is there, even if its owner was killed.
     finished = read_manifest(folder).get("status", "finished") == "finished"
     if resume and finished and not (folder / CHECKPOINTS / LOCK).exists():
-        raise InputError(f"the run in {str(folder)!r} is finished: give overwrite=True to run again")
+        raise InputError(
+            f"the run in {str(folder)!r} is finished: there is nothing to resume; give overwrite=True to run again"
+        )
     return folder
 
 
