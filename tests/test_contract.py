@@ -106,7 +106,7 @@ def test_one_default_per_kind_behind_both_doors(kind: str, few_digits: Path, tmp
     assert result.recipe == expected
     pouf("adapt", *options, "--steps", 1, "--out", "run", "--no-report", "--quiet", cwd=tmp_path)
     written = Recipe.load(tmp_path / "run" / "recipe.toml")
-    assert written == Recipe.default(kind).with_settings(steps=1)
+    assert written == expected.with_settings(snapshots=10)
     assert told.ended == [result] and len(told.steps) == 1
     (tmp_path / "mine.toml").write_text("steps = 1\n")
     pouf("adapt", *options, "--recipe", "mine.toml", "--out", "two", "--no-report", "--quiet", cwd=tmp_path)
@@ -158,7 +158,7 @@ def test_shots_prior_refine_and_demonstrations_are_decided_behind_the_call(tmp_p
         settings={"steps": 2, "batch_size": 4, "snapshots": 1},
     )  # fmt: skip
     classifier = result.classifier
-    assert result.recipe.objective.labels == 1.0 and result.recipe.postprocess == "refinement"
+    assert result.recipe.objective.labels == 1.0 and result.recipe.postprocess == "clusters"
     assert result.history[0].terms.keys() == {"transport", "information", "labels"}
     assert result.target_shares.tolist() == pytest.approx([0.4, 0.6])
     classifier = result.at("last")

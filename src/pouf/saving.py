@@ -215,7 +215,9 @@ def read_card(folder: Path) -> Card:
     folder = stored(folder)
     if not is_saved(folder):
         if (folder / "config.json").is_file():
-            raise InputError(f"{str(folder)!r} is a model and not a run: give classes= to make a classifier of it")
+            raise InputError(
+                f"{str(folder)!r} is a model and not a run: give classes= to use it zero-shot, or adapt it first"
+            )
         before = f"; the run before it is in {str(folder / BEFORE)!r}" if is_saved(folder / BEFORE) else ""
         raise InputError(
             f"{str(folder)!r} is not a finished run: expected {CARD} in it; resume it, or adapt again{before}"

@@ -56,7 +56,9 @@ Changes = dict[str, Any]  # of a recipe, by dotted name
 
 @dataclass
 class OutputOptions:
-    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="Errors, alarms and cautions only.")] = False
+    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="Errors, alarms, cautions and skipped inputs only.")] = (
+        False
+    )
     as_json: Annotated[
         bool, OutputOption("--json", help="One JSON object on standard output, and nothing else there.")
     ] = False
@@ -134,6 +136,7 @@ class RunOptions(DeviceOptions):
     ] = None
     prototypes: Annotated[str | None, DataOption(help="One vector per class, for --features.")] = None
     shots: Annotated[Path | None, DataOption(help="A few labelled examples: file or folder.")] = None
+    answers: Annotated[Path | None, DataOption(help="The answers to pouf review, to learn from as well.")] = None
     text_column: TextColumn = None
     label_column: LabelColumn = "label"
     id_column: IdColumn = None

@@ -20,13 +20,17 @@ from pouf.runs.predictions import Extras, Row, check_place, predict_share
 from pouf.validation.names import absent_names
 from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, reliability_views, unreliable
 
+CORRECTED = "corrected"
+
 
 @dataclass(frozen=True)
 class PredictOptions:
     """What to predict with, and what to write beside the classes.
 
     Args:
-        use: advised (by the run), zero-shot or adapted; of its steps, last or chosen.
+        use: advised (by the run), zero-shot or adapted; of its steps, last or chosen; or corrected: zero-shot, whose
+            predictions for these inputs are corrected together without training.
+        prior: shares of the classes in the inputs: "uniform", or one per class.
         abstain: mark what is likely wrong, so that at most this share of the rest is.
         unknown: predict `unknown` for inputs that are far from all prototypes.
         probabilities: a column for each class.
@@ -45,6 +49,7 @@ class PredictOptions:
     id_column: str | None = None
     device: str = "cpu"
     trust_model: bool = False
+    prior: str | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if self.abstain is not None:
@@ -84,7 +89,7 @@ def predict(
     options, inference = options or PredictOptions(), inference or InferenceConfig()
     if file is not None:
         check_place(file, options.overwrite)
-    (classifier,) = _load(run, options, options.use)
+    (classifier,) = _load(run, options, "zero-shot" if options.use == CORRECTED else options.use)
     return _predict(classifier, run, inputs, file, options, inference)
 
 
@@ -101,8 +106,14 @@ def _predict(
     data = _read(run, classifier, inputs, options)
     if group.size > 1:
         group.check_equal(data.fingerprint(), "inputs")
-    if options.abstain is not None and inference.cache is None:
+    together = options.use == CORRECTED or options.prior is not None
+    if (together or options.abstain is not None) and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
+    silent = replace(inference, on_batch=None, on_start=None)
+    if options.use == CORRECTED:
+        classifier = classifier.with_correction(data, silent)
+    if options.prior is not None:
+        classifier = classifier.with_prior(options.prior, data, silent)
     by = {"advised": run.verdict.advised, "adapted": run.adapted}.get(options.use, options.use)
     replaced: dict[int, str] = {}
 
@@ -145,7 +156,7 @@ def _abstained(
     if options.abstain is None:
         return {}, {}
     (zero_shot,) = _load(run, options, "zero-shot")
-    classifier.fill(data, reliability_views(data), inference)
-    encoded, silent = classifier.encode_share(data, inference), replace(inference, on_batch=None, on_start=None)
+    classifier.store(inference).fill(data, reliability_views(data))
+    encoded, silent = classifier.store(inference).share(data), replace(inference, on_batch=None, on_start=None)
     left_out, reliability = unreliable(classifier, zero_shot, data, encoded, options.abstain, silent)
     return {"abstained": set(left_out)}, {"reliability": reliability}

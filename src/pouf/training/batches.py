@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -148,12 +148,12 @@ class InputBatches(Iterator[Side]):
         if changing or data.streamed or (crop is not None and recipe.views == 0):
             return self._read(crop)
         views = [None] if crop is None else [crop.view(recipe.seed, number) for number in range(recipe.views)]
-        return self._looked_up([classifier.encode_share(data, inference, transform=view) for view in views])
+        return self._looked_up([classifier.store(inference).share(data, view) for view in views])
 
     def _looked_up(self, tables: list[FeatureSet]) -> Generator[Side, None, None]:
         """Each process has the rows of a batch that lie in its own share of the data."""
         # Each has its own: a file that went while the views were computed is in the first ones alone, and is not drawn.
-        rows = [{index: row for row, index in enumerate(table.indices)} for table in tables]
+        rows = [rows_by_index(table.indices) for table in tables]
         for batch in self.draws:
             self.draws.done()
             own = [draw for draw in batch if draw.place in rows[0]]
@@ -310,3 +310,11 @@ def make_crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop 
         name = type(classifier.backbone).__name__
         raise InputError(f"{name} has no image_size to crop to: set it, or use augment = 'none'")
     return Crop(augment, size)
+
+
+def rows_by_index(indices: list[int]) -> Mapping[int, int] | range:
+    """Position of a sample -> its row. Of a million samples a dictionary takes 100 MB, and where all are there none is
+    needed."""
+    if indices == list(range(len(indices))):
+        return range(len(indices))
+    return {index: row for row, index in enumerate(indices)}

@@ -276,10 +276,22 @@ class Checkpoints:
         found = found._replace(feature_spread=spread_of(self.sample.features))
         if found.moved >= WORTH_TELLING:
             found = found._replace(overpredicted=self.overpredicted)
+        if self.keeps is not None and self.keeps.numel() == 2:
+            found = found._replace(**self._open_shares(after))
         if self.names is None:
             return found
         near, span, worst = self.names
         return found._replace(names_near=near, names_span=span, names_worst=", ".join(worst))
+
+    def _open_shares(self, seen: SnapshotPredictions) -> dict[str, Any]:
+        """What of two classes nobody can tell without labels: their shares, and how much hangs on them."""
+        shares = seen.shares()
+        even = seen.shifted(seen.offsets_to(torch.full_like(shares, 1 / len(shares))))
+        return {
+            "largest_share": float(shares.max()),
+            "largest_class": self.zero_shot.classes[int(shares.argmax())],
+            "uniform_changes": 1 - share(seen.probabilities.argmax(1) == even.probabilities.argmax(1)),
+        }
 
     def _forget(self, latest: int) -> None:
         """Drop the weights of all but the start, the best so far and the latest."""
@@ -366,7 +378,7 @@ class Sample:
             seen, changed = (each.only(set(self.before.indices)) for each in (seen, changed))
         prototypes = classifier.fixed_prototypes()
         probabilities = [classifier.log_probabilities(each, prototypes).exp() for each in (seen, changed)]
-        return SnapshotPredictions(probabilities[0], probabilities[1], classifier.nearness(seen, prototypes))
+        return SnapshotPredictions(probabilities[0], probabilities[1], seen.nearness(prototypes))
 
 
 def _size(n: float) -> str:
