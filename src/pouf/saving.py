@@ -61,6 +61,7 @@ class Card(BaseModel):
     new_head_seed: int | None
     regression: bool = False
     vectors: bool = False
+    windows: bool = False  # long texts are read in windows
     demonstrations: Demonstrations | None
     temperature: float | None
     prior: list[float] | None = None  # of earlier versions; known shares are those of a run's data, in its manifest
@@ -262,6 +263,8 @@ def load(
         if card.model is None:
             raise InputError(f"{str(folder)!r} was saved from a backbone of your own: give it as backbone=…")
         backbone = _load_carded(card, folder if own_weights else None, trust_model)
+        if card.windows:
+            backbone.use_windows()
     elif own_weights:
         backbone.load_weights(folder)
     if card.base is not None and not own_weights and backbone.weights_digest() != card.base:

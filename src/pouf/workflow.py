@@ -19,6 +19,7 @@ from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.interruption import defer_signals
 from pouf.model_card import model_card
+from pouf.models.windows import warn_of_cut
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.fsdp import asks_to_shard, shard_classifier
 from pouf.parallel.process_group import alone, by_all_processes, processes
@@ -80,6 +81,8 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, co
     ):
         Callbacks(callbacks).notify(lambda callback: callback.on_estimate(estimated))
         logger.info("%s", estimated)
+    if plan.data is not None:
+        warn_of_cut(classifier.backbone, plan.data, "windows=True (--windows) reads them whole")
     prepared = plan.preparation.applied_to(classifier)
     with run_session(partial(_writer, prepared, plan, context), callbacks) as writer:
         if asks_to_shard(prepared, plan.recipe):

@@ -13,6 +13,7 @@ from pouf.data.texts import Texts
 from pouf.errors import InputError
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.models.windows import warn_of_cut
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.runs.folder import Run
 from pouf.runs.inputs import load_classifiers, read_inputs
@@ -100,6 +101,7 @@ def _predict(
     group = processes()
     data = _read(run, classifier, inputs, options)
     group.check_equal(data.fingerprint(), "inputs")
+    warn_of_cut(classifier.backbone, data, "adapt with windows=True (--windows) to read them whole")
     if options.abstain is not None and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
     by = {"advised": run.verdict.advised, "adapted": run.adapted}.get(options.use, options.use)
