@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
 from pouf import Recipe
-from pouf.losses.objective import total_loss, unlabelled_terms
+from pouf.losses.objective import Objective
 from pouf.models.base import Scores
 from pouf.models.cloze import Cloze
 from pouf.models.masked_lm import MaskedLM
@@ -50,11 +50,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def step_of(backbone: MaskedLM, scores: Callable[[], Scores]) -> Callable[[], float]:
-    weights = Recipe.load("masked").objective.weights()
+    objective = Objective(Recipe.load("masked").objective, 2)
     optimizer = torch.optim.AdamW(backbone.parameters(), lr=0.0)  # the weights stay, so that the losses can be compared
 
     def step() -> float:
-        loss = total_loss(unlabelled_terms(*scores(), wanted=weights), weights)
+        loss = objective([scores()]).total
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

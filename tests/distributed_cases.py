@@ -48,6 +48,7 @@ from pouf.parallel.shards import full, local
 from pouf.runs.predictions import predict_share
 from pouf.training import adaptation, trainer
 from pouf.training.engine import Engine
+from pouf.training.model import StepModel
 from pouf.validation.checkpoints import Checkpoints
 from pouf.validation.evaluation import compare
 
@@ -176,6 +177,10 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
     ),
     "anchored, ended by one": lambda folder: ended_by_one(folder, "full", weight_pull=0.3),
     "checkpointing": lambda folder: images(folder, "full", **{"compute.checkpointing": True}),
+    # A loss that leaves out one of the model's outputs, and with it a weight.
+    "temperature unused": lambda folder: images(
+        folder, "full", **{"objective.plan": "exact", "objective.information": 0.0}
+    ),
     "batch of one": lambda folder: images(folder, "full", batch_size=1),
     "batch of one, prompt": lambda folder: cloze(folder, "prompt", batch_size=1),
 }
@@ -373,7 +378,7 @@ def main() -> None:
     if "ENDED_BY" in os.environ:
         lost(world)
     if os.environ.get("FAILS_ON_RANK") == str(world.rank):
-        Classifier.encode_prompts = _failing_at_the_second_call(Classifier.encode_prompts)  # type: ignore[method-assign]
+        StepModel.forward = _failing_at_the_second_call(StepModel.forward)  # type: ignore[method-assign]
     facts: dict[str, object] = {
         "disagreeing": [disagreeing(given.folder, world), disagreeing_contents(given.out, world)],
     }

@@ -158,7 +158,7 @@ def test_shots_prior_refine_and_demonstrations_are_decided_behind_the_call(tmp_p
         settings={"steps": 2, "batch_size": 4, "snapshots": 1},
     )  # fmt: skip
     classifier = result.classifier
-    assert result.recipe.objective.labels == 1.0 and result.recipe.postprocess == "refinement"
+    assert result.recipe.objective.labels == 1.0 and result.recipe.postprocess == "clusters"
     assert result.history[0].terms.keys() == {"transport", "information", "labels"}
     assert result.target_shares.tolist() == pytest.approx([0.4, 0.6])
     classifier = result.at("last")

@@ -84,5 +84,5 @@ def test_bytes_are_to_be_decoded(texts: Classifier, data: bytes) -> None:
 
 
 def test_a_folder_of_a_model_asks_for_classes(texts: Classifier) -> None:
-    with pytest.raises(InputError, match="is a model and not a run: give classes="):
+    with pytest.raises(InputError, match="is a model and not a run: give classes= to use it zero-shot"):
         Classifier.from_pretrained(str(texts.model))

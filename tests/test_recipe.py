@@ -12,7 +12,17 @@ from pouf.data.augment import AUGMENTATIONS
 from pouf.losses import COSTS
 from pouf.losses.objective import LABEL_LOSSES
 from pouf.postprocess import POSTPROCESSORS
-from pouf.recipe import DEFAULTS, PRESETS, Compute, Kind, Objective, Optimisation, Settings, TunerSettings, recipe_names
+from pouf.recipe import (
+    DEFAULTS,
+    PRESETS,
+    Compute,
+    Kind,
+    ObjectiveSettings,
+    Optimisation,
+    Settings,
+    TunerSettings,
+    recipe_names,
+)
 from pouf.training.optim import OPTIMIZERS, SCHEDULES
 from pouf.tuners import TUNERS
 
@@ -121,7 +131,7 @@ def test_settings_are_changed_in_a_copy() -> None:
     changed = recipe.with_settings({"tuner.name": "prompt", "tuner.position": "front"}, steps=3)
     assert (changed.steps, changed.tuner.name, changed.tuner.position) == (3, "prompt", "front")
     assert recipe == Recipe()
-    assert recipe.with_settings(objective=Objective(labels=2)).objective.labels == 2
+    assert recipe.with_settings(objective=ObjectiveSettings(labels=2)).objective.labels == 2
     with pytest.raises(ValueError, match="frozen"):
         recipe.steps = 1  # type: ignore[misc]
 
@@ -178,8 +188,8 @@ def test_an_unknown_recipe_names_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("part", "setting", "registry"),
     [
-        (Objective, "cost", COSTS),
-        (Objective, "label_loss", LABEL_LOSSES),
+        (ObjectiveSettings, "cost", COSTS),
+        (ObjectiveSettings, "label_loss", LABEL_LOSSES),
         (Optimisation, "name", OPTIMIZERS),
         (Optimisation, "schedule", SCHEDULES),
         (TunerSettings, "name", TUNERS),

@@ -27,7 +27,7 @@ from pouf.data.labelled import Shots
 from pouf.data.vectors import as_table
 from pouf.errors import InputError, explain_wrong_call, one_of
 from pouf.inference.cache import FeatureCache
-from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig, View
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.base import Scores, check_modality, class_means, evaluating
 from pouf.models.cloze import MAX_LENGTH, make_cloze
@@ -39,6 +39,7 @@ from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.padding import PROMPTS, in_pieces
 from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
+from pouf.postprocess.shares import known_shares
 from pouf.recipe import Kind, Recipe, TunerSettings
 from pouf.saving import Use
 from pouf.tuners import TUNERS, SoftPrompt, Target, Tuner
@@ -551,14 +552,18 @@ class Classifier(nn.Module, ModelHubMixin):
         Args:
             transform: what the model is shown instead of the samples as they are.
         """
-        return self._encode("features", data, inference, transform)
+        self._check(data)
+        with evaluating(self):
+            return self._store(inference).features(data, transform)
 
     @torch.no_grad()
     def encode_share(
         self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
     ) -> FeatureSet:
         """The same for what falls to this process, where several share the work: nobody holds all features."""
-        return self._encode("share", data, inference, transform)
+        self._check(data)
+        with evaluating(self):
+            return self._store(inference).share(data, transform)
 
     @torch.no_grad()
     def infer_blocks(
@@ -576,9 +581,7 @@ class Classifier(nn.Module, ModelHubMixin):
         """
 
         def features() -> Iterator[FeatureSet]:
-            shown = self.backbone if self.demonstrations is None else Shown(self.backbone, self.demonstrations)
-            kept = inference if self.demonstrations is None else replace(inference, cache=None)
-            for encoded in FeatureStore(shown, kept).blocks(data):
+            for encoded in self._store(inference).blocks(data):
                 seen(encoded)
                 yield encoded
 
@@ -593,16 +596,17 @@ class Classifier(nn.Module, ModelHubMixin):
         if data.streamed:
             raise InputError(f"{data.source} has no known end: take some of it with take(n)")
 
-    def _encode(
-        self, how: str, data: Unlabelled, inference: InferenceConfig, transform: Transform | None
-    ) -> FeatureSet:
+    def fill(self, data: Unlabelled, views: Sequence[View], inference: InferenceConfig = INFERENCE) -> None:
+        """Put the features of several views into the cache, each input opened once for all of them."""
         self._check(data)
         with evaluating(self):
-            store = FeatureStore(self.backbone, inference)
-            if self.demonstrations is not None:
-                store = FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
-            encoded: FeatureSet = getattr(store, how)(data, transform)
-            return encoded
+            self._store(inference).fill(data, views)
+
+    def _store(self, inference: InferenceConfig) -> FeatureStore:
+        """With demonstrations features follow the draws, and are not cached."""
+        if self.demonstrations is None:
+            return FeatureStore(self.backbone, inference)
+        return FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
 
     def some_features(self, own: FeatureSet, seed: int = 0) -> FeatureSet:
         """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
@@ -680,6 +684,41 @@ class Classifier(nn.Module, ModelHubMixin):
         fitted = fit(features, self.fixed_prototypes(), self.scores(encoded), prior)
         # On the CPU: a tensor of a GPU would stay on that one.
         self.postprocessor = processes().broadcast(fitted.cpu()).to(self.device)
+
+    def with_prior(
+        self, prior: str | Sequence[float], inputs: Inputs, inference: InferenceConfig = INFERENCE
+    ) -> Classifier:
+        """A classifier whose predictions for these inputs, as a whole, have known shares. Nothing is trained.
+
+        Args:
+            prior: "uniform", or one share per class.
+        """
+        k = len(self.classes)
+        if isinstance(prior, str) and prior != "uniform":
+            raise InputError(f"expected 'uniform' or one share for each of the {k} classes, not {prior!r}")
+        shares = torch.full((k,), 1 / k) if isinstance(prior, str) else known_shares(prior, k)
+        # Two classes have a threshold and nothing else; more can be told apart by the clusters as well.
+        clustered = k > 2 and self.postprocessor is not None and self.postprocessor.weight is not None
+        return self.with_correction(inputs, inference, "clusters" if clustered else "shares", shares)
+
+    def with_correction(
+        self, inputs: Inputs, inference: InferenceConfig = INFERENCE, name: str = "", shares: Tensor | None = None
+    ) -> Classifier:
+        """A classifier whose predictions are corrected for these inputs together, without training.
+
+        Args:
+            name: of `POSTPROCESSORS`; by default prior correction for two classes and the clusters for more.
+            shares: (k,), of the classes in the inputs, where they are known.
+        """
+        data = inputs if isinstance(inputs, Unlabelled) else self.data(inputs)
+        found = self.copy()
+        found.postprocessor = None
+        encoded = found.encode_share(data.for_one_reader(), inference)
+        if sum(processes().gather_objects(len(encoded.indices))) < 2:
+            raise InputError("a correction is of many inputs together: give more than one")
+        name = name or ("clusters" if len(self.classes) > 2 else "prior-correction")
+        found.fit_postprocessor(name, encoded, 0, shares)
+        return found
 
     @torch.no_grad()
     def nearness(self, encoded: FeatureSet, prototypes: Tensor | None = None) -> Tensor:

@@ -86,18 +86,6 @@ def read_tensors(file: str | Path, remedy: str = "restore it, or adapt again") -
     return tensors
 
 
-def read_tensor(file: str | Path, name: str, remedy: str = "restore it, or adapt again") -> Tensor:
-    """One of them, without the others."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "pt") as stored:
-            tensor: Tensor = stored.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{str(file)!r} can't be read ({error}): {remedy}") from None
-    return tensor
-
-
 def check_finite(tensors: dict[str, Tensor], source: str) -> None:
     """An error where one of them holds NaN or infinity."""
     for name, tensor in tensors.items():

@@ -113,7 +113,7 @@ def _part(settings: type[Settings], path: list[str]) -> Mapping[str, Any]:
     return settings.model_fields
 
 
-class Objective(Settings):
+class ObjectiveSettings(Settings):
     """L = transport * L_transport - information * I(X; Y) + entropy * mean H(p) + labels * L_labels."""
 
     transport: Weight = Field(default=1.0, description="Weight of the transport loss.")
@@ -259,6 +259,7 @@ class Recipe(Settings):
         "shares",
         "propagation",
         "refinement",
+        "clusters",
         "em",
         "stata",
         "few-classes",
@@ -266,7 +267,7 @@ class Recipe(Settings):
         "zlap",
         "inmap",
     ] = Field(default="none", description="Correction of the predictions after training.")
-    objective: Objective = Objective()
+    objective: ObjectiveSettings = ObjectiveSettings()
     tuner: TunerSettings = TunerSettings()
     optimisation: Optimisation = Optimisation()
     compute: Compute = Compute()

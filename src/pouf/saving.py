@@ -21,7 +21,7 @@ from pouf.models.adapter import ADAPTER, ADAPTER_CONFIG
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations
 from pouf.models.precomputed import Precomputed
-from pouf.parallel.shards import gathered, is_main
+from pouf.parallel.shards import gather_weights, is_main
 from pouf.postprocess import Postprocessor
 from pouf.reading import digest_of, read_json, read_tensors, read_text
 from pouf.recipe import TunerSettings
@@ -134,7 +134,7 @@ def write(
         settings = TunerSettings()
     base, weights = classifier.base_fingerprint(), None
     if backbone.sharded and (merge or (settings is not None and not _keeps_base(classifier))):
-        weights = gathered(backbone.state_dict(keep_vars=True))
+        weights = gather_weights(backbone)
     if not is_main():
         return
     others = set(folder.rglob("*"))  # the other states of a run
@@ -216,7 +216,9 @@ def read_card(folder: Path) -> Card:
     folder = stored(folder)
     if not is_saved(folder):
         if (folder / "config.json").is_file():
-            raise InputError(f"{str(folder)!r} is a model and not a run: give classes= to make a classifier of it")
+            raise InputError(
+                f"{str(folder)!r} is a model and not a run: give classes= to use it zero-shot, or adapt it first"
+            )
         before = f"; the run before it is in {str(folder / BEFORE)!r}" if is_saved(folder / BEFORE) else ""
         raise InputError(
             f"{str(folder)!r} is not a finished run: expected {CARD} in it; resume it, or adapt again{before}"

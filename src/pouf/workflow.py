@@ -167,7 +167,7 @@ def reliable(
 ) -> list[bool]:
     """Of each prediction, whether to give it: see `Classifier.predict`."""
     inference = InferenceConfig(cache=InMemoryFeatureCache())
-    left_out, _ = unreliable(classifier, zero_shot or classifier, data, encoded, rate, inference)
+    left_out, *_ = unreliable(classifier, zero_shot or classifier, data, encoded, rate, inference)
     return [index not in left_out for index in encoded.indices]
 
 

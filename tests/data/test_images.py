@@ -1,9 +1,11 @@
 """Image folders of every shape, pictures of every kind, and files that are no pictures."""
 
+import gc
 import os
 import shutil
 import sys
 import tarfile
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -376,3 +378,17 @@ def test_a_flat_folder_of_labelled_images_is_said(tmp_path: Path, caplog: pytest
     Image.new("RGB", (4, 4)).save(tmp_path / "mug" / "1.png")
     assert read_labelled(tmp_path / "mug", ["back pack", "mug"], "image").labels == [1]
     assert "has no sub-folders: all 1 images are taken for 'mug'" in caplog.text
+
+
+def test_images_are_free_once_nobody_uses_them() -> None:
+    """Without waiting for Python's collector of cycles: a server decodes many."""
+    gc.disable()
+    try:
+        image = Image.new("RGB", (8, 8))
+        freed = weakref.ref(image)
+        images = Images([image])
+        images.read(0)
+        del image, images
+        assert freed() is None
+    finally:
+        gc.enable()

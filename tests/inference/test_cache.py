@@ -14,7 +14,7 @@ from pouf.data.augment import crop_flip
 from pouf.demo import DIGITS
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
-from pouf.training.feature_batches import Crop
+from pouf.training.batches import Crop
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def test_images_as_people_have_them(few_digits: Path, given: str) -> None:
         "arrays": np.stack([np.asarray(image) for image in opened]),
         "grey": np.stack([np.asarray(Image.open(path)) for path in paths]),  # (n, h, w)
     }[given]
-    fitted = PoufClassifier(classes=DIGITS, settings=QUICK).fit(inputs)
+    fitted = PoufClassifier(EMBEDDED, classes=DIGITS, settings=QUICK).fit(inputs)
     expected = Classifier.from_pretrained(EMBEDDED, DIGITS)
     expected = expected.adapt(paths, settings=QUICK).classifier
     assert np.allclose(
@@ -213,7 +213,7 @@ def test_digits_from_a_matrix_of_pixels_by_cross_validation() -> None:
     digits = load_digits()
     images = (digits.images[:100] * (255 / 16)).round().astype(np.uint8)
     labels = np.array(DIGITS)[digits.target[:100]]
-    scores = cross_val_score(PoufClassifier(classes=DIGITS, recipe="fast"), images, labels, cv=2)
+    scores = cross_val_score(PoufClassifier(EMBEDDED, classes=DIGITS, recipe="fast"), images, labels, cv=2)
     assert scores.mean() > 0.5
     with pytest.raises(InputError, match="pixels must be floats from 0 to 1, not from 0 to 15: scale them"):
-        PoufClassifier(classes=DIGITS).fit(digits.images)
+        PoufClassifier(EMBEDDED, classes=DIGITS).fit(digits.images)

@@ -3,39 +3,57 @@
 import pytest
 import torch
 
-from pouf.losses import conditional_transport, entropy, exponential_cost, mutual_information
-from pouf.losses.objective import total_loss, unlabelled_terms
-from pouf.recipe import Objective
+from pouf.losses import conditional_transport, divergence, entropy, exponential_cost, mutual_information
+from pouf.losses.objective import Loss, Objective
+from pouf.models.base import Scores
+from pouf.recipe import ObjectiveSettings
 
 SIM = 2 * torch.rand(8, 3, generator=torch.Generator().manual_seed(0)) - 1
-SCORES = (SIM, SIM / 0.1, torch.tensor(0.1))
+SCORES = Scores(SIM, SIM / 0.1, torch.tensor(0.1))
+TARGETS = torch.eye(3)[torch.arange(8) % 3]
+
+
+def loss(*scores: Scores, targets: torch.Tensor | None = None, **settings: object) -> Loss:
+    return Objective(ObjectiveSettings(**settings), 3)(scores or [SCORES], targets)
 
 
 def test_default_loss_is_transport_minus_a_third_of_the_information() -> None:
-    weights = Objective().weights()
-    terms = unlabelled_terms(*SCORES, wanted=weights)
     expected = conditional_transport(SIM, 0.1).cost - 0.3 * mutual_information(SIM / 0.1)
-    assert total_loss(terms, weights).item() == pytest.approx(expected.item())
-    assert terms.keys() == {"transport", "information"}
+    assert loss().total.item() == pytest.approx(expected.item())
+    assert loss().terms.keys() == {"transport", "information"}
 
 
 def test_tent_is_the_entropy_alone() -> None:
-    weights = Objective(transport=0, information=0, entropy=0.3).weights()
-    loss = total_loss(unlabelled_terms(*SCORES, wanted=weights), weights)
-    assert loss.item() == pytest.approx(0.3 * entropy(SIM / 0.1).item())
+    found = loss(transport=0, information=0, entropy=0.3)
+    assert found.total.item() == pytest.approx(0.3 * entropy(SIM / 0.1).item())
 
 
 def test_the_cost_is_the_one_that_is_asked_for() -> None:
-    terms = unlabelled_terms(*SCORES, wanted=["transport"], cost="exponential")
-    assert terms["transport"].item() == pytest.approx(
-        conditional_transport(SIM, 0.1, cost=exponential_cost).cost.item()
-    )
+    expected = conditional_transport(SIM, 0.1, cost=exponential_cost).cost
+    assert loss(cost="exponential").terms["transport"].item() == pytest.approx(expected.item())
 
 
-def test_labels_are_no_unlabelled_term() -> None:
-    assert unlabelled_terms(*SCORES, wanted={"labels": 1.0, "entropy": 1.0}).keys() == {"entropy"}
+def test_labels_count_for_the_labelled_batch_alone() -> None:
+    labelled = Scores(*(each + 1 for each in SCORES))
+    both, one = (loss(*scores, targets=TARGETS, labels=2.0) for scores in ([SCORES, labelled], [SCORES]))
+    assert both.terms["transport"] == one.terms["transport"] == loss().terms["transport"]
+    assert both.terms["labels"] == divergence(labelled.logits, TARGETS)
+    assert both.total.item() == pytest.approx((loss().total + 2 * divergence(labelled.logits, TARGETS)).item())
 
 
 def test_every_term_has_a_weight_in_the_recipe() -> None:
-    every = Objective(transport=1, information=1, entropy=1, labels=1).weights()
-    assert unlabelled_terms(*SCORES, wanted=every).keys() | {"labels"} == every.keys()
+    every = {"transport": 1.0, "information": 1.0, "entropy": 1.0, "labels": 1.0}
+    assert loss(targets=TARGETS, **every).terms.keys() == ObjectiveSettings(**every).weights().keys() == every.keys()
+
+
+def test_a_prior_that_is_learned_goes_on_from_its_state() -> None:
+    def run(steps: int, state: dict[str, object] | None = None) -> Objective:
+        objective = Objective(ObjectiveSettings(prior="estimated"), 3, steps=10)
+        if state is not None:
+            objective.load_state_dict(state)
+        for _ in range(steps):
+            objective([SCORES])
+        return objective
+
+    assert torch.equal(run(2, run(3).state_dict()).prior.shares, run(5).prior.shares)
+    assert not torch.equal(run(2).prior.shares, run(5).prior.shares)

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from pouf.losses import PaperPrior, PriorEstimate, conditional_transport, mutual_information
-from pouf.losses.objective import Shares, unlabelled_terms
+from pouf.losses.objective import Objective
 from pouf.losses.prior import share_of_classes
+from pouf.models.base import Scores
+from pouf.recipe import ObjectiveSettings
 
 
 def logits_of(shares: list[float], n: int = 1000) -> torch.Tensor:
@@ -83,10 +85,16 @@ def test_the_papers_estimate_is_the_papers_two_lines() -> None:
         p = a * plan.mean(0) + (1 - a) * p
 
 
-def test_the_papers_information_knows_of_no_prior() -> None:
+def test_the_papers_information_has_no_prior() -> None:
     sim = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)).tanh()
-    prior, t = torch.tensor([0.7, 0.2, 0.1]), torch.tensor(0.1)
-    ours, papers = (unlabelled_terms(sim, sim / t, t, shares) for shares in (Shares(prior, prior), Shares(prior)))
-    assert ours["transport"] == papers["transport"] != unlabelled_terms(sim, sim / t, t)["transport"]
-    assert papers["information"].item() == pytest.approx(-mutual_information(sim / t).item())
-    assert ours["information"] != papers["information"]
+    known, t = torch.tensor([0.7, 0.2, 0.1]), torch.tensor(0.1)
+
+    def terms(prior: str, known_shares: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        objective = Objective(ObjectiveSettings(prior=prior), 3, known_shares=known_shares)
+        return objective([Scores(sim, sim / t, t)]).terms
+
+    plain, papers, ours = terms("uniform"), terms("paper", known), terms("uniform", known)
+    assert papers["transport"].item() == pytest.approx(conditional_transport(sim, 0.1, known).cost.item())
+    assert papers["transport"] != plain["transport"] == ours["transport"]
+    assert papers["information"] == plain["information"] == -mutual_information(sim / t)
+    assert ours["information"] == -mutual_information(sim / t, known, known=True) != plain["information"]

@@ -9,6 +9,7 @@ from pouf import InputError
 from pouf.losses.prior import share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess import POSTPROCESSORS
+from pouf.postprocess.clusters import clusters, leave_one_out
 from pouf.postprocess.em import em
 from pouf.postprocess.few_classes import few_classes
 from pouf.postprocess.inmap import inmap
@@ -109,6 +110,50 @@ def test_refinement_trusts_a_prior_that_it_is_given() -> None:
     told = refinement(features, prototypes, scores, shares)(features, scores.logits)
     assert torch.allclose(told.softmax(1).mean(0), shares, atol=0.02)
     assert accuracy(told, labels) >= accuracy(refinement(features, prototypes, scores)(features, scores.logits), labels)
+
+
+def test_no_input_has_a_part_in_the_centroids_that_judge_it() -> None:
+    features, _, scores, _ = world(each=3)
+    q = scores.logits.softmax(1)
+    found = leave_one_out(features, q)
+    for i in (0, 7):
+        others = torch.arange(len(q)) != i
+        centroids = F.normalize(q[others].T @ features[others], dim=1)
+        assert torch.allclose(found[i], centroids @ features[i], atol=1e-4)
+
+
+def vague_names(present: int = K):
+    """Clear clusters, and prototypes so far off that some of the inputs are given to other classes."""
+    features, _, _, labels = world(present, each=30)
+    draw = torch.Generator().manual_seed(1)
+    centres = torch.stack([features[labels == k].mean(0) if k < present else torch.zeros(D) for k in range(K)])
+    off = F.normalize(centres, dim=1) + 0.65 * F.normalize(torch.randn(K, D, generator=draw), dim=1)
+    prototypes = F.normalize(off, dim=1)
+    sim = features @ prototypes.T
+    return features, prototypes, Scores(sim, sim / 0.1, torch.tensor(0.1)), labels
+
+
+def test_clusters_find_classes_whose_names_are_vague_and_refinement_finds_fewer() -> None:
+    features, prototypes, scores, labels = vague_names()
+    found = [fit(features, prototypes, scores)(features, scores.logits) for fit in (clusters, refinement)]
+    assert accuracy(found[0], labels) > accuracy(found[1], labels) > accuracy(scores.logits, labels)
+
+
+def test_clusters_that_disagree_with_the_names_are_left_alone() -> None:
+    """Of other inputs the names say nothing, and most of the classes are not there."""
+    features, prototypes, scores, _ = vague_names()
+    noise = F.normalize(torch.randn(len(features), D, generator=torch.Generator().manual_seed(2)), dim=1)
+    few = vague_names(present=3)
+    for x, p, s in ((noise, prototypes, Scores(noise @ prototypes.T, noise @ prototypes.T / 0.1, scores.temperature)),
+                    few[:3]):  # fmt: skip
+        fitted, refined = clusters(x, p, s), refinement(x, p, s)
+        assert torch.equal(fitted(x, s.logits), refined(x, s.logits))
+
+
+def test_clusters_keep_to_shares_that_are_given() -> None:
+    features, prototypes, scores, _ = vague_names()
+    given = torch.logspace(0, -0.5, K) / torch.logspace(0, -0.5, K).sum()
+    assert off_by(clusters(features, prototypes, scores, given)(features, scores.logits), given) < 0.03
 
 
 def test_propagation_equals_its_closed_form() -> None:

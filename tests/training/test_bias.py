@@ -172,7 +172,8 @@ def test_what_is_found_too_often_is_told_and_found_less_and_a_skew_is_kept(
 
     zero_shot, adapted, result = after("service")
     assert zero_shot < 0.9 and adapted > zero_shot + 0.05
-    assert "find 'terrible' too often" in str(result.verdict) and not result.verdict.cautions
+    assert "find 'terrible' too often" in str(result.verdict)
+    assert [caution.name for caution in result.verdict.cautions] == ["shares moved"], "and never without a word"
     assert result.recipe.optimisation.lr == whole, "there is something to learn"
     zero_shot, adapted, result = after("film")
     assert zero_shot > 0.9 and adapted >= zero_shot - 0.005
@@ -186,7 +187,8 @@ def test_a_large_move_is_compared_with_zero_shot_after_the_same_move(tmp_path: P
     texts, labels = reviews(0.75, "service")
     clf = Classifier.from_pretrained(reading_lm(tmp_path / "lm", {"service": -0.45}), CLASSES, [TEMPLATE])
     assert (clf.predict_proba(texts).argmax(1) == torch.tensor(labels)).double().mean() < 0.45
-    verdict = clf.adapt(texts, settings={"steps": 10}).verdict
+    result = clf.adapt(texts, settings={"steps": 10})
+    clf, verdict = result.classifier, result.verdict
     assert verdict.diagnostics is not None and verdict.diagnostics.moved > 0.4
     assert not verdict.alarms and verdict.advised != "zero-shot"
     assert [caution.name for caution in verdict.cautions] == ["shares moved"], "four tenths are a lot to believe in"

@@ -221,7 +221,7 @@ def test_the_papers_estimate_is_not_replaced_by_the_shares_of_zero_shot() -> Non
     classifier = Classifier(Precomputed(prototypes, temperature=0.1), ["a", "b"])
     settings = {"steps": 2, "snapshots": 0, "min_class_usage": 0.0, "objective.prior": "paper"}
     result = classifier.adapt(Vectors(features), recipe="features", settings=settings)
-    assert result.recipe.postprocess == "refinement"
+    assert result.recipe.postprocess == "clusters"
 
 
 @pytest.mark.parametrize("prior", [[0.5, 0.5], [0.1] * 9 + [0.0], [0.1] * 9 + [float("nan")]])
@@ -267,7 +267,7 @@ def test_where_few_of_the_classes_are_there_nothing_is_trained(
     with caplog.at_level("INFO", "pouf"):
         result = classifier.adapt(Vectors(features))
         classifier = result.classifier
-    assert bool(result.history) == trained == (result.recipe.postprocess == "refinement")
+    assert bool(result.history) == trained == (result.recipe.postprocess == "clusters")
     assert ("nothing is trained" in caplog.text) != trained
     truth = [f"c{i % present}" for i in range(300)]
     right = [sum(a == b for a, b in zip(said, truth, strict=True)) for said in (before, classifier.predict(features))]

@@ -14,8 +14,8 @@ from small_models import masked_lm
 from pouf import EMBEDDED, Callback, Classifier, Diverged, Images, Recipe, Step, Texts
 from pouf.demo import DIGITS
 from pouf.recipe import Optimisation
+from pouf.training.model import Chunk, StepModel
 from pouf.training.optim import OPTIMIZERS, SCHEDULES, learning_rate, make_optimizer
-from pouf.training.step import Piece, StepModule
 from pouf.tuners import describe
 
 SHORT = Recipe.load("demo").with_settings(steps=4, batch_size=24)
@@ -249,14 +249,14 @@ def test_dropout_is_on_in_training_alone_and_repeats_itself(tmp_path: Path) -> N
 
 def test_chunks_that_are_computed_again_drop_the_same_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[torch.Tensor] = []
-    original = StepModule.inputs
+    original = StepModel._encode
 
-    def remembered(self: StepModule, piece: Piece) -> torch.Tensor:
-        features = original(self, piece)
+    def remembered(self: StepModel, chunk: Chunk) -> torch.Tensor:
+        features = original(self, chunk)
         computed.append(features.detach().clone())
         return features
 
-    monkeypatch.setattr(StepModule, "inputs", remembered)
+    monkeypatch.setattr(StepModel, "_encode", remembered)
     classifier, recipe = noisy(masked_lm(tmp_path, "roberta"), **{"compute.chunk": 3, "steps": 1, "snapshots": 0})
     train(classifier, Texts(TEXTS), recipe)
     one, two, one_again, two_again = computed

@@ -34,7 +34,7 @@ class Past(Checkpoints):
 
     def __init__(self, *labels: torch.Tensor) -> None:
         self.predictions = {Checkpoint(10 * i): seen(each) for i, each in enumerate(labels)}
-        self.states = dict.fromkeys(self.predictions)
+        self.postprocessors = dict.fromkeys(self.predictions)
         self.tuner, self.names = object(), None
         self.classifier = Classifier.from_vectors(torch.eye(K), [f"class {k}" for k in range(K)])
         self.sample = type("Sample", (), {"features": torch.eye(K)[TRUTH]})()
@@ -42,10 +42,10 @@ class Past(Checkpoints):
 
 def test_a_run_that_ended_badly_is_not_trusted_however_good_it_was_before() -> None:
     good = assess(Past(START, TRUTH, TRUTH, TRUTH))
-    assert good.advised == "last" and good.alarms == [] and good.trusted and good.level == "none"
+    assert good.advised == "last" and good.alarms == [] and good.trusted and good.level == "unverified"
     assert str(good) == (
-        "No warning signs. Using step 30 of 30, picked without labels. This does not show that it beats zero-shot: "
-        "`pouf review`."
+        "Unverified: no warning signs, and no labels. Using step 30 of 30, picked without labels; whether it beats "
+        "zero-shot, only labels can show: `pouf review`."
     )
     bad = assess(Past(START, TRUTH, TRUTH, TRUTH, ZEROS))
     assert bad.chosen == 30 and bad.advised == "zero-shot" and "collapse" in {alarm.name for alarm in bad.alarms}
@@ -81,7 +81,7 @@ def test_a_caution_is_said_and_does_not_fall_back() -> None:
     assert str(verdict).startswith(
         "Caution: adaptation changed no prediction of the 60 inputs that were looked at. If you know"
     )
-    assert "No warning signs" not in str(verdict) and "only labels can show" in str(verdict)
+    assert "no warning signs" not in str(verdict) and "only labels can show" in str(verdict)
 
 
 def test_a_second_opinion_that_fell_all_along_is_said() -> None:
@@ -107,12 +107,13 @@ def test_what_labels_said_counts_for_more_than_what_was_guessed() -> None:
         reviewed(good, "adapted").level
         == reviewed(open_, "adapted").level
         == reviewed(bad, "zero-shot").level
-        == "none"
+        == "confirmed"
     )
     assert reviewed(good, "zero-shot").level == reviewed(bad, "adapted").level == "alarm", "it is not what is used"
-    assert reviewed(open_, None).level == "caution" and reviewed(good, None).level == "none"
+    assert reviewed(open_, None).level == "caution" and reviewed(good, None).level == "unverified"
     assert str(reviewed(good, "adapted")) == (
-        f"{good} By 9 answers, zero-shot is right in 50.0 % (95 % confidence interval 40.0 to 60.0) and adapted is "
+        "Confirmed by labels. Using step 20 of 20, picked without labels. By 9 answers, "
+        "zero-shot is right in 50.0 % (95 % confidence interval 40.0 to 60.0) and adapted is "
         "right in 80.0 % (95 % confidence interval 70.0 to 90.0). So it is."
     )
 
@@ -182,14 +183,14 @@ def test_no_verdict_is_green_without_evidence(few_digits: Path) -> None:
     image = next(few_digits.rglob("*.png"))
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     verdict = classifier.adapt([image], recipe=short(steps=2, snapshots=2)).verdict
-    assert {"few inputs", "few steps"} <= {caution.name for caution in verdict.cautions} and verdict.level != "none"
+    assert {"few inputs", "few steps"} <= {caution.name for caution in verdict.cautions} and verdict.level == "caution"
     untrained = Classifier.from_pretrained(EMBEDDED, DIGITS)
     torch.manual_seed(0)
     untrained.backbone.model.load_state_dict(
         type(untrained.backbone.model)(untrained.backbone.model.config).state_dict()
     )
     verdict = untrained.adapt(few_digits, recipe=short(steps=2, snapshots=1)).verdict
-    assert "uninformative" in {caution.name for caution in verdict.cautions} and verdict.level != "none"
+    assert "uninformative" in {caution.name for caution in verdict.cautions} and verdict.level in ("alarm", "caution")
 
 
 def test_classes_that_are_not_in_the_data_raise_an_alarm(digits: Images) -> None:

@@ -11,6 +11,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -55,9 +56,9 @@ def _is_control(character: str) -> bool:
     return character not in "\n\t" and (turns or unicodedata.category(character) in ("Cc", "Cs"))
 
 
-def print_out(message: str) -> None:
+def print_out(message: str, style: str | None = None) -> None:
     """On standard output."""
-    out.print(plain(message), markup=False, soft_wrap=True)
+    out.print(plain(message), markup=False, soft_wrap=True, style=style)
 
 
 def print_err(message: str, style: str | None = None) -> None:
@@ -101,28 +102,42 @@ def show_methods() -> None:
 
 
 def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> None:
-    inputs = list(result.sources.values())
-    last, verdict = (result.history[-1] if result.history else None), result.verdict
-    show_verdict(verdict, output.hidden)
+    last, classes = (result.history[-1] if result.history else None), len(task.classifier.classes)
+    facts = {
+        "method": result.method, "n": sum(map(len, result.sources.values())),
+        "skipped": sum(len(each.skipped) for each in result.sources.values()), "steps": len(result.history),
+        "loss": last.loss if last else None, "effective_classes": last.effective_classes if last else None,
+        "seconds": round(last.seconds, 1) if last else 0.0, "trainable": result.trainable, "total": result.total,
+    }  # fmt: skip
+    line = "Nothing was trained."
+    if last is not None:
+        line = (
+            f"{plural(last.step, 'step')} in {last.seconds:.0f} s; last batch: loss {last.loss:.3f}, "
+            f"{last.effective_classes:.1f} of {classes} classes predicted."
+        )
+    _show_run(result, facts, [line], task, output)
+
+
+def show_search(found: Search, task: Task, output: OutputOptions) -> None:
+    lines = [
+        f"not believed: {format_settings(trial.settings)}: {trial.why_not}" for trial in found.trials if trial.why_not
+    ]
+    if found.settings is not None:
+        lines.append(f"Chosen without labels: {format_settings(found.settings)}.")
+    facts = {"settings": found.settings, "step": found.ranking.step, "trials": len(found.trials)}
+    _show_run(found.result, facts, lines, task, output)
+
+
+def _show_run(result: Adaptation, facts: dict[str, Any], lines: list[str], task: Task, output: OutputOptions) -> None:
+    """The verdict, what was skipped, lines of the command's own, and what to do next."""
+    show_verdict(result.verdict, output.hidden)
     if output.as_json:
-        print_json(
-            _facts(result) | {
-                "method": result.method, "n": sum(map(len, inputs)),
-                "skipped": sum(len(each.skipped) for each in inputs), "steps": len(result.history),
-                "loss": last.loss if last else None, "effective_classes": last.effective_classes if last else None,
-                "seconds": round(last.seconds, 1) if last else 0.0,
-                "trainable": result.trainable, "total": result.total,
-            }
-        )  # fmt: skip
-    elif not output.quiet:
-        show_skipped(inputs, result.files["run"])
-        if last:
-            print_out(
-                f"{plural(last.step, 'step')} in {last.seconds:.0f} s; last batch: loss {last.loss:.3f}, "
-                f"{last.effective_classes:.1f} of {len(task.classifier.classes)} classes predicted."
-            )
-        else:
-            print_out("Nothing was trained.")
+        print_json(_facts(result) | facts)
+        return
+    inputs = list(result.sources.values())
+    show_skipped(inputs, result.files["run"])
+    if not output.quiet:
+        print_out("\n".join(lines))
         _show_end(result, task, inputs)
 
 
@@ -141,7 +156,7 @@ def _example(data: Unlabelled) -> str:
     if data.modality == "text":
         return '"a text of your own"'
     source = Path(data.source.split("::")[0])
-    image = next((source / name for name in data.ids[:100] if (source / name).is_file()), source)
+    image = next((source / name for name in islice(data.ids, 100) if (source / name).is_file()), source)
     return shlex.quote(str(image if data.modality == "image" and source.is_dir() else source))
 
 
@@ -210,22 +225,6 @@ def _format_prediction(row: Mapping[str, Any], named: bool) -> str:
         said += " (abstained)"
     name = next(str(row[key]) for key in ("text", *row) if key in row)
     return f"{said}  {name}" if named else said
-
-
-def show_search(found: Search, task: Task, output: OutputOptions) -> None:
-    show_verdict(found.result.verdict, output.hidden)
-    if output.as_json:
-        facts = {"settings": found.settings, "step": found.ranking.step, "trials": len(found.trials)}
-        print_json(_facts(found.result) | facts)
-    elif not output.quiet:
-        for trial in found.trials:
-            if trial.why_not:
-                print_out(f"not believed: {format_settings(trial.settings)}: {trial.why_not}")
-        if found.settings is not None:
-            print_out(f"Chosen without labels: {format_settings(found.settings)}.")
-        inputs = list(found.result.sources.values())[:1]
-        show_skipped(inputs, found.result.files["run"])
-        _show_end(found.result, task, inputs)
 
 
 def _facts(result: Adaptation) -> dict[str, Any]:
@@ -307,12 +306,12 @@ def show_confusion(result: Evaluation) -> None:
 
 def show_verdict(verdict: Verdict, quiet: bool) -> None:
     """Whether a run can be trusted. Alarms and cautions are always printed, on standard error."""
-    if verdict.level != "none":
+    style = {"alarm": "bold red", "caution": "yellow", "confirmed": "green"}.get(verdict.level)
+    if verdict.level in ("alarm", "caution"):
         hint = " (--use adapted overrides.)" if verdict.advised == "zero-shot" else ""
-        style = {"alarm": "bold red", "caution": "yellow"}[verdict.level]
         print_err(f"{verdict}{hint}", style)
     elif not quiet:
-        print_out(str(verdict))
+        print_out(str(verdict), style)
 
 
 def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:

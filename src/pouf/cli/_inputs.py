@@ -173,7 +173,7 @@ def adapt_arguments(task: Task, options: RunOptions) -> dict[str, Any]:
     return {
         "method": options.method, "recipe": options.preset or options.recipe, "max_minutes": options.max_minutes,
         "settings": options.changes | parse_settings(options.settings or []), "shots": task.shots,
-        "demonstrations": options.demonstrations, "prior": _proportions(options.prior), "refine": options.refine,
+        "demonstrations": options.demonstrations, "prior": proportions(options.prior), "refine": options.refine,
         "cache": options.features_cache(), "command": sys.argv,
         "output": Output(options.out, options.resume, options.overwrite, options.report),
         "keep": KeepNames(options.keep_classes, options.keep_data) if options.keep_classes is not None else None,
@@ -213,7 +213,7 @@ def split_numbers(option: str, text: str | None, example: str, kind: type = floa
         raise InputError(f"{option} {text!r}: expected {example}") from None
 
 
-def _proportions(text: str | None) -> str | list[float] | None:
+def proportions(text: str | None) -> str | list[float] | None:
     """`uniform`, `estimated` and `paper` as they are, `0.7,0.3` as numbers."""
     if text is None or not any(character.isdigit() for character in text):
         return text

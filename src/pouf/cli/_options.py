@@ -56,7 +56,9 @@ Changes = dict[str, Any]  # of a recipe, by dotted name
 
 @dataclass
 class OutputOptions:
-    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="Errors, alarms and cautions only.")] = False
+    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="Errors, alarms, cautions and skipped inputs only.")] = (
+        False
+    )
     as_json: Annotated[
         bool, OutputOption("--json", help="One JSON object on standard output, and nothing else there.")
     ] = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from pouf.cli import _console as console
+from pouf.cli._inputs import proportions
 from pouf.cli._options import (
     DataOption,
     IdColumn,
@@ -41,6 +43,9 @@ def predict(
     ] = None,
     overwrite: Annotated[bool, OutputOption("--overwrite", help="Replace the file that --out names.")] = False,
     use: UseOption = "advised",
+    prior: Annotated[
+        str | None, OutputOption(help="Shares of the classes in the input: uniform, or one per class as 0.7,0.3.")
+    ] = None,
     abstain: Annotated[
         float | None, OutputOption(help="Mark what is likely wrong: of the rest, at most this share, as 0.05.")
     ] = None,
@@ -73,7 +78,7 @@ def predict(
     folder = Run(run)
     chosen = library.PredictOptions(
         use, abstain, unknown, probabilities, safe_csv, overwrite, text_column, id_column, options.place(),
-        options.trust_model,
+        options.trust_model, proportions(prior),
     )  # fmt: skip
     with encoding(options, batch_size) as inference:
         found = library.predict(folder, samples, file, chosen, inference)
@@ -85,6 +90,7 @@ def predict(
 def _samples(inputs: str | None, texts: list[str] | None) -> tuple[Path | list[str], bool]:
     """A path or texts, and whether they are few: one image, or texts that were given on the command line."""
     from pouf.data.images import EXTENSIONS
+    from pouf.data.remote import as_url
 
     if (inputs is None) == (not texts):
         raise InputError("give one of INPUT and --text; - reads texts from standard input, one a line")
@@ -97,6 +103,8 @@ def _samples(inputs: str | None, texts: list[str] | None) -> tuple[Path | list[s
             raise InputError("standard input is empty: give texts, one a line")
         return lines, True
     if _is_path(inputs):
+        if inputs.strip() and as_url(inputs) is None and not os.path.lexists(inputs.split("::")[0]):
+            raise InputError(f"no such file or folder: {inputs!r}; a text of one word is given with --text")
         return path(inputs), inputs.lower().endswith(EXTENSIONS) and Path(inputs).is_file()
     return [inputs], True
 

@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +93,7 @@ class Images(Unlabelled):
         names = [readable(item) if isinstance(item, (str, Path)) else str(i) for i, item in enumerate(items)]
         super().__init__(names if ids is None else ids, source)
         self.items = items
-        self.contents = Contents(len(items), self._bytes)
+        self.contents = Contents(len(items), partial(_bytes_of, items))
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Images:
@@ -224,11 +224,12 @@ class Images(Unlabelled):
     def peek(self) -> AbstractContextManager[None]:
         return self.contents.peek()
 
-    def _bytes(self, index: int) -> bytes:
-        item = self.items[index]
-        if isinstance(item, (TarMember, RemoteFile, ImageFile)):
-            return item.read_bytes()
-        return read_bytes(item)  # type: ignore[arg-type]
+
+def _bytes_of(items: Sequence[Item], index: int) -> bytes:
+    item = items[index]
+    if isinstance(item, (TarMember, RemoteFile, ImageFile)):
+        return item.read_bytes()
+    return read_bytes(item)  # type: ignore[arg-type]
 
 
 def readable(path: str | Path) -> str:

@@ -24,8 +24,8 @@ class RandomBatches(ABC, Iterator[list[Draw]]):
     """Whoever reads ahead draws more batches than have been learned from: `done` says that one has been."""
 
     @abstractmethod
-    def done(self) -> None:
-        """The earliest batch that has been drawn and not yet done with is done with."""
+    def done(self) -> list[Draw]:
+        """The earliest batch that has been drawn and not yet been learned from: now it is."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]: ...
@@ -82,8 +82,8 @@ class Permutations(RandomBatches):
     def _states(self) -> list[torch.Tensor]:
         return [self.generator.get_state(), self.seeds.get_state()]
 
-    def done(self) -> None:
-        self.open.popleft()
+    def done(self) -> list[Draw]:
+        return self.open.popleft()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -107,17 +107,20 @@ class Replayed(RandomBatches):
 
     def __init__(self, batches: Iterator[list[Draw]]) -> None:
         self.batches, self.number = batches, 0
+        self.open: deque[list[Draw]] = deque()  # drawn and not done
 
     def __next__(self) -> list[Draw]:
-        return next(self.batches)
+        self.open.append(next(self.batches))
+        return self.open[-1]
 
-    def done(self) -> None:
+    def done(self) -> list[Draw]:
         self.number += 1
+        return self.open.popleft()
 
     def state_dict(self) -> dict[str, Any]:
         return {"number": self.number}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for _ in range(state["number"]):
-            next(self)
+            next(self.batches)
         self.number = state["number"]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
-from pouf.losses.precision import at_least_fp32
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Half precisions become fp32, in which losses are computed; fp32 and fp64 stay as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -1,20 +1,33 @@
-"""The loss of a method: a weighted sum of named terms."""
+"""The loss of a method: a weighted sum of named terms, with the class proportions that they assume or learn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pouf.losses.information import entropy, mutual_information
 from pouf.losses.optimal_transport import optimal_transport
+from pouf.losses.prior import PaperPrior, PriorEstimate
 from pouf.losses.supervised import divergence, squared_error
 from pouf.losses.transport import COSTS, conditional_transport
 
+if TYPE_CHECKING:
+    from pouf.models.base import Scores
+    from pouf.recipe import ObjectiveSettings
+
 # How far predictions are from what labelled shots say.
 LABEL_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": divergence, "mse": squared_error}
+# Class proportions that are learned along a run, by `prior` of the recipe.
+PRIORS: dict[str, Callable[[int, int], PaperPrior | PriorEstimate]] = {"paper": PaperPrior, "estimated": PriorEstimate}
+
+
+class Loss(NamedTuple):
+    total: Tensor  # scalar, differentiable
+    terms: dict[str, Tensor]  # scalars before weighting, without a graph; of each, smaller is better
+    scores: Scores  # of the unlabelled batch, without a graph
 
 
 class Shares(NamedTuple):
@@ -22,49 +35,77 @@ class Shares(NamedTuple):
 
     plan: Tensor | None = None  # of the transport plan
     marginal: Tensor | None = None  # that the mutual information pulls the predictions as a whole towards
-    known: bool = False  # they are right, not an estimate
 
 
-UNIFORM = Shares()
-
-
-def unlabelled_terms(
-    sim: Tensor,
-    logits: Tensor,
-    temperature: Tensor,
-    shares: Shares = UNIFORM,
-    *,
-    wanted: Iterable[str] = ("transport", "information"),
-    plan: str = "conditional",
-    cost: str = "cosine",
-    regularisation: float = 0.0,
-) -> dict[str, Tensor]:
-    """The terms that need no labels, before weighting; each is a loss: smaller is better.
+class Objective:
+    """L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * L_labels(logits).
 
     Args:
-        sim: (n, k) cosine similarity of features and prototypes.
-        logits: (n, k), what the model predicts with.
-        temperature: scalar, T of the transport plan.
-        shares: what is assumed of the class proportions.
-        wanted: some of transport, information and entropy.
-        plan: conditional, or exact and sinkhorn for optimal transport.
-        regularisation: of Sinkhorn's plan; 0 takes T.
+        settings: the weights, and which transport, labels and prior.
+        classes: their number k.
+        steps: of the run, over which a prior is learned.
+        known_shares: (k,), the class proportions of the data, where they are known.
     """
 
-    def transport() -> Tensor:
-        if plan == "conditional":
-            return conditional_transport(sim, temperature, shares.plan, COSTS[cost]).cost
-        smooth = (regularisation or temperature.item()) if plan == "sinkhorn" else 0.0
-        return optimal_transport(sim, shares.plan, smooth, COSTS[cost])
+    def __init__(
+        self, settings: ObjectiveSettings, classes: int, steps: int = 1, known_shares: Tensor | None = None
+    ) -> None:
+        self.settings, self.weights, self.known_shares = settings, settings.weights(), known_shares
+        learned = known_shares is None and settings.prior in PRIORS
+        self.prior = PRIORS[settings.prior](classes, steps) if learned else None
 
-    terms: dict[str, Callable[[], Tensor]] = {
-        "transport": transport,
-        "information": lambda: -mutual_information(logits, shares.marginal, shares.known),
-        "entropy": lambda: entropy(logits),
-    }
-    return {name: terms[name]() for name in wanted if name in terms}
+    def __call__(self, scores: Sequence[Scores], targets: Tensor | None = None) -> Loss:
+        """The loss of a step, in fp32 or better. A prior that is learned takes in the batch.
 
+        Args:
+            scores: of the unlabelled batch, and of the labelled one, where that is another.
+            targets: (n, k), class probabilities of the labelled batch.
+        """
+        (sim, logits, temperature), labelled = scores[0], scores[-1]
+        settings, terms = self.settings, {}
+        with torch.autocast(logits.device.type, enabled=False):
+            shares = self._shares(scores[0]) if self.prior is not None or self.known_shares is not None else Shares()
+            if settings.transport and settings.plan == "conditional":
+                cost = COSTS[settings.cost]
+                terms["transport"] = conditional_transport(sim, temperature, shares.plan, cost).cost
+            elif settings.transport:
+                smooth = (settings.regularisation or temperature.item()) if settings.plan == "sinkhorn" else 0.0
+                terms["transport"] = optimal_transport(sim, shares.plan, smooth, COSTS[settings.cost])
+            if settings.information:
+                terms["information"] = -mutual_information(logits, shares.marginal, self.known_shares is not None)
+            if settings.entropy:
+                terms["entropy"] = entropy(logits)
+            if targets is not None:
+                terms["labels"] = LABEL_LOSSES[settings.label_loss](labelled.logits, targets)
+            total = torch.stack([self.weights[name] * term for name, term in terms.items()]).sum()
+        known = {name: term.detach() for name, term in terms.items()}
+        return Loss(total, known, type(scores[0])(*(each.detach() for each in scores[0])))
 
-def total_loss(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """sum_t weight_t * term_t, scalar."""
-    return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+    @property
+    def used(self) -> set[str]:
+        """The fields of the scores that the loss depends on."""
+        names = {"logits"} if self.settings.information or self.settings.entropy or self.settings.labels else set()
+        if self.settings.transport:
+            names |= {"sim", "temperature"} if self.settings.plan == "conditional" else {"sim"}
+        return names
+
+    def _shares(self, scores: Scores) -> Shares:
+        """Proportions to assume with this batch."""
+        if self.known_shares is not None:
+            if self.settings.prior == "paper":  # appendix: p(w) is set to them, and the information has none
+                return Shares(plan=self.known_shares)
+            # One pull is enough: with the prior in the plan as well, the predictions overshoot it.
+            return Shares(marginal=self.known_shares)
+        if isinstance(self.prior, PaperPrior):
+            return Shares(plan=self.prior.update(scores.sim / scores.temperature))
+        assert self.prior is not None
+        estimate = self.prior.update(scores.logits)
+        return Shares(estimate, estimate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is learned along a run."""
+        return {"prior": dict(vars(self.prior)) if self.prior is not None else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.prior is not None:
+            vars(self.prior).update(state["prior"])

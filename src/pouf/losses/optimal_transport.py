@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pouf.errors import optional
-from pouf.losses.precision import at_least_fp32
+from pouf.losses.information import at_least_fp32
 from pouf.losses.transport import cosine_cost
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pouf.losses.precision import at_least_fp32
+from pouf.losses.information import at_least_fp32
 
 
 def divergence(logits: Tensor, targets: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pouf.losses.precision import at_least_fp32
+from pouf.losses.information import at_least_fp32
 
 
 def cosine_cost(sim: Tensor) -> Tensor:

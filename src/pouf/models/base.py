@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -212,28 +213,13 @@ class Backbone(nn.Module, ABC):
         digest = blake2b(named.encode(), digest_size=16)
         for name, tensor in self.input_weights():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(self._weight_digest(name, tensor))
+            digest.update(_digest_of(tensor))
         return digest.hexdigest()
-
-    def _weight_digest(self, name: str, tensor: Tensor) -> bytes:
-        """Of the bytes of a weight, which are read again only where it has changed."""
-        if self.sharded:
-            return blake2b(_bytes(tensor), digest_size=16).digest()
-        known = self.__dict__.setdefault("_weight_digests", {})
-        # torch counts changes in place; those past it, through `.data` or numpy, show in some of the numbers.
-        some = tensor.detach().flatten()[:: max(1, tensor.numel() // 64)].cpu().clone()
-        state = tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape
-        if name not in known or known[name][0] != state or not torch.equal(known[name][1], some):
-            known[name] = state, some, blake2b(_bytes(tensor), digest_size=16).digest()
-        digest: bytes = known[name][2]
-        return digest
 
     def weights_digest(self) -> str:
         """A fingerprint of all parameters but the temperature, whatever versions of transformers call them."""
         digests = sorted(
-            self._weight_digest(name, parameter)
-            for name, parameter in self.named_parameters()
-            if name.split(".")[-1] != "logit_scale"
+            _digest_of(parameter) for name, parameter in self.named_parameters() if name.split(".")[-1] != "logit_scale"
         )
         return blake2b(b"".join(digests), digest_size=16).hexdigest()
 
@@ -262,6 +248,31 @@ class Backbone(nn.Module, ABC):
             raise InputError(
                 f"the weights in {str(folder)!r} do not fit this {type(self).__name__} ({why}): give the one of the run"
             ) from None
+
+
+class _Hashed(NamedTuple):
+    version: int
+    some: Tensor
+    digest: bytes
+
+
+# By the memory that weights are in, which copies of a classifier share, and by their place in it.
+_hashed: WeakKeyDictionary[torch.UntypedStorage, dict[Any, _Hashed]] = WeakKeyDictionary()
+
+
+def _digest_of(tensor: Tensor) -> bytes:
+    """Of the bytes of a weight, which are read again only where it has changed."""
+    if type(tensor) not in (Tensor, nn.Parameter):  # in shards
+        return blake2b(_bytes(tensor), digest_size=16).digest()
+    known = _hashed.setdefault(tensor.untyped_storage(), {})
+    part = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    # torch counts changes in place; those past it, through `.data` or numpy, show in some of the numbers.
+    some = tensor.detach().flatten()[:: max(1, tensor.numel() // 64)].cpu().clone()
+    found = known.get(part)
+    if found is None or found.version != tensor._version or not torch.equal(found.some, some):
+        found = _Hashed(tensor._version, some, blake2b(_bytes(tensor), digest_size=16).digest())
+        known[part] = found
+    return found.digest
 
 
 def _bytes(tensor: Tensor) -> Any:

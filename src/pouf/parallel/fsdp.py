@@ -3,12 +3,14 @@
 What is not a matrix (biases, gains, the temperature) and what tuners add (soft prompts, prototypes, low-rank matrices)
 is small, and stays whole on every process; its gradients are averaged here.
 
-From then on whatever computes with the backbone is computed by all processes together: each must call it equally often.
+All processes must compute with a sharded backbone together, equally often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,14 +28,12 @@ from pouf.parallel.process_group import (
     processes,
     started_processes,
 )
-from pouf.parallel.shards import is_main, is_shard
+from pouf.parallel.shards import full, is_main, is_shard, load_weights, local
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
     from pouf.models.base import Backbone
     from pouf.recipe import Recipe
-
-ENTRIES = ("encode_inputs", "encode_prompts", "prototypes")  # of a backbone: what computes with its matrices
 
 
 def asks_to_shard(classifier: Classifier, recipe: Recipe) -> bool:
@@ -43,15 +43,15 @@ def asks_to_shard(classifier: Classifier, recipe: Recipe) -> bool:
 
 
 def wait_for_shards(backbone: Backbone, device: str | torch.device) -> None:
-    """Leave the weights where they were read, and say where their shards are to go: all need not fit there."""
+    """Leave the weights where they were read, and set the device of their shards: it need not have room for all."""
     backbone.logit_scale.data = backbone.logit_scale.data.to(device)
 
 
 def shard_classifier(classifier: Classifier) -> None:
     """Shard a classifier over all processes that were started, for prediction or before it is adapted."""
-    world = init_processes(classifier.device)
-    if world.size > 1 and classifier.kind != "vector" and not classifier.backbone.sharded:
-        shard(classifier.backbone, world)
+    group = init_processes(classifier.device)
+    if group.size > 1 and classifier.kind != "vector" and not classifier.backbone.sharded:
+        shard(classifier.backbone, group)
 
 
 def sync_weights(classifier: Classifier, recipe: Recipe) -> None:
@@ -63,47 +63,42 @@ def sync_weights(classifier: Classifier, recipe: Recipe) -> None:
 
 
 @torch.no_grad()
-def shard(backbone: Backbone, world: ProcessGroup) -> None:
-    """Share the weights of the first process out over all, in place: layer by layer, so that no device needs room for
-    more than a layer beside its shards."""
+def shard(backbone: Backbone, group: ProcessGroup) -> None:
+    """Shard the weights of the first process over all, in place: layer by layer, so that no device needs room for more
+    than a layer beside its shards."""
     try:
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     except ImportError:
         raise InputError(f"sharded weights need torch 2.6 or later, not {torch.__version__}") from None
     from torch.distributed.device_mesh import init_device_mesh
 
     device = backbone.device
-    mesh = init_device_mesh(device.type, (world.size,))
+    weights = backbone.state_dict() if is_main() else {}  # as they were read
     small = {parameter for parameter in backbone.parameters() if parameter.dim() < 2}
-    known: set[Tensor] = set()
-
-    def spread(part: nn.Module, reshard: bool) -> None:
-        own = [
-            tensor for tensor in (*part.parameters(), *part.buffers()) if tensor not in known and not is_shard(tensor)
-        ]
-        _take_from_first(own, device)
-        known.update(own)
-        fully_shard(part, mesh=mesh, reshard_after_forward=reshard, ignored_params=small)
-
+    for parameter in small:
+        parameter.data = parameter.data.to(device, copy=True)
+    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (group.size,)), "ignored_params": small}
     by_layer, names = launched_wrapping()
     for layer in _layers(backbone, names) if by_layer else ():
-        spread(layer, launched_resharding())
-    spread(backbone, True)
-    _guard_entries(backbone)
+        fully_shard(layer, reshard_after_forward=launched_resharding(), **options)
+        if not launched_resharding():
+            layer.register_forward_hook(_reshard_after_prediction)
+    fully_shard(backbone, reshard_after_forward=True, **options)
+    with connection_errors():
+        load_weights(backbone, weights)
+    # Everything that computes with the matrices of the root.
+    register_fsdp_forward_method(backbone, "encode_inputs")
+    if not backbone.reads_prompts:
+        register_fsdp_forward_method(backbone, "prototypes")
+    if backbone.text_side is None:
+        register_fsdp_forward_method(backbone, "encode_prompts")
+    else:
+        backbone.text_side.encode_tokens = partial(backbone, backbone.text_side.encode_tokens)
     backbone.sharded = True
 
 
-def _take_from_first(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """In new memory: what was mapped from a file stays there, unread."""
-    with connection_errors():
-        for tensor in tensors:
-            fresh = tensor.detach().to(device, copy=True) if is_main() else torch.empty_like(tensor, device=device)
-            dist.broadcast(fresh, 0)
-            tensor.data = fresh
-
-
 def _layers(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """Modules of these classes; by default what stands in lists of modules, as the layers of transformers do."""
+    """Modules of these classes; by default the elements of lists of modules, such as the layers of transformers."""
     if names:
         found = [part for part in module.modules() if type(part).__name__ in names]
         if not found:
@@ -113,33 +108,14 @@ def _layers(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     return [layer for each in lists for layer in each if not any(isinstance(p, nn.ModuleList) for p in layer.modules())]
 
 
-def _guard_entries(backbone: Backbone) -> None:
-    """Let everything that computes with the matrices pass through `forward`, where FSDP2 makes them whole."""
-    inside = False
-
-    def through_forward(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def entered(*given: Any) -> Tensor:
-            nonlocal inside
-            if inside:
-                return compute(*given)
-            inside = True
-            try:
-                return backbone(compute, *given)  # type: ignore[no-any-return]
-            finally:
-                inside = False
-                if not torch.is_grad_enabled():
-                    reshard(backbone)
-
-        return entered
-
-    for name in ENTRIES:
-        setattr(backbone, name, through_forward(getattr(backbone, name)))
-    if backbone.text_side is not None:
-        backbone.text_side.encode_tokens = through_forward(backbone.text_side.encode_tokens)
+def _reshard_after_prediction(layer: Any, *_: Any) -> None:
+    """Layers that stay whole until their backward pass must not stay so where there is none."""
+    if not torch.is_grad_enabled():
+        layer.reshard()
 
 
 def reshard(backbone: Backbone) -> None:
-    """Nothing is whole any more, also where layers stay so between the two passes of a step."""
+    """After a step that an error has ended, layers may still be whole."""
     from torch.distributed.fsdp import FSDPModule
 
     for part in backbone.modules():
@@ -147,16 +123,27 @@ def reshard(backbone: Backbone) -> None:
             part.reshard()
 
 
-def average_gradients(parameters: Iterable[Tensor], world: ProcessGroup) -> None:
+def average_gradients(parameters: Iterable[Tensor], group: ProcessGroup) -> None:
     """Of what is whole on every process, in one message."""
     plain = [parameter for parameter in parameters if not is_shard(parameter)]
-    told = world.gather_objects([parameter.grad is not None for parameter in plain])
-    used = [parameter for parameter, *there in zip(plain, *told, strict=True) if any(there)]
+    by_rank = group.gather_objects([parameter.grad is not None for parameter in plain])
+    used = [parameter for parameter, *has_gradient in zip(plain, *by_rank, strict=True) if any(has_gradient)]
     if not used:
         return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
     flat = torch.cat([gradient.flatten().float() for gradient in gradients])
     with connection_errors():
         dist.all_reduce(flat)
-    for parameter, part in zip(used, (flat / world.size).split([g.numel() for g in gradients]), strict=True):
+    for parameter, part in zip(used, (flat / group.size).split([g.numel() for g in gradients]), strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+
+def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
+    """The norm of all gradients, of shards and whole ones, before they are cut to the limit."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    parts = [[g for g in gradients if is_shard(g) is sharded] for sharded in (False, True)]
+    norm: Tensor = torch.stack([full(nn.utils.get_total_norm(part)) for part in parts if part]).norm()
+    if math.isfinite(limit):
+        for gradient in gradients:
+            local(gradient).mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm

@@ -1,30 +1,20 @@
-"""Tensors that lie in parts on several processes (DTensors): made whole one at a time, written to a file, read again.
+"""Weights that are sharded over processes (DTensors): put together in the first process's main memory, and back.
 
-Every process must call what is here, in the same order. Files are the same as those of one process.
+Every process must call what is here, in the same order.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
-
-from pouf.files import atomic_write
-
-# As safetensors calls them.
-DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
 def is_main() -> bool:
-    """The process that writes and reads files for all."""
+    """Whether this is the process that writes and reads files for all."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
@@ -38,55 +28,57 @@ def full(tensor: Any) -> Tensor:
 
 
 def local(tensor: Any) -> Tensor:
-    """The part that lies here."""
+    """The part of a shard that this process has; any other tensor as it is."""
     return tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[no-any-return]
 
 
-def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All of them whole in the first process's memory; the others get nothing. What is tied there stays tied."""
-    known: dict[int, Tensor] = {}
-    for tensor in tensors.values():
-        if id(tensor) not in known:
-            known[id(tensor)] = full(tensor).detach().cpu() if is_main() else _handed_over(tensor)
-    return {name: known[id(tensor)] for name, tensor in tensors.items()} if is_main() else {}
+def gather_weights(module: nn.Module, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Whole weights in the first process's main memory; the others get nothing.
 
+    Args:
+        names: of trained parameters; by default the whole `state_dict`, in which tied weights stay tied.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-def _handed_over(tensor: Tensor) -> Tensor:
-    full(tensor)
-    return tensor
-
-
-def write_shards(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """As safetensors. The first process writes, and no process holds more than one whole tensor at a time."""
+    trained = names is not None
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained)
+    state: dict[str, Any] = get_model_state_dict(module, options=options)
     if not is_main():
-        for tensor in tensors.values():
-            _handed_over(tensor)
+        return {}
+    if names is not None:
+        return {name: state[name] for name in names}
+    own = module.state_dict(keep_vars=True)
+    first = {id(tensor): name for name, tensor in reversed(own.items())}
+    return {name: state[first[id(tensor)]] for name, tensor in own.items()}
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """The inverse of `gather_weights`. Parameters without a new value keep theirs."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    set_model_state_dict(module, dict(weights), options=options)
+
+
+def gather_optimizer(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Its state by names of parameters, whole in the first process's main memory; the others get nothing."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return get_optimizer_state_dict(module, optimizer, options=options)
+
+
+def load_optimizer(module: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """The inverse of `gather_optimizer`."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+    known = [list(state["state"]) if is_main() else []]
+    dist.broadcast_object_list(known, 0)
+    if not known[0]:  # without momentum there is nothing to load
         return
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    with atomic_write(file) as partial, partial.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little"))
-        stream.write(text)
-        for tensor in tensors.values():
-            plain = full(tensor).detach().cpu().contiguous()
-            stream.write(plain.flatten().view(torch.uint8).numpy().data)
-
-
-def from_first(like: Tensor, read: Callable[[], Tensor]) -> Tensor:
-    """What the first process reads, sharded as `like` is; each process gets its part alone."""
-    device = local(like).device
-    given = read().to(device) if is_main() else torch.empty(like.shape, dtype=like.dtype, device=device)
-    if not dist.is_initialized():
-        return given
-    if not is_shard(like):
-        dist.broadcast(given, 0)
-        return given
-    from torch.distributed.tensor import distribute_tensor
-
-    sharded: Any = like
-    return distribute_tensor(given.to(like.dtype), sharded.device_mesh, sharded.placements, src_data_rank=0)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    set_optimizer_state_dict(module, optimizer, state, options=options)
+    # torch gives every parameter a state, also those that no step has used yet.
+    for name, parameter in module.named_parameters():
+        if name not in known[0]:
+            optimizer.state.pop(parameter, None)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
+from pouf.postprocess.clusters import clusters
 from pouf.postprocess.em import em
 from pouf.postprocess.few_classes import few_classes
 from pouf.postprocess.inmap import inmap
@@ -29,6 +30,7 @@ POSTPROCESSORS: dict[str, Callable[[Tensor, Tensor, Scores, Tensor | None], Post
     "shares": shares,
     "propagation": propagation,
     "refinement": refinement,
+    "clusters": clusters,
     "em": em,
     "stata": stata,
     "few-classes": few_classes,

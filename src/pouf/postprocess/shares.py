@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from pouf.errors import InputError
 from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
 from pouf.postprocess.sinkhorn import relaxed_offsets
@@ -21,6 +24,16 @@ def shares(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor |
     logits = scores.logits.float()
     k = logits.shape[1]
     return Postprocessor(share_offsets(logits, torch.full((k,), 1 / k) if prior is None else prior))
+
+
+def known_shares(proportions: Sequence[float] | Tensor, k: int) -> Tensor:
+    """The share of each of k classes in the data, as whoever knows them gives them: (k,), sums to 1."""
+    shares = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
+    if shares.shape != (k,) or not bool((shares > 0).all()) or not bool(shares.isfinite().all()):
+        raise InputError(f"expected one proportion above 0 for each of the {k} classes, not {list(proportions)}")
+    if abs(float(shares.sum()) - 1) > 0.02:
+        raise InputError(f"the proportions sum to {float(shares.sum()):.3g}, expected 1: {list(proportions)}")
+    return shares / shares.sum()
 
 
 def share_offsets(logits: Tensor, wanted: Tensor, start: Tensor | None = None, within: float = 0.0) -> Tensor:

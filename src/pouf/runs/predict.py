@@ -19,7 +19,9 @@ from pouf.runs.folder import Run
 from pouf.runs.inputs import load_classifiers, read_inputs
 from pouf.runs.predictions import Extras, Row, check_place, predict_share
 from pouf.validation.names import absent_names
-from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, unreliable
+from pouf.validation.selective import UNKNOWN, check_rate, out_of_distribution, reliability_views, unreliable
+
+CORRECTED = "corrected"
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class PredictOptions:
     """What to predict with, and what to write beside the classes.
 
     Args:
-        use: advised (by the run), zero-shot or adapted; of its steps, last or chosen.
+        use: advised (by the run), zero-shot or adapted; of its steps, last or chosen; or corrected: zero-shot, whose
+            predictions for these inputs are corrected together without training.
+        prior: shares of the classes in the inputs: "uniform", or one per class.
         abstain: mark what is likely wrong, so that at most this share of the rest is.
         unknown: predict `unknown` for inputs that are far from all prototypes.
         probabilities: a column for each class.
@@ -46,6 +50,7 @@ class PredictOptions:
     id_column: str | None = None
     device: str = "cpu"
     trust_model: bool = False
+    prior: str | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if self.abstain is not None:
@@ -85,7 +90,7 @@ def predict(
     options, inference = options or PredictOptions(), inference or InferenceConfig()
     if file is not None:
         check_place(file, options.overwrite)
-    (classifier,) = _load(run, options, options.use)
+    (classifier,) = _load(run, options, "zero-shot" if options.use == CORRECTED else options.use)
     return _predict(classifier, run, inputs, file, options, inference)
 
 
@@ -100,10 +105,17 @@ def _predict(
 ) -> Predicted:
     group = processes()
     data = _read(run, classifier, inputs, options)
-    group.check_equal(data.fingerprint(), "inputs")
+    if group.size > 1:
+        group.check_equal(data.fingerprint(), "inputs")
     warn_of_cut(classifier.backbone, data, "adapt with windows=True (--windows) to read them whole")
-    if options.abstain is not None and inference.cache is None:
+    together = options.use == CORRECTED or options.prior is not None
+    if (together or options.abstain is not None) and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
+    silent = replace(inference, on_batch=None, on_start=None)
+    if options.use == CORRECTED:
+        classifier = classifier.with_correction(data, silent)
+    if options.prior is not None:
+        classifier = classifier.with_prior(options.prior, data, silent)
     by = {"advised": run.verdict.advised, "adapted": run.adapted}.get(options.use, options.use)
     replaced: dict[int, str] = {}
 
@@ -112,10 +124,13 @@ def _predict(
             far = out_of_distribution(classifier, encoded, run.verdict.near.get(by)) if options.unknown else []
         replaced.update(dict.fromkeys(far, UNKNOWN))
 
-    flags, figures = _abstained(run, classifier, data, options, inference)
+    flags, figures, parents = _abstained(run, classifier, data, options, inference)
+    replaced.update(parents)
     extras = Extras(replaced, flags, figures, options.probabilities, options.safe_csv)
     share = predict_share(file, classifier, data, inference, extras, mark_unknown)
-    counts = {name: len(rows) for name, rows in flags.items()} | ({"unknown": len(replaced)} if options.unknown else {})
+    counts = {name: len(rows) for name, rows in flags.items()}
+    if options.unknown:
+        counts["unknown"] = list(replaced.values()).count(UNKNOWN)
     counts = {name: sum(group.gather_objects(count)) for name, count in counts.items()}
     skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
     absent = absent_names(classifier, share.sample)
@@ -141,11 +156,13 @@ def _load(run: Run, options: PredictOptions, *uses: str) -> list[Classifier]:
 
 def _abstained(
     run: Run, classifier: Classifier, data: Unlabelled, options: PredictOptions, inference: InferenceConfig
-) -> tuple[dict[str, set[int]], dict[str, dict[int, float]]]:
-    """Positions of what is likely wrong, and how reliable each prediction is, as columns; none if nothing abstains."""
+) -> tuple[dict[str, set[int]], dict[str, dict[int, float]], dict[int, str]]:
+    """Positions of what is likely wrong, and how reliable each prediction is, as columns, and what is answered with an
+    ancestor; none if nothing abstains."""
     if options.abstain is None:
-        return {}, {}
+        return {}, {}, {}
     (zero_shot,) = _load(run, options, "zero-shot")
+    classifier.fill(data, reliability_views(data), inference)
     encoded, silent = classifier.encode_share(data, inference), replace(inference, on_batch=None, on_start=None)
-    left_out, reliability = unreliable(classifier, zero_shot, data, encoded, options.abstain, silent)
-    return {"abstained": set(left_out)}, {"reliability": reliability}
+    found = unreliable(classifier, zero_shot, data, encoded, options.abstain, silent)
+    return {"abstained": set(found.left_out)}, {"reliability": found.reliability}, found.parents

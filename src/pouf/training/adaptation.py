@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from pouf.parallel.process_group import by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
+from pouf.training.encode_once import encode_once
 from pouf.training.pseudo_labels import pseudo_labelled
 from pouf.training.recipe_for_data import recipe_for_data
 from pouf.training.trainer import Training, train, watched
@@ -50,14 +51,15 @@ class Adaptation:
     drift: Drift | None = None  # of names outside of the task, where some are to be kept
     files: dict[str, Path] = field(default_factory=dict)  # the run, its predictions and its report, where written
 
-    def at(self, use: Use) -> Classifier:
-        """The classifier at the last step, at the chosen one, before training, or as the verdict advises.
+    def at(self, use: Use | Literal["adapted"]) -> Classifier:
+        """The classifier before training (zero-shot), adapted whether advised or not, or at a step: last or chosen.
 
         Each call gives one of its own, whose weights are read from the disk. Where weights are sharded, there is one
         set of them, and all classifiers of the run have those that were asked for last.
         """
-        one_of("use", use, dict.fromkeys(USES))
-        place, sharded = self.place(use), self.classifier.backbone.sharded
+        known: dict[str, Use] = {**{each: each for each in USES}, "adapted": self.verdict.adapted}
+        use = one_of("use", use, known)
+        place, sharded = self.place(cast("Use", use)), self.classifier.backbone.sharded
         if place == self.place("advised") and not sharded:
             return self.classifier
         if self.checkpoints is None:
@@ -65,6 +67,13 @@ class Adaptation:
         found = self.checkpoints.classifier(place)
         found.model_card = self.classifier.model_card
         return found
+
+    def with_prior(self, prior: str | Sequence[float]) -> Classifier:
+        """What the verdict advises, with these shares of the data it was adapted to: "uniform", or one per class."""
+        data = self.sources.get("data")
+        if data is None or data.streamed:
+            raise InputError("shares are of data that can be read again: take `classifier.with_prior(prior, inputs)`")
+        return self.classifier.with_prior(prior, data)
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> str | None:
         """Write what the verdict advises; options as of `Classifier.save_pretrained`."""
@@ -123,8 +132,9 @@ def adapt(
     if recipe.temperature:
         classifier.set_temperature(recipe.temperature)
     sync_weights(classifier, recipe)
-    for source in (data, shots.inputs if shots is not None else None):
+    for source in (data, shots.inputs if shots is not None else None) if processes().size > 1 else ():
         processes().check_equal(source.fingerprint() if source is not None else "", "inputs")
+    encode_once(classifier, data, recipe, inference, shots is not None or known_shares is not None)
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None

@@ -19,7 +19,6 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pouf.errors import InputError
-from pouf.parallel.process_group import alone
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
@@ -125,6 +124,8 @@ class Callbacks:
 
     def notify(self, event: Callable[[Callback], Any]) -> bool:
         """Whether any of them answered with True."""
+        from pouf.parallel.process_group import alone  # with torch, which `pouf --help` need not wait for
+
         with alone():  # a callback of one process may predict
             answers = [event(callback) for callback in self.all]  # all of them, whatever the first one answers
         return True in answers

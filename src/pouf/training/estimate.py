@@ -16,11 +16,12 @@ from pouf.data.loader import Reader
 from pouf.data.random_batches import Draw
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureStore, InferenceConfig
-from pouf.losses.objective import unlabelled_terms
+from pouf.losses.objective import Objective
+from pouf.models.base import Scores
 from pouf.parallel.process_group import processes
-from pouf.recipe import PRESETS, Recipe
+from pouf.recipe import PRESETS, ObjectiveSettings, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
-from pouf.training.step import precision
+from pouf.training.model import precision
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.validation.checkpoints import PERTURBED, SAMPLE
 
@@ -111,10 +112,11 @@ def _inputs(classifier: Classifier, tuner: Tuner, data: Unlabelled, recipe: Reci
         return 0.0, 0.0
     places = range(0, len(data), max(1, len(data) // TIMED))[:TIMED]
     read = Reader(data, backbone.prepare, None, backbone.image_size)
-    read[[Draw(places[-1], 0)]]  # the first sample waits for processors to load, which no other does
-    start = clock()
-    there = read[[Draw(place, 0) for place in places]]
-    reading = (clock() - start) / len(places)
+    with data.peek():
+        read[[Draw(places[-1], 0)]]  # the first sample waits for processors to load, which no other does
+        start = clock()
+        there = read[[Draw(place, 0) for place in places]]
+        reading = (clock() - start) / len(places)
     if not there.indices:
         return reading, reading  # none of these can be read; whether others can, the run will say
     tensors = {name: tensor.to(classifier.device) for name, tensor in there.tensors.items()}
@@ -145,11 +147,11 @@ def _loss(classifier: Classifier, recipe: Recipe, batch: int) -> float:
     """Seconds of the loss of one batch and its gradient, beside the encoders."""
     k, draw = len(classifier.classes), torch.Generator().manual_seed(0)
     sim = torch.rand(batch, k, generator=draw).to(classifier.device).requires_grad_()
-    temperature, objective = torch.tensor(0.1, device=classifier.device), recipe.objective
+    temperature = torch.tensor(0.1, device=classifier.device)
+    objective = Objective(ObjectiveSettings(plan=recipe.objective.plan), k)
 
     def once() -> None:
-        terms = unlabelled_terms(sim, sim / temperature, temperature, plan=objective.plan)
-        torch.autograd.grad(terms["transport"] + terms["information"], sim)
+        torch.autograd.grad(objective([Scores(sim, sim / temperature, temperature)]).total, sim)
 
     return _seconds(once)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pouf.classifier import Classifier
@@ -22,9 +20,11 @@ from pouf.inference.encode import InferenceConfig
 from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard
 from pouf.parallel.process_group import processes
+from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
+from pouf.training.recipe_for_data import preset_for_classes
 from pouf.training.trainer import check_shots
 
 logger = logging.getLogger(__name__)
@@ -97,6 +97,8 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
     method, recipe, shots, prior = options.method, options.recipe, options.shots, options.prior
     settings: dict[str, Any] = {full_name(name): value for name, value in (options.settings or {}).items()}
+    if method == "pouf":
+        recipe = preset_for_classes(classifier.kind, len(classifier.classes), recipe, settings)
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
         settings = {"temperature": classifier.temperature, **settings}  # its own, unless told otherwise
@@ -120,7 +122,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
     preparation, known = chosen.preparation(shots, settled.seed), None
     if prior is not None and not isinstance(prior, str):
-        known = _known_shares(prior, len(classifier.classes))
+        known = known_shares(prior, len(classifier.classes))
         trains = settled.steps and settled.objective.needs_unlabelled
         few = (
             len(classifier.classes) <= settled.keep_shares_max_classes
@@ -140,16 +142,6 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     return Plan(inputs, settled, learns, told, preparation, known)
 
 
-def _known_shares(proportions: Sequence[float] | Tensor, k: int) -> Tensor:
-    """The share of each of k classes in the data, as whoever knows them gives them: (k,), sums to 1."""
-    shares = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
-    if shares.shape != (k,) or not bool((shares > 0).all()) or not bool(shares.isfinite().all()):
-        raise InputError(f"expected one proportion above 0 for each of the {k} classes, not {list(proportions)}")
-    if abs(float(shares.sum()) - 1) > 0.02:
-        raise InputError(f"the proportions sum to {float(shares.sum()):.3g}, expected 1: {list(proportions)}")
-    return shares / shares.sum()
-
-
 def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:
     """All changes to the recipe, by dotted name."""
     changes = dict(options.settings or {})
@@ -158,7 +150,7 @@ def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:
             f"method {options.method!r} trains nothing: leave the steps out, or set postprocess in a recipe"
         )
     if options.refine is not None:
-        changes |= {"postprocess": "refinement" if options.refine else "none", "keep_shares_max_classes": 0}
+        changes |= {"postprocess": "clusters" if options.refine else "none", "keep_shares_max_classes": 0}
     if isinstance(options.prior, str):
         changes |= {"objective.prior": options.prior, "keep_shares_max_classes": 0}
     if options.seed is not None:

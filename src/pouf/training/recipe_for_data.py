@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,14 +13,15 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
-from pouf.errors import InputError
+from pouf.errors import InputError, plural
 from pouf.inference.encode import InferenceConfig
 from pouf.losses.prior import share_of_classes
 from pouf.parallel.process_group import processes
-from pouf.recipe import Recipe
+from pouf.recipe import Kind, Recipe
 from pouf.training.bias import find_bias
 
 logger = logging.getLogger(__name__)
+MAX_TUNED_CLASSES = 12  # of texts, for which all weights of a sentence encoder are tuned by default
 
 
 class TargetShares(NamedTuple):
@@ -66,6 +69,21 @@ def recipe_for_data(
     return recipe, held
 
 
+def preset_for_classes(
+    kind: Kind, k: int, recipe: Recipe | str | Path | None, settings: Mapping[str, Any] | None
+) -> Recipe | str | Path | None:
+    """The recipe, or `fast` in the place of the default for texts of many classes.
+
+    All weights, tuned on a batch of four texts a class, unlearn what tells fine classes apart: 62.5 % became 57.7 %
+    on 77 of them, in half an hour. The clusters of features that stay as they are gain, in seconds.
+    """
+    usual = recipe is None or (isinstance(recipe, str) and recipe == "balanced")
+    if kind != "text" or k <= MAX_TUNED_CLASSES or not usual or {"tuner.name", "optimisation.lr"} & set(settings or {}):
+        return recipe
+    logger.info("%d classes are too many to tune all weights: prototypes are tuned, as by the preset fast", k)
+    return "fast"
+
+
 def _without_correction(recipe: Recipe, why: str) -> Recipe:
     """A correction is fitted to all predictions together, which there must be."""
     if not recipe.steps:
@@ -102,12 +120,14 @@ def _for_few_classes(classifier: Classifier, data: Unlabelled, recipe: Recipe, i
     total = torch.zeros(len(classifier.classes))
     for block in classifier.score_blocks(encoded, prototypes=classifier.fixed_prototypes()):
         total = total + block.log_probabilities.exp().sum(0)
-    used = group.broadcast(share_of_classes(group.sum(total) / sum(group.gather_objects(len(encoded.indices)))))
+    n, k = sum(group.gather_objects(len(encoded.indices))), len(classifier.classes)
+    used = group.broadcast(share_of_classes(group.sum(total) / n))
     if used >= recipe.min_class_usage:
         return recipe
     logger.info(
-        "predictions use %.0f %% of the classes: nothing is trained, only predictions are corrected", 100 * used
-    )
+        "%s for %s: predictions use %.0f %% of the classes, so nothing is trained, only predictions are corrected",
+        plural(k, "class"), plural(n, "input"), 100 * used,
+    )  # fmt: skip
     return recipe.with_settings(steps=0, postprocess="few-classes")
 
 

@@ -6,10 +6,10 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,24 +19,18 @@ from pouf.errors import InputError
 from pouf.files import write_tensors
 from pouf.interruption import asked_to_end, by_all, ended
 from pouf.parallel.process_group import processes
-from pouf.parallel.shards import from_first, is_main, is_shard, write_shards
-from pouf.reading import read_tensor
+from pouf.parallel.shards import gather_optimizer, gather_weights, load_optimizer, load_weights
 from pouf.training.callbacks import Callbacks, Step
 from pouf.validation.checkpoints import STATE, Checkpoints
 
 if TYPE_CHECKING:
+    from pouf.losses.objective import Objective
+    from pouf.training.batches import Batches
     from pouf.training.engine import Engine
 
+WEIGHTS = ("parameters", "optimizer")  # of a state
 SHARE = 20  # at most one part in so many of the time goes into saving
 logger = logging.getLogger(__name__)
-
-
-class Stateful(Protocol):
-    def __next__(self) -> Any: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -45,18 +39,22 @@ class TrainingState:
 
     engine: Engine
     optimizer: torch.optim.Optimizer
-    terms: Stateful  # of the loss: where in the data it is, the estimated prior, seeds of dropout
+    batches: Batches  # their position in the data, and seeds of dropout
+    objective: Objective  # the prior that it learns
     checkpoints: Checkpoints | None
     callbacks: Callbacks
     history: list[Step] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        """The same for all processes, each of which must call it; shards are each process's own."""
+        """The same for all processes, each of which must call it; the first one alone has weights that are sharded."""
+        model, parameters, optimizer = self.engine.classifier, self.engine.parameters, self.optimizer
+        sharded = self.engine.sharded
         return {
-            "parameters": dict(self.engine.parameters),
-            "optimizer": self.optimizer.state_dict(),
+            "parameters": gather_weights(model, parameters) if sharded else dict(parameters),
+            "optimizer": gather_optimizer(model, optimizer) if sharded else optimizer.state_dict(),
             "scaler": self.engine.scaler.state_dict(),
-            "terms": self.terms.state_dict(),
+            "batches": self.batches.state_dict(),
+            "objective": self.objective.state_dict(),
             "checkpoints": self.checkpoints.state_dict() if self.checkpoints is not None else None,
             "callbacks": self.callbacks.state_dict(),
             "history": _table(self.history),
@@ -65,45 +63,21 @@ class TrainingState:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, parameter in self.engine.parameters.items():
-            parameter.copy_(_shared_out(state["parameters"][name], parameter))
-        self._load_optimizer(state["optimizer"])
+        if self.engine.sharded:
+            load_weights(self.engine.classifier, state.get("parameters", {}))
+            load_optimizer(self.engine.classifier, self.optimizer, state.get("optimizer", {}))
+        else:
+            for name, parameter in self.engine.parameters.items():
+                parameter.copy_(state["parameters"][name])
+            self.optimizer.load_state_dict(state["optimizer"])
         self.engine.scaler.load_state_dict(state["scaler"])
-        self.terms.load_state_dict(state["terms"])
+        self.batches.load_state_dict(state["batches"])
+        self.objective.load_state_dict(state["objective"])
         if self.checkpoints is not None:
             self.checkpoints.load_state_dict(state["checkpoints"])
         self.callbacks.load_state_dict(state["callbacks"])
         self.history[:] = _steps(state["history"])
         _set_random_states(state["random"][processes().rank])
-
-    def _load_optimizer(self, state: dict[str, Any]) -> None:
-        """What belongs to a weight is sharded as that is."""
-        own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        shared = {
-            number: {name: _shared_out(value, own[number]) for name, value in each.items()}
-            for number, each in state["state"].items()
-        }
-        self.optimizer.load_state_dict(state | {"state": shared})
-
-
-class StoredTensor(NamedTuple):
-    """A tensor that still lies in its file, which the first process alone can read."""
-
-    file: str
-    name: str
-    shape: tuple[int, ...]
-
-    def read(self) -> Tensor:
-        return read_tensor(self.file, self.name, "overwrite the run")
-
-
-def _shared_out(value: Any, weight: Tensor) -> Any:
-    """What was read, or is to be read now: as the weight lies where it has its shape, else whole."""
-    if not isinstance(value, StoredTensor):
-        return value
-    if value.shape == tuple(weight.shape):
-        return from_first(weight, value.read)
-    return from_first(torch.empty(value.shape, device=weight.device), value.read).cpu()  # a number of steps
 
 
 class Saver:
@@ -129,14 +103,16 @@ class Saver:
 
     def read(self) -> dict[str, Any] | None:
         """The state that was saved last, if any was."""
-        stored = None
-        if self.file is not None and processes().is_main and self.file.is_file():
-            stored = read_state(self.file, ("parameters", "optimizer") if self.sharded else ())
-        stored = processes().broadcast(stored)
+        group, stored, weights = processes(), None, {}
+        if self.file is not None and group.is_main and self.file.is_file():
+            stored = read_state(self.file)
+            if self.sharded:  # these go from the first process to the shards of all
+                weights = {name: stored["state"].pop(name) for name in WEIGHTS}
+        stored = group.broadcast(stored)
         if stored is None:
             return None
         check_same(stored["about"], self.about, "run")
-        found: dict[str, Any] = stored["state"]
+        found: dict[str, Any] = stored["state"] | weights
         return found
 
     def after_step(self, state: TrainingState) -> None:
@@ -154,7 +130,6 @@ class Saver:
         whole = {"about": self.about, "state": state.state_dict()}
         if processes().is_main:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-        if processes().is_main or self.sharded:
             write_state(self.file, whole)
         if state.checkpoints is not None:
             state.checkpoints.saved()
@@ -175,22 +150,14 @@ def write_state(file: Path, state: Any) -> None:
     """Numbers, texts, tensors, lists and dictionaries, as one file of safetensors: nothing in it can be executed."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_flat(state, tensors))
-    if any(map(is_shard, tensors.values())):
-        write_shards(file, tensors, {"state": text})
-    elif is_main():
-        write_tensors(file, tensors, {"state": text})
+    write_tensors(file, tensors, {"state": text})
 
 
-def read_state(file: Path, later: Collection[str] = ()) -> Any:
-    """What `write_state` wrote; tuples come back as lists. What has these names is left in the file until asked for."""
+def read_state(file: Path) -> Any:
+    """What `write_state` wrote; tuples come back as lists."""
     try:
         with safe_open(file, "pt") as stored:
-
-            def find(name: str, now: bool) -> Any:
-                shape = () if now else tuple(stored.get_slice(name).get_shape())
-                return stored.get_tensor(name) if now else StoredTensor(str(file), name, shape)
-
-            return _nested(json.loads(stored.metadata()["state"]), find, later)
+            return _nested(json.loads(stored.metadata()["state"]), stored.get_tensor)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the state in {str(file)!r} can't be read ({error}): overwrite the run") from None
 
@@ -207,12 +174,10 @@ def _flat(value: Any, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-def _nested(value: Any, find: Callable[[str, bool], Any], later: Collection[str], now: bool = True) -> Any:
+def _nested(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     if isinstance(value, dict):
-        if "tensor" in value:
-            return find(value["tensor"], now)
-        return {key: _nested(each, find, later, now and key not in later) for key, each in value["pairs"]}
-    return [_nested(each, find, later, now) for each in value] if isinstance(value, list) else value
+        return tensor(value["tensor"]) if "tensor" in value else {k: _nested(v, tensor) for k, v in value["pairs"]}
+    return [_nested(each, tensor) for each in value] if isinstance(value, list) else value
 
 
 def _table(history: list[Step]) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,18 +18,19 @@ from pouf.data.labelled import Shots
 from pouf.errors import Diverged, InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.interruption import defer_signals
-from pouf.losses import PaperPrior, PriorEstimate, effective_classes
-from pouf.losses.objective import LABEL_LOSSES, UNIFORM, Shares, total_loss, unlabelled_terms
-from pouf.models.base import Scores, check_modality
-from pouf.parallel.process_group import processes
+from pouf.losses import effective_classes
+from pouf.losses.objective import Objective
+from pouf.models.base import check_modality
+from pouf.parallel.process_group import connection_errors, processes
 from pouf.recipe import SAVE_EVERY, Recipe
+from pouf.training.batches import Batches
 from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.engine import Engine
-from pouf.training.feature_batches import InputBatches
+from pouf.training.model import checkpointing
 from pouf.training.optim import learning_rate, make_optimizer, set_rate
 from pouf.training.recipe_for_data import FREE, TargetShares
-from pouf.training.state import Saver, TrainingState, random_state, set_random_state
-from pouf.training.step import StepLoss, checkpointing
+from pouf.training.state import Saver, TrainingState
+from pouf.training.two_pass import two_pass, whole
 from pouf.validation.checkpoints import Checkpoints, Sample
 from pouf.validation.selectors import snapshot_steps
 
@@ -84,24 +84,27 @@ def train(
         checkpoints.begin(tuner)
     total = sum(parameter.numel() for parameter in classifier.parameters())
     callbacks.notify(lambda callback: callback.on_start(recipe, tuner.trainable, total))
-    engine = Engine(classifier, tuner, recipe, processes())
-    terms = Terms(classifier, engine, stream, shots, recipe, inference, shares.probabilities)
+    objective = Objective(recipe.objective, len(classifier.classes), recipe.steps, shares.probabilities)
+    engine = Engine(classifier, tuner, objective, recipe, processes())
+    batches = Batches(classifier, tuner, stream, shots, recipe, inference)
     callbacks.phase(TRAINING, recipe.steps)
-    start = [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.weight_pull else []
+    start_weights = (
+        [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.weight_pull else []
+    )
     optimizer = make_optimizer(engine.parameters, recipe.optimisation)
-    state = TrainingState(engine, optimizer, terms, checkpoints, callbacks)
+    state = TrainingState(engine, optimizer, batches, objective, checkpoints, callbacks)
     if saved is not None:
         state.load_state_dict(saved)
         callbacks.notify(lambda callback: callback.on_resume(state.history))
     try:
         with (
-            closing(terms),
+            closing(batches),
             defer_signals(),
             checkpointing(classifier) if recipe.compute.checkpointing else nullcontext(),
         ):
-            _train(state, recipe, saver, start)
+            _train(state, recipe, saver, start_weights)
     finally:
-        engine.settle()
+        engine.release()
     return Training(state.history, tuner.trainable, checkpoints)
 
 
@@ -165,178 +168,88 @@ def check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> 
         )
 
 
-class Terms(Iterator[StepLoss]):
-    """The terms of one step after another, without end, and where they stand."""
-
-    def __init__(
-        self,
-        classifier: Classifier,
-        engine: Engine,
-        stream: Unlabelled,
-        shots: Shots | None,
-        recipe: Recipe,
-        inference: InferenceConfig,
-        prior: Tensor | None,
-    ) -> None:
-        def batches_of(data: Unlabelled) -> InputBatches:
-            # Each with random numbers of its own, so that what is read ahead of one does not change another.
-            generator = torch.Generator().manual_seed(recipe.seed)
-            return InputBatches(classifier, engine, data, recipe, generator, inference)
-
-        self.engine, self.recipe, self.shots = engine, recipe, shots
-        # Before the first step: what training leaves alone is encoded here, once.
-        self.batches = batches_of(stream)
-        self.shot_batches = batches_of(shots.inputs) if shots is not None and shots.inputs is not stream else None
-        self.estimate, self.shares = _shares(len(classifier.classes), recipe, prior)
-        self.draw = random.Random(recipe.seed)
-
-    def __next__(self) -> StepLoss:
-        batch = labelled = next(self.batches)
-        seed = self.draw.getrandbits(62)
-        if self.shot_batches is not None:
-            labelled = next(self.shot_batches)
-        objective = self.recipe.objective
-
-        def loss_of(scores: list[Scores]) -> StepLoss:
-            """From the scores of the batch, and of the labelled one where that is another."""
-            first, last = scores[0], scores[-1]
-            terms = unlabelled_terms(
-                *first, self.shares(first), wanted=objective.weights(), plan=objective.plan, cost=objective.cost,
-                regularisation=objective.regularisation,
-            )  # fmt: skip
-            if self.shots is not None:
-                targets = self.shots.targets[labelled.indices].to(last.logits.device)
-                terms["labels"] = LABEL_LOSSES[objective.label_loss](last.logits, targets)
-            known = {name: term.detach() for name, term in terms.items()}
-            return StepLoss(total_loss(terms, objective.weights()), known, Scores(*(each.detach() for each in first)))
-
-        inputs = [batch.own] if labelled is batch else [batch.own, labelled.own]
-        return self.engine.loss(inputs, seed, loss_of)
-
-    def close(self) -> None:
-        self.batches.close()
-        if self.shot_batches is not None:
-            self.shot_batches.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "batches": self.batches.state_dict(),
-            "shots": self.shot_batches.state_dict() if self.shot_batches is not None else None,
-            "prior": vars(self.estimate) if self.estimate is not None else None,
-            "dropout": random_state(self.draw),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.batches.load_state_dict(state["batches"])
-        if self.shot_batches is not None:
-            self.shot_batches.load_state_dict(state["shots"])
-        if self.estimate is not None:
-            vars(self.estimate).update(state["prior"])
-        set_random_state(self.draw, state["dropout"])
-
-
-Estimate = PaperPrior | PriorEstimate
-
-
-def _shares(k: int, recipe: Recipe, prior: Tensor | None) -> tuple[Estimate | None, Callable[[Scores], Shares]]:
-    """What is estimated, if anything, and the proportions of k classes to assume with a batch.
-
-    Those to hold to, or what the recipe says.
-    """
-    of = recipe.objective.prior
-    if prior is not None and of == "paper":
-        papers_own = Shares(plan=prior)  # appendix: p(w) is set to the known proportions, the information has none
-        return None, lambda scores: papers_own
-    if prior is not None:
-        # One pull is enough: with the prior in the plan as well, the predictions overshoot it.
-        fixed = Shares(marginal=prior, known=True)
-        return None, lambda scores: fixed
-    if of == "paper":
-        papers = PaperPrior(k, recipe.steps)
-        return papers, lambda scores: Shares(plan=papers.update(scores.sim / scores.temperature))
-    if of == "estimated":
-        estimate = PriorEstimate(k, recipe.steps)
-        return estimate, lambda scores: Shares(*(estimate.update(scores.logits),) * 2)
-    return None, lambda scores: UNIFORM
-
-
-def _train(state: TrainingState, recipe: Recipe, saver: Saver, anchors: Sequence[Tensor]) -> None:
-    engine = state.engine
-    parameters = list(engine.parameters.values())
+def _train(state: TrainingState, recipe: Recipe, saver: Saver, start_weights: Sequence[Tensor]) -> None:
+    """The steps that are left. Where one diverges, weights go back to the last step whose loss was finite."""
+    engine, optimizer, history = state.engine, state.optimizer, state.history
+    settings, parameters = recipe.optimisation, list(engine.parameters.values())
     last_good = [parameter.detach().clone() for parameter in parameters]
-    history, callbacks = state.history, state.callbacks
-    to_look_at = set(snapshot_steps(recipe.steps, recipe.snapshots))
+    checkpoint_steps = set(snapshot_steps(recipe.steps, recipe.snapshots))
     start = time.perf_counter() - (history[-1].seconds if history else 0.0)
-    skipped = 0  # steps in a row whose scaled gradient was too large for fp16
-
-    def agreed(event: Callable[[Callback], bool | None]) -> bool:
-        """Whether a callback of any process answered with True: all go on, or none."""
-        return any(processes().gather_objects(callbacks.notify(event)))
-
-    def look(step: int) -> bool:
-        if state.checkpoints is not None:
-            state.checkpoints.take(step)
-            if not state.checkpoints.finite:
-                raise Diverged(step, "a prediction", recipe.optimisation.lr)
-        return agreed(lambda callback: callback.on_checkpoint(step, engine.classifier))
-
+    overflows = 0  # steps in a row whose scaled gradient was too large for fp16
     try:
-        if 0 in to_look_at and not history:
-            look(0)
-        for step in range(len(history) + 1, recipe.steps + 1):
-            lr = learning_rate(recipe.optimisation, step - 1, recipe.steps)
-            set_rate(state.optimizer, lr)
-            current = next(state.terms)
-            if not current.loss.isfinite():
-                raise Diverged(step, "the loss", recipe.optimisation.lr)
-            # This loss is finite, so the weights that gave it are good.
-            _copy(parameters, last_good)
-            state.optimizer.zero_grad()
-            engine.backward(current.loss)
-            engine.scaler.unscale_(state.optimizer)
-            norm = engine.clip_gradients(recipe.optimisation.clip or math.inf)
-            skipped = 0 if norm.isfinite() else skipped + 1
-            if skipped > (TRIES if engine.scaler.is_enabled() else 0):
-                raise Diverged(step, "the gradient", recipe.optimisation.lr)
-            try:
-                engine.scaler.step(state.optimizer)
-            except RuntimeError as error:
-                if "without overflow" not in str(error):  # a rate, or its product with another, beyond fp32
-                    raise
-                raise Diverged(step, "the update", recipe.optimisation.lr) from None
-            engine.scaler.update()
-            _pull(parameters, anchors, recipe.weight_pull)
-            if recipe.optimisation.dropout:
+        if 0 in checkpoint_steps and not history:
+            record_checkpoint(state, 0, settings.lr)
+        # The steps come first: no batch is drawn after the last one.
+        for step, batch in zip(range(len(history) + 1, recipe.steps + 1), state.batches, strict=False):
+            lr = learning_rate(settings, step - 1, recipe.steps)
+            set_rate(optimizer, lr)
+            optimizer.zero_grad()
+            with connection_errors():
+                loss = (two_pass if batch.chunked else whole)(engine, batch, state.objective)
+            if not loss.total.isfinite():
+                raise Diverged(step, "the loss", settings.lr)
+            _copy(parameters, last_good)  # the loss is finite, so the weights that gave it are good
+            norm = engine.clip_gradients(optimizer, settings.clip or math.inf)
+            overflows = 0 if norm.isfinite() else overflows + 1
+            if overflows > (TRIES if engine.scaler.is_enabled() else 0):
+                raise Diverged(step, "the gradient", settings.lr)
+            _update(engine.scaler, optimizer, step, settings.lr)
+            _pull(parameters, start_weights, recipe.weight_pull)
+            if settings.dropout:
                 engine.classifier.eval()
             history.append(
                 Step(
                     step=step,
-                    loss=current.loss.item(),
-                    terms={name: term.item() for name, term in current.terms.items()},
-                    effective_classes=effective_classes(current.scores.logits).item(),
-                    temperature=current.scores.temperature.item(),
+                    loss=loss.total.item(),
+                    terms={name: term.item() for name, term in loss.terms.items()},
+                    effective_classes=effective_classes(loss.scores.logits).item(),
+                    temperature=loss.scores.temperature.item(),
                     lr=lr,
                     seconds=time.perf_counter() - start,
                 )
             )
-            enough = agreed(lambda callback: callback.on_step(history[-1]))
-            if step in to_look_at or (enough and to_look_at):
-                enough = look(step) or enough
-            if enough:
+            stop = _any_process(state, lambda callback: callback.on_step(history[-1]))
+            if step in checkpoint_steps or (stop and checkpoint_steps):
+                stop = record_checkpoint(state, step, settings.lr) or stop
+            if stop:
                 break
             saver.after_step(state)
         if not engine.all_finite():
-            raise Diverged(len(history), "a weight after the update", recipe.optimisation.lr)
+            raise Diverged(len(history), "a weight after the update", settings.lr)
     except Diverged:
         _copy(last_good, parameters)
         raise
 
 
+def record_checkpoint(state: TrainingState, step: int, lr: float) -> bool:
+    """What the classifier predicts now. Returns whether training is to stop."""
+    if state.checkpoints is not None:
+        state.checkpoints.take(step)
+        if not state.checkpoints.finite:
+            raise Diverged(step, "a prediction", lr)
+    return _any_process(state, lambda callback: callback.on_checkpoint(step, state.engine.classifier))
+
+
+def _any_process(state: TrainingState, event: Callable[[Callback], bool | None]) -> bool:
+    """Whether a callback of any process answers with True: all continue, or none."""
+    return any(processes().gather_objects(state.callbacks.notify(event)))
+
+
+def _update(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, step: int, lr: float) -> None:
+    try:
+        scaler.step(optimizer)
+    except RuntimeError as error:
+        if "without overflow" not in str(error):  # a rate, or its product with another, beyond fp32
+            raise
+        raise Diverged(step, "the update", lr) from None
+    scaler.update()
+
+
 @torch.no_grad()
-def _pull(parameters: Sequence[Tensor], anchors: Sequence[Tensor], share: float) -> None:
-    """θ ← θ + share (θ₀ - θ), where there are anchors."""
-    for parameter, anchor in zip(parameters if share else (), anchors, strict=True):
-        parameter.add_(anchor - parameter, alpha=share)
+def _pull(parameters: Sequence[Tensor], start_weights: Sequence[Tensor], share: float) -> None:
+    """θ ← θ + share (θ₀ - θ), where there are start weights."""
+    for parameter, start in zip(parameters if share else (), start_weights, strict=True):
+        parameter.add_(start - parameter, alpha=share)
 
 
 @torch.no_grad()

@@ -19,9 +19,9 @@ from pouf.data.perturb import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.process_group import processes
-from pouf.parallel.shards import from_first, is_main, write_shards
+from pouf.parallel.shards import gather_weights, is_main, load_weights
 from pouf.postprocess import Postprocessor
-from pouf.reading import read_tensor, read_tensors
+from pouf.reading import read_tensors
 from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
 from pouf.validation.names import NamesFit, check_names
@@ -248,14 +248,12 @@ class Checkpoints:
                 if name in own:
                     own[name].data = tensor.to(own[name])
             return
-        for name, parameter in self.tuner.parameters.items():
-            value = self._shared_out(checkpoint.step, name, parameter)
-            if name.startswith("backbone."):
-                parameter.copy_(value)
-            elif name in own:
-                own[name].data = value.clone()
         for name, added in (self._added if checkpoint == ZERO_SHOT else self._added_by_tuner).items():
             setattr(classifier.backbone, name, added)
+        for name in self.tuner.parameters.keys() & own.keys():
+            if not name.startswith("backbone."):  # the backbone is there once, all else is this classifier's own
+                own[name].data = own[name].data.clone()
+        load_weights(classifier, self._read(checkpoint.step) if is_main() else {})
 
     def _empty(self, classifier: Classifier) -> None:
         """Give the memory of tuned weights back: they wait on disk."""
@@ -278,10 +276,22 @@ class Checkpoints:
         found = found._replace(feature_spread=spread_of(self.sample.features))
         if found.moved >= WORTH_TELLING:
             found = found._replace(overpredicted=self.overpredicted)
+        if self.keeps is not None and self.keeps.numel() == 2:
+            found = found._replace(**self._open_shares(after))
         if self.names is None:
             return found
         near, span, worst = self.names
         return found._replace(names_near=near, names_span=span, names_worst=", ".join(worst))
+
+    def _open_shares(self, seen: SnapshotPredictions) -> dict[str, Any]:
+        """What of two classes nobody can tell without labels: their shares, and how much hangs on them."""
+        shares = seen.shares()
+        even = seen.shifted(seen.offsets_to(torch.full_like(shares, 1 / len(shares))))
+        return {
+            "largest_share": float(shares.max()),
+            "largest_class": self.zero_shot.classes[int(shares.argmax())],
+            "uniform_changes": 1 - share(seen.probabilities.argmax(1) == even.probabilities.argmax(1)),
+        }
 
     def _forget(self, latest: int) -> None:
         """Drop the weights of all but the start, the best so far and the latest."""
@@ -301,17 +311,16 @@ class Checkpoints:
     def _write(self, step: int) -> None:
         assert self.tuner is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        (write_shards if self._sharded else write_tensors)(self._file(step), self.tuner.parameters)
+        names = self.tuner.parameters
+        tensors = gather_weights(self.trained, names) if self._sharded else names
+        if not self._sharded or is_main():
+            write_tensors(self._file(step), tensors)
         self._note(step)
 
     def _note(self, step: int) -> None:
         """The file is this object's own; where weights are sharded, the first process alone has one."""
         if not self._sharded or is_main():
             self.files.add(self._file(step))
-
-    def _shared_out(self, step: int, name: str, like: Tensor) -> Tensor:
-        """One of the weights, from the first process's file to all."""
-        return from_first(like, lambda: read_tensor(self._file(step), name, "overwrite the run"))
 
     def _read(self, step: int) -> dict[str, Tensor]:
         return read_tensors(self._file(step), "overwrite the run")
@@ -325,13 +334,18 @@ class Checkpoints:
         return self.folder / f"{step}.safetensors"
 
 
+def sample_places(data: Unlabelled, seed: int) -> list[int]:
+    """Positions of the inputs that checkpoints are judged on; the first `PERTURBED` of them are also changed."""
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+    by_content = data.content_order()
+    return [by_content[int(place)] for place in order[:SAMPLE]]
+
+
 class Sample:
     """Some inputs, the same for the same data and seed, and what a classifier says of them."""
 
     def __init__(self, classifier: Classifier, data: Unlabelled, seed: int, inference: InferenceConfig) -> None:
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
-        by_content = data.content_order()
-        self.inputs = Subset(data, [by_content[int(place)] for place in order[:SAMPLE]])
+        self.inputs = Subset(data, sample_places(data, seed))
         self.few = Subset(self.inputs, range(min(PERTURBED, len(self.inputs))))
         self.perturb = perturbation(data.modality)
         self.inference = inference

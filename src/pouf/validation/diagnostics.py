@@ -78,6 +78,9 @@ class Diagnostics(NamedTuple):
     moved: float = 0.0  # as shift, from zero-shot as it is, without any correction
     one_sided: float = 0.0  # how much of that change is a move of shares: 1 if nothing went the other way, 0 if as much
     known_shares: bool = False  # proportions of the classes were given
+    largest_share: float = 0.0  # of the predictions, of two classes whose shares nobody gave
+    largest_class: str = ""  # that has it
+    uniform_changes: float = 0.0  # share of the predictions that equal shares would change
     overpredicted: str = ""  # the class that zero-shot was found to predict too often, and no longer does here
     names_near: float = 1.0  # share of sets of random words that are less near to the inputs than the class names
     names_span: float = 1.0  # share of those that tell the inputs less apart
@@ -246,10 +249,10 @@ METRICS = (
         limit=0.1,
         condition=lambda d, limit: (
             (d.classes <= FEW_CLASSES and not d.known_shares)
-            and (d.moved > (4 * limit if d.overpredicted else limit) and d.one_sided > 0.8)
+            and (bool(d.overpredicted) or (d.moved > limit and d.one_sided > 0.8))
         ),
         rule=f"above {{limit:.0%}} and four fifths of all changes, with at most {FEW_CLASSES} classes whose "
-        "proportions are not known; where zero-shot was found to predict a class too often, above four times as much",
+        "proportions are not known; always where zero-shot was found to predict a class too often",
         message="{d.moved:.0%} of the predictions moved from some classes to others, and hardly any the other way: "
         "either zero-shot favoured the ones, or the others were given shares that the data do not have, which look the "
         "same without labels",

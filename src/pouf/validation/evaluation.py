@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from pouf.data.base import Unlabelled
 from pouf.data.class_names import same_name
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError, plural
+from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import processes
 
@@ -64,6 +66,8 @@ def compare(
     Where several processes share the work, each scores its own share; counts of classes are all that they exchange.
     """
     inputs, group = labelled.inputs, processes()
+    if inference.cache is None:
+        inference = replace(inference, cache=InMemoryFeatureCache())
     before = zero_shot.encode_share(inputs, inference)
     labels = torch.tensor([labelled.labels[index] for index in before.indices], dtype=torch.long)
     prototypes = zero_shot.fixed_prototypes()

@@ -16,6 +16,8 @@ from pouf.validation.selectors import Choice, Snapshot, opinion_fell
 
 ONLY_LABELS = "whether it beats zero-shot, only labels can show: `pouf review`"
 
+UNVERIFIED = "Unverified: no warning signs, and no labels."
+
 ADAPTED_BEFORE = "Zero-shot here is the classifier that this run started from, which was adapted before."
 
 
@@ -37,15 +39,23 @@ class Verdict:
     review: ReviewResult | None = None  # what labels said, once some were given
 
     def __str__(self) -> str:
-        return self.message if self.review is None else f"{self.message} {self.review}"
+        return self.headline if self.review is None else f"{self.headline} {self.review}"
 
     @property
-    def level(self) -> Literal["alarm", "caution", "none"]:
-        """How loudly to say it. What labels have shown counts for more than what was guessed without them."""
+    def headline(self) -> str:
+        """The message; once labels have confirmed the run it is no longer unverified."""
+        if self.level != "confirmed":
+            return self.message
+        return self.message.replace(UNVERIFIED, "Confirmed by labels.").replace(f"; {ONLY_LABELS}", "")
+
+    @property
+    def level(self) -> Literal["alarm", "caution", "unverified", "confirmed"]:
+        """How loudly to say it. What labels have shown counts for more than what was guessed without them, and nothing
+        else confirms a run."""
         if self.review is not None and self.review.better is not None:
             used = "zero-shot" if self.advised == "zero-shot" else "adapted"
-            return "none" if self.review.better == used else "alarm"
-        return "none" if self.trusted else "alarm" if self.advised == "zero-shot" else "caution"
+            return "confirmed" if self.review.better == used else "alarm"
+        return "unverified" if self.trusted else "alarm" if self.advised == "zero-shot" else "caution"
 
     @property
     def adapted(self) -> Use:
@@ -94,6 +104,8 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
             message = f"Caution: {why}. Using zero-shot as it is.{advice}"
         if diagnostics.overpredicted:
             message = f"{message} {_less_often(diagnostics)}"
+    if diagnostics.largest_class:
+        message = f"{message} {_open_shares(diagnostics)}"
     if checkpoints.started_adapted:
         message = f"{message} {ADAPTED_BEFORE}"
     return Verdict(
@@ -105,9 +117,19 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
 def _use(what: str, found: list[Finding]) -> str:
     """No warning sign is no evidence of a gain: only labels are."""
     if not found:
-        return f"No warning signs. Using {what}. This does not show that it beats zero-shot: `pouf review`."
+        return f"{UNVERIFIED} Using {what}; {ONLY_LABELS}."
     why, advice = _told(found)
     return f"Caution: {why}.{advice} Using {what}; {ONLY_LABELS}."
+
+
+def _open_shares(found: Diagnostics) -> str:
+    kept = "without that bias" if found.overpredicted else "as zero-shot has it"
+    return (
+        f"Shares of two classes can't be found without labels. Kept: {found.largest_share:.0%} "
+        f"{found.largest_class!r}, {kept}. If they are about equal, {found.uniform_changes:.0%} of the predictions "
+        "change: `--prior uniform` (no new training: `pouf predict --prior uniform`, "
+        '`result.with_prior("uniform")`). If you don\'t know: 50 answers, `pouf review`.'
+    )
 
 
 def _less_often(found: Diagnostics) -> str:

@@ -74,7 +74,7 @@ class Info(BaseModel):
     classes: list[str]
     templates: list[str]
     verdict: str
-    level: Literal["alarm", "caution", "none"]
+    level: Literal["alarm", "caution", "unverified", "confirmed"]
     advised: Literal["zero-shot", "adapted"]
     columns: list[str]
     limits: dict[str, float]

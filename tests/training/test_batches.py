@@ -10,9 +10,10 @@ from PIL import Image
 from small_models import masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Backbone, Classifier, Images, InputError, Recipe, Texts
-from pouf.data.loader import Read
+from pouf.data.base import Unreadable
 from pouf.demo import DIGITS
-from pouf.training.feature_batches import PaddingSample, _Parts
+from pouf.inference.encode import InferenceConfig
+from pouf.training.batches import Batches
 
 
 def images() -> Classifier:
@@ -81,14 +82,40 @@ def test_only_a_chunk_is_in_the_graph_at_a_time(pictures: list[Image.Image], mon
     assert prepared == [4] * 6, "nor are more pictures than that in memory"
 
 
-def test_a_sample_that_goes_within_a_step_is_left_out_of_its_gradient_and_shifts_no_other() -> None:
-    x, gradient = torch.randn(7, 3), torch.randn(7, 2)
-    own = _Parts(torch.zeros(7, 2), [[0, 1, 2], [7, 4], [5, 6]], [0, 1, 2], {})
-    gone = [Read([0, 2], {"x": x[[0, 2]]}, {1: "gone"}), Read([7, 4], {"x": x[3:5]}, {}), Read([], {}, {5: "", 6: ""})]
-    again = list(own.again(iter(gone), PaddingSample(), gradient))
-    assert torch.equal(torch.cat([piece.tensors["x"] for piece, _ in again]), x[[0, 2, 3, 4]])
-    assert torch.equal(torch.cat([rows for _, rows in again]), gradient[[0, 2, 3, 4]])
-    assert [(piece.seed, piece.kept) for piece, _ in again] == [(0, 2), (1, 2)]
+class Vanishing(Images):
+    """Pictures of which some can be read once, and others at a second reading alone."""
+
+    def __init__(self, pictures: list[Image.Image], once: set[int], later: set[int]) -> None:
+        super().__init__(pictures)
+        self.once, self.later, self.times = once, later, [0] * len(pictures)
+
+    def read_for(self, index: int, side: int | None) -> Image.Image:
+        self.times[index] += 1
+        if (index in self.once and self.times[index] > 1) or (index in self.later and self.times[index] == 1):
+            raise Unreadable("gone")
+        return super().read_for(index, side)
+
+
+def test_a_sample_that_goes_within_a_step_is_left_out_of_its_gradient_and_shifts_no_other(
+    pictures: list[Image.Image],
+) -> None:
+    data = Vanishing(pictures[:7], once={1, 5, 6}, later={3})
+    classifier, settings = images(), recipe(batch_size=7, **{"compute.chunk": 2})
+    tuner = classifier.tune(settings.tuner)
+    (side,) = next(Batches(classifier, tuner, data, None, settings, InferenceConfig())).inputs
+    chunks = list(side.chunks())
+    gradient = torch.randn(sum(chunk.rows for chunk in chunks), 2)
+    row_of = {index: row for row, index in enumerate(side.indices)}
+    again = list(side.chunks_again(gradient))
+    assert side.chunked and set(side.indices) == {0, 1, 2, 4, 5, 6}, "what can be read later has no part in this step"
+    rows = torch.cat([rows for _, rows in again])
+    order = [index for index in side.indices if index not in data.once]
+    assert torch.equal(rows, gradient[[row_of[index] for index in order]])
+    read = torch.cat([chunk.content["pixel_values"] for chunk, _ in again])
+    assert torch.equal(read, classifier.backbone.prepare([pictures[index] for index in order])["pixel_values"])
+    assert sum(chunk.rows for chunk, _ in again) == len(order)
+    seeds = [chunk.seed for chunk in chunks]
+    assert all(chunk.seed in seeds for chunk, _ in again), "the same units are dropped"
 
 
 @pytest.mark.parametrize("tune", ["full", "prompt", "layernorm"])

@@ -1,0 +1,38 @@
+"""Features that a run will look up, encoded together, so that each input is opened once for all of them."""
+
+from __future__ import annotations
+
+from pouf.classifier import Classifier
+from pouf.data.base import Unlabelled
+from pouf.data.perturb import perturbation
+from pouf.inference.encode import InferenceConfig, View
+from pouf.recipe import Recipe
+from pouf.training.batches import make_crop
+from pouf.validation.checkpoints import PERTURBED, sample_places
+
+LEAVES_INPUTS = ("prompt", "prototypes")  # tuners after which a dual encoder gives the same features of images
+
+
+def encode_once(
+    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig, shares_given: bool
+) -> None:
+    """Put what zero-shot makes of images, of changed ones and of their crops into the cache, each opened once.
+
+    Args:
+        shares_given: shots or shares of the classes are there, so that zero-shot is not asked about all inputs.
+    """
+    if data is None or data.streamed or data.modality != "image" or classifier.demonstrations is not None:
+        return
+    crop = make_crop(classifier, data, recipe)
+    looked_up = recipe.tuner.name in LEAVES_INPUTS and (crop is None or recipe.views > 0)
+    asked = recipe.min_class_usage > 0 or recipe.keep_shares_max_classes >= len(classifier.classes)
+    plain = looked_up and (crop is None or recipe.postprocess != "none")
+    every = plain or not recipe.steps or (asked and not shares_given)
+    sample = recipe.snapshots > 0 and recipe.objective.needs_unlabelled
+    places = sample_places(data, recipe.seed) if sample else []
+    views = [View()] if every else [View(only=set(places))]
+    if sample:
+        views.append(View(perturbation(data.modality), set(places[:PERTURBED])))
+    if recipe.steps and looked_up and crop is not None:
+        views += [View(crop.view(recipe.seed, number)) for number in range(recipe.views)]
+    classifier.fill(data, views, inference)

@@ -1,0 +1,105 @@
+"""The loss of a step and its gradient: all at once, or exactly the same in the memory of one chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pouf.losses.objective import Loss, Objective
+from pouf.training.engine import Engine
+from pouf.training.model import Chunk
+
+
+@dataclass
+class Side:
+    """What this process has of a batch, or of the prompts: features, or chunks from which they are computed."""
+
+    trained: bool = False  # the features change with the weights
+    chunked: bool = False  # so many that no more than a chunk is encoded with its graph at once
+    features: Tensor | None = None  # (n_local, d), where nothing is left to be encoded
+    parts: list[Chunk] = field(default_factory=list)  # where they are read already
+    indices: Sequence[int] = ()  # which samples the rows of all processes are, in the order of ranks
+
+    def chunks(self) -> Iterator[Chunk]:
+        """What is to be encoded."""
+        yield from self.parts
+
+    def chunks_again(self, gradient: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
+        """The same once more, each chunk with its rows of the gradient of the features."""
+        yield from zip(self.parts, gradient.split([chunk.rows for chunk in self.parts]), strict=True)
+
+
+class Batch(NamedTuple):
+    """What this process has of one step."""
+
+    inputs: list[Side]  # the unlabelled ones, and the labelled ones where those are others
+    prompts: Side | None  # None where prototypes are not made of prompts
+    seed: int  # of dropout, where they are not
+    labels: Tensor | None  # (shots, k), of all labelled samples
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a side that is trained is encoded in chunks, and the step needs two passes."""
+        return any(side.trained and side.chunked for side in self.sides)
+
+    @property
+    def sides(self) -> list[Side]:
+        return self.inputs if self.prompts is None else [*self.inputs, self.prompts]
+
+    @property
+    def targets(self) -> Tensor | None:
+        """(n, k), class probabilities of the labelled samples of this step, once they are read."""
+        return self.labels[self.inputs[-1].indices] if self.labels is not None else None
+
+
+def whole(engine: Engine, batch: Batch, objective: Objective) -> Loss:
+    """The loss over all processes; afterwards weights have their gradients."""
+    inputs = [side.parts if side.trained else _encode(engine, side) for side in batch.inputs]
+    scores = engine.model(inputs, batch.prompts.parts if batch.prompts is not None else None, batch.seed)
+    loss = objective(scores, batch.targets)
+    engine.backward(loss.total)
+    return loss
+
+
+def two_pass(engine: Engine, batch: Batch, objective: Objective) -> Loss:
+    """The same for a batch of any size, one chunk in memory at a time: GradCache (Gao et al., 2021).
+
+    First pass: all chunks are encoded without a graph, and the loss is differentiated by their features alone. Second
+    pass: each chunk is encoded again with its graph, which takes its rows of that gradient to the weights. Processes
+    exchange gradients once, after the last chunk; where weights are sharded, after each.
+    """
+    features = [_encode(engine, side).requires_grad_(side.trained) for side in batch.sides]
+    inputs, prompts = features[: len(batch.inputs)], features[-1] if batch.prompts is not None else None
+    with engine.no_sync():
+        loss = objective(engine.model(inputs, prompts, batch.seed), batch.targets)
+        engine.backward(loss.total)
+    for is_last, chunk, gradient in _second_pass(batch.sides, features):
+        with nullcontext() if is_last else engine.no_sync():
+            rows = engine.model(chunk)
+            if rows.requires_grad:  # not where nothing on this side is trained
+                rows.backward(gradient)
+    return loss
+
+
+@torch.no_grad()
+def _encode(engine: Engine, side: Side) -> Tensor:
+    """(n_local, d), without a graph."""
+    return torch.cat([engine.model(chunk) for chunk in side.chunks()]) if side.features is None else side.features
+
+
+def _second_pass(sides: list[Side], features: list[Tensor]) -> Iterator[tuple[bool, Chunk, Tensor]]:
+    """Whether it is the last, each chunk of what is trained, and the gradient of its rows."""
+    waiting: tuple[Chunk, Tensor] | None = None
+    for side, rows in zip(sides, features, strict=True):
+        gradient = rows.grad if rows.grad is not None else torch.zeros_like(rows)
+        for chunk in side.chunks_again(gradient) if side.trained else ():
+            if waiting is not None:
+                yield False, *waiting
+            waiting = chunk
+    if waiting is not None:
+        yield True, *waiting
