@@ -20,6 +20,7 @@ from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.adapter import ADAPTER, ADAPTER_CONFIG
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations
+from pouf.models.open_clip import PREFIX as OPEN_CLIP
 from pouf.models.precomputed import Precomputed
 from pouf.parallel.shards import gather_weights, is_main
 from pouf.postprocess import Postprocessor
@@ -361,6 +362,11 @@ def _load_carded(card: Card, own: Path | None, trust_model: bool) -> Backbone:
             source, outputs, card.new_head_seed, card.max_length or MAX_LENGTH, revision,
             fresh=own is None, trust_model=trust_model,
         )  # fmt: skip
+    if str(card.model).startswith(OPEN_CLIP):
+        backbone = load_backbone(str(card.model))
+        if own is not None:
+            backbone.load_weights(own)
+        return backbone
     cloze = make_cloze(ClassSet(card.classes), card.templates, card.words, card.max_length)
     return load_backbone(source, cloze, revision, trust_model)
 

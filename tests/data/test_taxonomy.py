@@ -87,6 +87,7 @@ def test_folders_within_folders_are_paths(few_digits: Path, tmp_path: Path) -> N
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "1.png").write_bytes(picture)
     labelled = read_labelled(tmp_path, ["animal/dog", "animal/cat", "stone"], "image")
-    assert [labelled.labels[labelled.inputs.ids.index(f"{n}/1.png")] for n in ("animal/dog", "animal/cat", "stone")] == [
+    names = ("animal/dog", "animal/cat", "stone")
+    assert [labelled.labels[labelled.inputs.ids.index(f"{name}/1.png")] for name in names] == [
         0, 1, 2,
     ]  # fmt: skip
