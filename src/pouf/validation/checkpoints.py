@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.perturb import perturbation
+from pouf.data.views import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.process_group import processes

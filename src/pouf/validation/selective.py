@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.perturb import perturbation
 from pouf.data.taxonomy import Taxonomy
+from pouf.data.views import perturbation
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig, View
 from pouf.parallel.process_group import processes
