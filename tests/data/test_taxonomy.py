@@ -67,7 +67,7 @@ def test_predictions_and_report_have_the_sums(run: Path) -> None:
 
 def test_what_is_unsure_of_the_class_is_answered_with_the_parent() -> None:
     features, prototypes = groups(present=2, k=2, n=40, d=8)
-    near = F.normalize(prototypes[:1] + 0.05 * torch.randn(1, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    near = F.normalize(prototypes[:1] + 0.003 * torch.randn(1, 8, generator=torch.Generator().manual_seed(0)), dim=1)
     classes = ("animal/dog", "animal/wolf", "stone")  # dog and wolf can't be told apart, a stone can
     classifier = Classifier.from_vectors(torch.cat([prototypes[:1], near, prototypes[1:2]]), classes)
     data = classifier.data(features)
