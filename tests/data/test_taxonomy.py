@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cli_runner import pouf
-from helpers import REVIEWS, groups
+from helpers import REVIEWS
 from small_models import sentence_encoder
 
 from pouf import Classifier, read_labelled
@@ -66,17 +66,18 @@ def test_predictions_and_report_have_the_sums(run: Path) -> None:
 
 
 def test_what_is_unsure_of_the_class_is_answered_with_the_parent() -> None:
-    features, prototypes = groups(present=2, k=2, n=40, d=8)
-    near = F.normalize(prototypes[:1] + 0.003 * torch.randn(1, 8, generator=torch.Generator().manual_seed(0)), dim=1)
-    classes = ("animal/dog", "animal/wolf", "stone")  # dog and wolf can't be told apart, a stone can
-    classifier = Classifier.from_vectors(torch.cat([prototypes[:1], near, prototypes[1:2]]), classes)
+    axes = torch.eye(8)
+    prototypes = torch.stack([axes[0], axes[0] + 0.01 * axes[2], axes[1]])  # dog and wolf can't be told apart
+    noise = 0.1 * torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    features = axes[torch.arange(40) % 2] + noise
+    classifier = Classifier.from_vectors(prototypes, ("animal/dog", "animal/wolf", "stone"))
     data = classifier.data(features)
     found = unreliable(classifier, classifier, data, classifier.encode(data), 0.05, InferenceConfig())
     guess = classifier.predict(features)
     assert found.parents and set(found.parents.values()) == {"animal"}
     assert all(guess[place].startswith("animal/") for place in found.parents)
     assert not found.parents.keys() & set(found.left_out), "an answer is an answer"
-    flat = Classifier.from_vectors(torch.cat([prototypes[:1], near, prototypes[1:2]]), ("dog", "wolf", "stone"))
+    flat = Classifier.from_vectors(prototypes, ("dog", "wolf", "stone"))
     alone = unreliable(flat, flat, data, flat.encode(data), 0.05, InferenceConfig())
     assert alone.parents == {} and set(alone.left_out) == {*found.left_out, *found.parents}
 
