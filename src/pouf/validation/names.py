@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.classifier import FITTED_ON, Classifier
-from pouf.inference.encode import FeatureSet
+from pouf.classifier import Classifier
+from pouf.inference.encode import FITTED_ON, FeatureSet
 from pouf.losses.prior import gated_shares
 from pouf.postprocess.few_classes import too_unsure
 
