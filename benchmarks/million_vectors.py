@@ -1,4 +1,4 @@
-"""A million vectors of 512 numbers and 1,000 classes, from the command line: CPU seconds and peak memory of each command.
+"""A million vectors of 512 numbers and 1,000 classes, as commands: CPU seconds and peak memory of each.
 
     python benchmarks/million_vectors.py --out benchmarks/results/million_vectors.json
 
