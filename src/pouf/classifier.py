@@ -259,7 +259,7 @@ class Classifier(nn.Module, ModelHubMixin):
             command: the command line that repeats the run, for its manifest.
 
         Raises:
-            Diverged: the loss is not finite. A run folder has the weights of the last good step.
+            Diverged: the loss is not finite. A run folder has weights of at most ten steps before.
             KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM and SIGHUP (143, 129). The state was saved after the step
                 that was under way; a second SIGINT ends at once.
         """

@@ -145,7 +145,7 @@ def run_adaptation(
         keep_tuned: features of the tuned weights stay in the cache too, for whoever looks at the data next.
 
     Raises:
-        Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
+        Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last copy.
     """
     told, data, recipe, shots, held = Callbacks(callbacks), plan.data, plan.recipe, plan.shots, plan.targets
     inference = told.watching(plan.inference(cache), "encoding")

@@ -25,6 +25,7 @@ from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.padding import PROMPTS, PaddingSample, in_pieces
 from pouf.parallel.process_group import ProcessGroup, processes
 from pouf.recipe import Recipe
+from pouf.training.lengths import split_by_length
 from pouf.training.model import Chunk
 from pouf.training.state import random_state, set_random_state
 from pouf.training.two_pass import Batch, Side
@@ -121,6 +122,8 @@ class InputBatches(Iterator[Side]):
         self.trained, self.world = tuner.touches_inputs, processes()
         self.draws = data.random_batches(recipe.batch_size, generator)
         self.seeds = random.Random(f"{recipe.seed} {self.world.rank}")  # of dropout
+        # Where weights are sharded, all processes must encode equally often; a compiled encoder wants few shapes.
+        self.splits_lengths = not (classifier.backbone.sharded or recipe.compute.compile)
         self.batches = self._batches(inference)
 
     def __next__(self) -> Side:
@@ -215,6 +218,9 @@ class ChunkedInputs(Side):
         self.parts = self._chunk(first)
         while not self.parts and len(self.samples) < self.count:
             self.parts = self._chunk(next(reads))
+        if self.parts and not self.chunked and batches.splits_lengths:
+            self.parts, rows = split_by_length(self.parts[0], batches.classifier.device)
+            self.samples = [[own[row] for row in rows] if own else own for own in self.samples]
         if not self.parts or not self.chunked:
             self._share_results()
         if not self.parts:
