@@ -335,20 +335,20 @@ def test_two_classes_ask_for_their_shares_in_one_line_and_take_them_without_trai
     assert told.diagnostics is not None and not told.diagnostics.largest_class and "--prior uniform" not in str(told)
     before = result.classifier.predict_proba(Vectors(features)).argmax(1)
     even = result.with_prior("uniform").predict_proba(Vectors(features)).argmax(1)
-    assert (even == 0).sum() == 100 and (even != before).double().mean() == pytest.approx(
-        found.uniform_changes, abs=0.02
-    )
+    assert abs(int((even == 0).sum()) - 100) <= 1
+    assert (even != before).double().mean() == pytest.approx(found.uniform_changes, abs=0.02)
     assert torch.equal(result.classifier.predict_proba(Vectors(features)).argmax(1), before), "it has stayed as it was"
     given = result.classifier.with_prior([0.6, 0.4], Vectors(features)).predict_proba(Vectors(features)).argmax(1)
-    assert (given == 0).sum() == 120
+    assert abs(int((given == 0).sum()) - 120) <= 1
     with pytest.raises(InputError, match="more than one"):
         classifier.with_prior("uniform", Vectors(features[:1]))
 
 
 @pytest.mark.parametrize(("k", "chosen"), [(12, "full"), (13, "prototypes")])
 def test_texts_of_many_classes_leave_the_weights_alone(k: int, chosen: str, tmp_path: Path) -> None:
-    classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), [f"class {i}" for i in range(k)])
-    texts = Texts([f"text {i}" for i in range(40)])
+    names = "cat dog sea air good bad great film book photo text many who".split()
+    classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), names[:k])
+    texts = Texts(TEXTS)
 
     def tuner(**options: Any) -> str:
         return resolve_plan(classifier, texts, AdaptOptions(**options)).recipe.tuner.name
