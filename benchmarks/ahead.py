@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with clip_features/ and text/")
     parser.add_argument("--photos", type=Path, help="folder of npz files from photos.py --features")
     parser.add_argument("--out", type=Path, help="file for the results, JSON; what is in it stays")
-    page = Path(__file__).parent.parent / "docs" / "methods.md"
+    page = Path(__file__).parent / "results" / "ahead.md"
     parser.add_argument("--page", type=Path, default=page, help="page with a place for the table")
     given = parser.parse_args()
     facts = json.loads(given.out.read_text()) if given.out and given.out.is_file() else {}

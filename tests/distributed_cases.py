@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -273,6 +274,27 @@ def whole_run(folder: Path, run: Path, interrupted: bool) -> Classifier:
     return classifier().adapt(folder / "images", recipe=given, output=Output(run, resume=interrupted)).classifier
 
 
+class Marks(Callback):
+    """The first process writes how far the run is; each step takes a second where `SLOW_STEPS` is set."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_step(self, step: Step) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            self.file.write_text(str(step.step))
+        time.sleep(float("SLOW_STEPS" in os.environ))
+
+
+def long_run(folder: Path, out: Path) -> None:
+    """A run that is started, or resumed, with a state on disk after each step."""
+    out.mkdir(exist_ok=True)
+    settings = recipe("full", steps=8, snapshots=2, **{"compute.save_every": 0.0})
+    Classifier.from_pretrained(EMBEDDED, DIGITS).adapt(
+        folder / "images", recipe=settings, output=Output(out / "run", resume=True), callbacks=[Marks(out / "step")]
+    )
+
+
 def diverged(folder: Path, run: Path) -> None:
     """The rate is far too high: the run keeps the last good step."""
     with suppress(Diverged):
@@ -373,6 +395,9 @@ def main() -> None:
     parser.add_argument("--runs", action="store_true", help="whole runs with their folders as well")
     given = parser.parse_args()
     trainer.Engine = Watched  # type: ignore[misc]
+    if "LONG_RUN" in os.environ:
+        long_run(given.folder, given.out)
+        return
     world = init_processes(torch.device("cpu"))
     assert world.size == int(os.environ["WORLD_SIZE"]) > 1
     if "ENDED_BY" in os.environ:

@@ -20,7 +20,6 @@ from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.interruption import defer_signals
 from pouf.model_card import model_card
 from pouf.options import AdaptOptions, KeepNames, Output
-from pouf.parallel.fsdp import asks_to_shard, shard_classifier
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.recipe import Recipe, full_name
 from pouf.reporting.html import before_and_after, write_report
@@ -29,12 +28,11 @@ from pouf.runs.names import CHECKPOINTS, PREDICTIONS
 from pouf.runs.predictions import prediction_rows, rows_by_rank, write_rows
 from pouf.runs.session import run_session
 from pouf.runs.states import ShardHolder
-from pouf.runs.writer import RunWriter
-from pouf.training import adaptation
+from pouf.runs.writer import RunWriter, check_new
 from pouf.training import search as searching
-from pouf.training.adaptation import Adaptation
+from pouf.training.adaptation import Adaptation, run_adaptation
 from pouf.training.callbacks import Callback, Callbacks
-from pouf.training.plan import Plan, make_plan
+from pouf.training.plan import Plan, draft_plan, look_at_data
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, select_step, usual_grid
 from pouf.training.trainer import run_identity
 from pouf.validation.diagnostics import rows_of
@@ -68,29 +66,33 @@ class RunContext:
         self.keep, self.command, self.cache = keep, command, cache or InMemoryFeatureCache()
         self.callbacks = Callbacks(callbacks).all
 
+    def check_folder(self) -> None:
+        """An error where the run could not be written, before anything long is computed."""
+        if self.output is not None and processes().is_main:
+            check_new(self.output.folder, self.output.resume, self.output.overwrite)
+
+    def inference(self, plan: Plan) -> InferenceConfig:
+        return Callbacks(self.callbacks).watching(plan.inference(self.cache), "encoding")
+
 
 @by_all_processes
 def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, context: RunContext) -> Adaptation:
     """See `Classifier.adapt`."""
     callbacks, cache = context.callbacks, context.cache
     Callbacks(callbacks).phase("reading")
-    plan = make_plan(classifier, data, options, cache=cache, report=context.report)
-    if (callbacks or logger.isEnabledFor(logging.INFO)) and (
-        estimated := plan.estimate(classifier, cache, context.report)
-    ):
-        Callbacks(callbacks).notify(lambda callback: callback.on_estimate(estimated))
-        logger.info("%s", estimated)
-    prepared = plan.preparation.applied_to(classifier)
-    with run_session(partial(_writer, prepared, plan, context), callbacks) as writer:
-        if asks_to_shard(prepared, plan.recipe):
-            shard_classifier(prepared)  # before anything is computed
+    draft = draft_plan(classifier, data, options, cache=cache, report=context.report)
+    context.check_folder()
+    _estimate(draft, classifier, context)
+    with run_session(callbacks) as session:
+        prepared = draft.prepared(classifier)
+        plan = draft.fitted(look_at_data(prepared, draft, context.inference(draft)))
+        writer = session.open(partial(_writer, prepared, plan, context))
         baseline = _drift_baseline(prepared, plan, context)
-        result = adaptation.adapt(
-            prepared, plan.data, plan.recipe, shots=plan.shots, cache=cache, callbacks=callbacks, resume=context.resume,
+        result = run_adaptation(
+            prepared, plan, cache=cache, callbacks=callbacks, resume=context.resume,
             checkpoint_dir=context.folder / CHECKPOINTS if context.folder is not None else None,
-            known_shares=plan.known_shares,
         )  # fmt: skip
-        result = _described(result, plan, baseline)
+        result = _described(result, baseline)
         if writer is not None:
             with defer_signals():
                 writer.finish(result)
@@ -114,34 +116,36 @@ def search(
     """See `Classifier.search`."""
     callbacks, cache = context.callbacks, context.cache
     runs = len(all_combinations(grid)) if grid is not None else len(RATES)
-    plan = make_plan(classifier, data, options, cache=cache, report=context.report, runs=max(runs, 1))
+    plan = draft_plan(classifier, data, options, cache=cache, report=context.report, runs=max(runs, 1))
     combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
     if grid is not None and "optimisation.lr" in map(full_name, grid):
-        plan = plan._replace(recipe=plan.recipe.with_settings(keep_shares_lr_factor=1.0))
+        plan = replace(plan, recipe=plan.recipe.with_settings(keep_shares_lr_factor=1.0))
     log, root = TrialLog(), None
+    first = next(iter(plan.sources().values()))
     if context.folder is not None:
         root = context.folder / CHECKPOINTS
-        first = next(iter(plan.sources().values()))
-        about = run_identity(classifier, first, plan.shots, plan.recipe, plan.known_shares)
+        about = run_identity(classifier, first, plan.shots, plan.recipe, plan.targets.known)
         about["the grid"] = combinations
         log = TrialLog(root / TRIALS_STATE, about)
 
     def one(changed: Recipe, number: int) -> Adaptation:
-        return adaptation.adapt(
-            plan.preparation.applied_to(classifier), plan.data, changed, shots=plan.shots, cache=cache,
+        trial = replace(plan, recipe=changed)
+        prepared = trial.prepared(classifier)
+        return run_adaptation(
+            prepared, trial.fitted(look_at_data(prepared, trial, context.inference(trial))), cache=cache,
             callbacks=callbacks, checkpoint_dir=root / str(number) if root is not None else None, resume=context.resume,
-            keep_tuned=False, known_shares=plan.known_shares,
+            keep_tuned=False,
         )  # fmt: skip
 
-    with run_session(partial(_writer, classifier, plan, context, trains=False), callbacks) as writer:
+    with run_session(callbacks) as session:
+        writer = session.open(partial(_writer, classifier, plan, context, trains=False))
         baseline = _drift_baseline(classifier, plan, context)
         if context.resume:
             log.read()
         found = searching.search(plan.recipe, combinations, one, on_trial, log)
-        inputs = next(iter(plan.sources().values()))
         if found.ranking.best is not None and found.ended_by is None:
-            found.result = select_step(found.result, found.ranking.step, inputs, plan.inference(classifier, cache))
-        result = found.result = _described(found.result, plan, baseline if found.ended_by is None else None)
+            found.result = select_step(found.result, found.ranking.step, first, plan.inference(cache))
+        result = found.result = _described(found.result, baseline if found.ended_by is None else None)
         if writer is not None:
             with defer_signals():
                 writer.finish_search(result, found.to_json(), found.ended_by)
@@ -149,9 +153,18 @@ def search(
             result.files["run"] = writer.folder
         if found.ended_by is not None:
             raise found.ended_by
-        _report(result, inputs, plan, context)
+        _report(result, first, plan, context)
     Callbacks(callbacks).notify(lambda callback: callback.on_end(result))
     return found
+
+
+def _estimate(plan: Plan, classifier: Classifier, context: RunContext) -> None:
+    """Before anything long: how long it will take, where anyone listens."""
+    if context.callbacks or logger.isEnabledFor(logging.INFO):
+        estimated = plan.estimate(classifier, context.cache, context.report)
+        if estimated is not None:
+            Callbacks(context.callbacks).notify(lambda callback: callback.on_estimate(estimated))
+            logger.info("%s", estimated)
 
 
 def evaluate(classifier: Classifier, inputs: Inputs, labels: Sequence[str | int], text_column: str | None) -> Score:
@@ -177,13 +190,13 @@ def _writer(
     if not processes().is_main:
         return ShardHolder(Path(context.output.folder), classifier)
     facts: dict[str, Any] = {}
-    if plan.known_shares is not None:
-        facts["known_shares"] = plan.known_shares.tolist()
+    if plan.targets.known is not None:
+        facts["known_shares"] = plan.targets.known.tolist()
     if classifier.adapted:
         facts["started_from"] = "a classifier that was adapted before"
     return RunWriter(
-        context.output.folder, classifier, plan.recipe, plan.sources(), plan.method, context.command, context.resume,
-        context.output.overwrite, trains, facts,
+        context.output.folder, classifier, plan, context.command, context.resume, context.output.overwrite, trains,
+        facts,
     )  # fmt: skip
 
 
@@ -197,13 +210,13 @@ def _drift_baseline(classifier: Classifier, plan: Plan, context: RunContext) -> 
         inputs = read_labelled(data, others, classifier.backbone.modality, classifier.columns)
     if inputs is None:
         raise InputError("no inputs to try the other names on: give some with labels")
-    return DriftBaseline(classifier, others, inputs, plan.inference(classifier, context.cache), plan.recipe.seed)
+    return DriftBaseline(classifier, others, inputs, plan.inference(context.cache), plan.recipe.seed)
 
 
-def _described(result: Adaptation, plan: Plan, baseline: DriftBaseline | None) -> Adaptation:
-    """With its sources, what is lost beside the task, and a model card."""
+def _described(result: Adaptation, baseline: DriftBaseline | None) -> Adaptation:
+    """With what is lost beside the task, and a model card."""
     drift = baseline.drift(result.at(result.verdict.adapted)) if baseline is not None else None
-    result = replace(result, method=plan.method, sources=plan.sources(), drift=drift)
+    result = replace(result, drift=drift)
     facts = {
         "method": result.method,
         "sources": {name: len(source) for name, source in result.sources.items()},
@@ -226,7 +239,7 @@ def _report(result: Adaptation, data: Unlabelled, plan: Plan, context: RunContex
         return
     Callbacks(context.callbacks).phase("writing predictions and report")
     classifier = result.at("advised")
-    inference = plan.inference(classifier, context.cache)
+    inference = plan.inference(context.cache)
     own = classifier.encode_share(data, inference)
     blocks = classifier.score_blocks(own, prototypes=classifier.fixed_prototypes())
     rows = rows_by_rank(prediction_rows(classifier.classes, data, blocks))

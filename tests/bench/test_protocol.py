@@ -2,7 +2,6 @@
 
 import os
 import random
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,11 +114,11 @@ def test_the_step_is_chosen_on_dev_and_judged_on_the_test(monkeypatch: pytest.Mo
 
     def adapt(classifier: Any, data: Any, recipe: Any, *, shots: Any, callbacks: Any) -> Any:
         for step in (0, 1, 2):
-            callbacks[0].on_checkpoint(step)
-        return SimpleNamespace(verdict=SimpleNamespace(advised="last", chosen=2), at=lambda use: nullcontext())
+            callbacks[0].on_checkpoint(step, classifier)
+        return SimpleNamespace(verdict=SimpleNamespace(advised="last", chosen=2), at=lambda use: classifier)
 
     monkeypatch.setattr(cells, "adapt", adapt)
-    scores, _ = cells._judged(None, None, recipe, None, lambda: {"MR": next(test)}, lambda: next(dev))
+    scores, _ = cells._judged(None, None, recipe, None, lambda said: {"MR": next(test)}, lambda said: next(dev))
     assert scores["MR"] == (0.3, 0.3, 0.3, 0.2), "last, chosen, oracle, and the first step, best on dev"
 
 
@@ -129,13 +128,14 @@ def test_chosen_without_labels_is_what_adapt_would_use(
 ) -> None:
     def adapt(classifier: Any, data: Any, recipe: Any, *, shots: Any, callbacks: Any) -> Any:
         for step in (0, 1, 2):
-            callbacks[0].on_checkpoint(step)
-        return SimpleNamespace(recipe=recipe, verdict=SimpleNamespace(advised=advised, chosen=1), at=nullcontext)
+            callbacks[0].on_checkpoint(step, classifier)
+        verdict = SimpleNamespace(advised=advised, chosen=1)
+        return SimpleNamespace(recipe=recipe, verdict=verdict, at=lambda use: classifier, classifier=classifier)
 
     test = iter([0.1, 0.2, 0.3])
     monkeypatch.setattr(cells, "adapt", adapt)
     recipe = Recipe(steps=2, snapshots=2, postprocess="none")
-    scores, _ = cells._judged(None, None, recipe, None, lambda: {"MR": next(test)})
+    scores, _ = cells._judged(None, None, recipe, None, lambda said: {"MR": next(test)})
     assert scores["MR"].chosen == expected
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -690,6 +691,26 @@ def test_search_report_and_review_from_the_command_line(run: Path, few_digits: P
     assert "--lrs 'many': expected numbers" in one_line_error(
         pouf("search", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, *wrong, cwd=tmp_path, code=2)
     )
+
+
+def test_answers_of_a_review_go_back_in(adapted_texts: Path) -> None:
+    pouf("review", "run", "--n", 8, "--quiet", cwd=adapted_texts)
+    rows = list(csv.DictReader((adapted_texts / "run" / "review.csv").open()))
+    labels = ["none of these", *(row["text"].split()[0] for row in rows[1:])]
+    lines = [f"{row['id']},{label}" for row, label in zip(rows, labels, strict=True)]
+    (adapted_texts / "my answers.csv").write_text("id,label\n" + "\n".join(lines) + "\n")
+    said = pouf("review", "run", "--answers", "my answers.csv", cwd=adapted_texts).stdout
+    command = said.split("To learn from the answers as well:\n")[1].strip()
+    assert command.endswith("--answers 'my answers.csv' --out run-with-answers")
+    pouf(*shlex.split(command)[1:], "--no-report", "--quiet", cwd=adapted_texts)
+    manifest = json.loads((adapted_texts / "run-with-answers" / "run.json").read_text())
+    assert manifest["shots"]["n"] == 7 and manifest["data"]["n"] == 40, "seven answers are classes"
+    steps = (adapted_texts / "run-with-answers" / "metrics.jsonl").read_text().splitlines()
+    assert "labels" in json.loads(steps[0])["terms"]
+    (adapted_texts / "other.csv").write_text("id,label\n1000,good\n")
+    wrong = ("adapt", "texts.csv", "--text-column", "review", "--classes", "good,bad", "--model", "model")
+    error = one_line_error(pouf(*wrong, "--answers", "other.csv", cwd=adapted_texts, code=2))
+    assert "'other.csv' has no answer about texts.csv" in error
 
 
 def test_bench_from_the_command_line(tmp_path: Path) -> None:

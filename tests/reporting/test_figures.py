@@ -3,7 +3,6 @@
 import math
 import re
 import xml.etree.ElementTree as ET
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -66,7 +65,7 @@ def some_view(k: int, n: int, gap: float = 0.0) -> View:
 def test_images_of_a_run(few_digits: Path, tmp_path: Path) -> None:
     labelled = read_labelled(few_digits, DIGITS, "image")
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    comparison = look(nullcontext(classifier), nullcontext(classifier), labelled.inputs, labelled.labels)
+    comparison = look(lambda: classifier, lambda: classifier, labelled.inputs, labelled.labels)
     assert comparison.before.labels.tolist() == labelled.labels
     files = {name: write(figure, tmp_path / f"{name}.svg") for name, figure in paper_figures(comparison).items()}
     roots = {name: ET.parse(file).getroot() for name, file in files.items()}
@@ -89,7 +88,7 @@ def test_texts_without_labels_and_names_with_markup(tmp_path: Path) -> None:
     names = [f"good {NASTY}", "bad"]
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "m"), names, ["it is {}"])
     data = Texts([f"{NASTY} the film is {word} {i}" for i in range(6) for word in ("good", "bad", "okay")])
-    comparison = look(nullcontext(classifier), nullcontext(classifier), data)
+    comparison = look(lambda: classifier, lambda: classifier, data)
     assert not comparison.labelled
     for name, figure in paper_figures(comparison).items():
         assert "<script" not in figure
@@ -116,7 +115,7 @@ def test_what_can_not_be_read_is_left_out(few_digits: Path, tmp_path: Path) -> N
     for i, path in enumerate(sorted(few_digits.rglob("*.png"))[:8]):
         (tmp_path / f"{i}.png").write_bytes(path.read_bytes() if i != 3 else b"broken")
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    comparison = look(nullcontext(classifier), nullcontext(classifier), Images.from_folder(tmp_path))
+    comparison = look(lambda: classifier, lambda: classifier, Images.from_folder(tmp_path))
     assert len(comparison.before.features) == len(comparison.inputs) == 7
     assert all(comparison.sample(i) for i in range(7))
     (tmp_path / "0.png").unlink()

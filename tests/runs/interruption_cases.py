@@ -107,10 +107,10 @@ def run(
     return classifier.adapt(data, **how, output=Output(output_dir, resume, overwrite, report), **options)
 
 
-def searched(folder: Path, output_dir: Path, resume: bool = False, **options: Any) -> Any:
+def searched(folder: Path, output_dir: Path, resume: bool = False, overwrite: bool = False, **options: Any) -> Any:
     classifier, data, how = CASES["vectors"](folder)
     grid = {"optimisation.lr": [1e-3, 1e-2, 3e-2]}
-    return classifier.search(data, grid, **how, output=Output(output_dir, resume=resume, report=False), **options)
+    return classifier.search(data, grid, **how, output=Output(output_dir, resume, overwrite, False), **options)
 
 
 def killed_in_writes(folder: Path, kind: str, output_dir: Path, moments: list[int]) -> None:

@@ -16,7 +16,7 @@ from pouf.demo import DIGITS
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.options import AdaptOptions
 from pouf.postprocess.propagation import propagation
-from pouf.training.plan import make_plan
+from pouf.training.plan import draft_plan
 from pouf.validation.evaluation import compare
 
 QUICK = {"steps": 4, "snapshots": 2, "batch_size": 60}
@@ -59,7 +59,7 @@ def test_known_shares_hold_for_label_propagation_too() -> None:
 def test_a_search_keeps_to_its_minutes_for_all_trials_together() -> None:
     features, clf = vectors()
     cache = InMemoryFeatureCache()
-    cheapest = make_plan(clf, features, AdaptOptions(recipe="fast"), cache=cache, report=False).estimate(
+    cheapest = draft_plan(clf, features, AdaptOptions(recipe="fast"), cache=cache, report=False).estimate(
         clf, cache, report=False
     )
     minutes = 50 * cheapest.seconds / 60  # many times what one run takes, however busy the machine is
@@ -68,12 +68,12 @@ def test_a_search_keeps_to_its_minutes_for_all_trials_together() -> None:
         def on_step(self, step: object) -> None:
             raise AssertionError("so many trials can't be run in this time")
 
-    assert make_plan(clf, features, AdaptOptions(max_minutes=minutes), cache=cache, report=False).recipe.steps
+    assert draft_plan(clf, features, AdaptOptions(max_minutes=minutes), cache=cache, report=False).recipe.steps
     with pytest.raises(InputError, match=rf"needs more than the {minutes / 5000:g} minutes"):
         clf.search(features, {"seed": range(5000)}, max_minutes=minutes, callbacks=[Started()])
     with pytest.raises(InputError, match="needs more than the"):  # of the usual three trials
         clf.search(features, max_minutes=1e-9)
-    largest = make_plan(clf, features, AdaptOptions(max_minutes=1e6), cache=cache, report=False, runs=10).recipe
+    largest = draft_plan(clf, features, AdaptOptions(max_minutes=1e6), cache=cache, report=False, runs=10).recipe
     assert largest == Recipe.preset("paper", "vector"), "the largest that fits"
 
 

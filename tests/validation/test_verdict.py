@@ -36,7 +36,6 @@ class Past(Checkpoints):
         self.predictions = {Checkpoint(10 * i): seen(each) for i, each in enumerate(labels)}
         self.postprocessors = dict.fromkeys(self.predictions)
         self.tuner, self.names = object(), None
-        self.classifier = Classifier.from_vectors(torch.eye(K), [f"class {k}" for k in range(K)])
         self.sample = type("Sample", (), {"features": torch.eye(K)[TRUTH]})()
 
 

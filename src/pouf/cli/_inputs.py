@@ -33,7 +33,10 @@ def check_options(options: RunOptions) -> None:
     """What can be said before anything is read."""
     from pouf.training.methods import METHODS
 
-    if one_of("method", options.method, METHODS).needs_shots and options.shots is None:
+    if options.shots is not None and options.answers is not None:
+        raise InputError("give --shots or --answers, and not both: put the answers among the shots")
+    labelled = options.shots or options.answers
+    if one_of("method", options.method, METHODS).needs_shots and labelled is None:
         raise InputError(f"--method {options.method} learns from labelled examples: give --shots")
     if options.preset is not None:
         one_of("preset", options.preset, PRESETS)
@@ -55,6 +58,7 @@ def read_task(options: RunOptions, reporter: ProgressReporter, shard: bool = Fal
     from pouf.models.base import check_modality
     from pouf.parallel.fsdp import wait_for_shards
     from pouf.parallel.process_group import started_processes
+    from pouf.validation.review import answered_shots
 
     options = _with_kind(options)
     reporter.on_phase(f"reading {options.images or options.texts or options.features or options.shots or 'data'}")
@@ -70,7 +74,9 @@ def read_task(options: RunOptions, reporter: ProgressReporter, shard: bool = Fal
     else:
         classifier.to(options.place())
     shots = None
-    if options.shots is not None:
+    if options.answers is not None and data is not None:
+        shots = answered_shots(data, options.answers, classifier.classes)
+    elif options.shots is not None:
         modality = classifier.backbone.modality
         shots = read_shots(options.shots, classifier.classes, modality, columns, options.label_column)
     task = Task(classifier, data, shots)

@@ -136,6 +136,7 @@ class RunOptions(DeviceOptions):
     ] = None
     prototypes: Annotated[str | None, DataOption(help="One vector per class, for --features.")] = None
     shots: Annotated[Path | None, DataOption(help="A few labelled examples: file or folder.")] = None
+    answers: Annotated[Path | None, DataOption(help="The answers to pouf review, to learn from as well.")] = None
     text_column: TextColumn = None
     label_column: LabelColumn = "label"
     id_column: IdColumn = None

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 COMMON = (
-    "data", "classes", "text_column", "shots", "model", "template", "prior", "preset", "max_minutes", "out", "resume",
-    "overwrite",
+    "data", "classes", "text_column", "shots", "answers", "model", "template", "prior", "preset", "max_minutes", "out",
+    "resume", "overwrite",
 )  # fmt: skip
 
 

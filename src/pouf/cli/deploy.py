@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pouf.integrations.onnx import Exported
 
 
-@grouped()
+@grouped("run", "inputs", "onnx", "merge", "int8", "out", "use")
 def export(
     run: RunFolder,
     options: InferenceOptions,
@@ -78,7 +78,7 @@ def _comparison(found: Exported, source: str) -> str:
     return "\n".join(lines)
 
 
-@grouped()
+@grouped("run", "host", "port", "device")
 def serve(
     run: RunFolder,
     options: DeviceOptions,

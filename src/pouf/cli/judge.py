@@ -32,7 +32,7 @@ def _load(run: Path, options: InferenceOptions, *uses: str) -> list[Classifier]:
     return load_classifiers(run, *uses, device=options.place(), trust_model=options.trust_model)
 
 
-@grouped()
+@grouped("run", "labelled", "text_column", "label_column", "confusion", "as_json")
 def evaluate(
     run: RunFolder,
     labelled: Annotated[
@@ -72,7 +72,7 @@ def evaluate(
             console.show_confusion(result)
 
 
-@grouped()
+@grouped("run", "inputs", "labelled", "out", "text_column")
 def report(
     run: RunFolder,
     options: InferenceOptions,
@@ -96,7 +96,7 @@ def report(
     console.show_result({"report": str(file)}, f"The report is in {file}", options)
 
 
-@grouped()
+@grouped("run", "inputs", "n", "answers", "text_column")
 def review(
     run: RunFolder,
     options: InferenceOptions,
@@ -167,10 +167,25 @@ def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
     advised = "zero-shot" if folder.verdict.advised == "zero-shot" else "adapted"
     if result.better not in (None, advised):
         lines.append(f"That is not what the run advises: pouf predict {run} INPUT --use {result.better}")
+    if command := _with_answers(folder.manifest.get("command") or [], run, answers):
+        lines.append(f"To learn from the answers as well:\n  {command}")
     console.show_result(result.to_json(), "\n".join(lines), options)
 
 
-@grouped()
+def _with_answers(command: list[str], run: Path, answers: Path) -> str:
+    """The command that made the run, with the answers and a folder of its own; none for a run from Python."""
+    if command[1:2] != ["adapt"]:
+        return ""
+    words = list(command[1:])
+    for option in ("--out", "--answers"):
+        while option in words:
+            del words[words.index(option) : words.index(option) + 2]
+    dropped = ("--resume", "--overwrite", "--quiet", "-q", "--json")
+    words = [word for word in words if word not in dropped and not word.startswith(("--out=", "--answers="))]
+    return shlex.join(["pouf", *words, "--answers", str(answers), "--out", f"{run}-with-answers"])
+
+
+@grouped("run", "inputs", "labelled", "classes", "only", "out")
 def figures(
     run: RunFolder,
     options: InferenceOptions,

@@ -228,6 +228,5 @@ class RowNumbers(Sequence[str]):
         return self.n
 
     def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < self.n:
-            raise IndexError(index)
-        return str(index)
+        found = range(self.n)[index]
+        return str(found) if isinstance(found, int) else [str(number) for number in found]

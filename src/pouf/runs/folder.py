@@ -2,7 +2,7 @@
 
 run/                pouf.json and weights: the classifier that the run advises
 run/last, chosen    the other states of the run, where they differ
-verdict.json, recipe.toml, classes.txt, metrics.jsonl, skipped.jsonl, run.json, predictions.csv, report.html
+verdict.json, plan.json, recipe.toml, classes.txt, metrics.jsonl, skipped.jsonl, run.json, predictions.csv, report.html
 """
 
 from __future__ import annotations

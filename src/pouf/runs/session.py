@@ -1,4 +1,4 @@
-"""A run from its first step to its last word: signals, the folder, and those who are told."""
+"""A run from its first step to its last: signals, the folder, and the callbacks."""
 
 from __future__ import annotations
 
@@ -13,30 +13,39 @@ from pouf.training.callbacks import Callback, Callbacks
 Writer = RunWriter | ShardHolder
 
 
+class Session:
+    """A run under way, which may have a folder."""
+
+    def __init__(self, callbacks: list[Callback]) -> None:
+        self.callbacks = callbacks
+        self.writer: Writer | None = None
+
+    def open(self, opens: Callable[[], Writer | None]) -> Writer | None:
+        """The folder of the run; a writer that follows the steps is the first of the callbacks."""
+        with defer_signals():
+            self.writer = opens()
+        if isinstance(self.writer, RunWriter):
+            self.callbacks.insert(0, self.writer)
+        return self.writer
+
+
 @contextmanager
-def run_session(opens: Callable[[], Writer | None], told: list[Callback]) -> Iterator[Writer | None]:
-    """While open, signals end the run between two steps, and wait while its folder is begun and ended.
+def run_session(callbacks: list[Callback]) -> Iterator[Session]:
+    """While open, signals end the run between two steps, and wait while its folder is begun and finished.
 
-    Whatever breaks it off is told to the callbacks; the folder keeps what was learned, with what the run can go on
-    from, and is free for the next who wants it. A run that comes to its end leaves nothing to go on from.
-
-    Args:
-        told: of what happens; a writer that follows the run comes first.
+    Callbacks are called with whatever error ends it; the folder keeps what was learned, with what the run can be
+    resumed from, and is unlocked. A run that has finished leaves nothing to resume.
     """
-    writer: Writer | None = None
+    session = Session(callbacks)
     with catching():
         try:
-            with defer_signals():
-                writer = opens()
-            if isinstance(writer, RunWriter):
-                told.insert(0, writer)
-            yield writer
+            yield session
         except BaseException as error:
-            if writer is not None:
+            if session.writer is not None:
                 with defer_signals():
-                    writer.abort(error)
-            Callbacks(told).broke_off(error)
+                    session.writer.abort(error)
+            Callbacks(callbacks).broke_off(error)
             raise
-        if writer is not None:
+        if session.writer is not None:
             with defer_signals():
-                writer.close()
+                session.writer.close()

@@ -19,7 +19,6 @@ from pouf.data.texts import Texts
 from pouf.errors import Diverged, InputError
 from pouf.files import LOCK, clear_partial, discard, lock_folder, write_json, write_text
 from pouf.interruption import AtOnce
-from pouf.recipe import Recipe
 from pouf.runs.folder import read_manifest, versions
 from pouf.runs.names import (
     BEFORE,
@@ -28,6 +27,7 @@ from pouf.runs.names import (
     DESCRIPTIONS,
     MANIFEST,
     METRICS,
+    PLAN,
     RECIPE,
     SKIPPED,
     TRIALS,
@@ -37,6 +37,7 @@ from pouf.runs.states import all_can_save, save_failed_run, save_states
 from pouf.saving import CARD
 from pouf.training.adaptation import Adaptation
 from pouf.training.callbacks import Callback, Step
+from pouf.training.plan import Plan
 from pouf.validation.checkpoints import STATE, Checkpoints
 from pouf.validation.verdict import failed_verdict
 
@@ -49,7 +50,7 @@ class RunWriter(Callback):
     Until then the folder belongs to this process alone.
 
     Args:
-        sources: what is learned from, by what to call it in the manifest.
+        plan: what is done.
         command: the command line that repeats the run, where there is one.
         resume, overwrite: what to do with a run that is there.
         trains: the classifier itself is trained; a search trains copies of it, has nothing new before its end, and
@@ -61,15 +62,14 @@ class RunWriter(Callback):
         self,
         folder: str | Path,
         classifier: Classifier,
-        recipe: Recipe,
-        sources: Mapping[str, Unlabelled],
-        method: str = "pouf",
+        plan: Plan,
         command: Sequence[str] = (),
         resume: bool = False,
         overwrite: bool = False,
         trains: bool = True,
         facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        sources = plan.sources()
         self.trains, self.overwrites = trains, overwrite
         self.folder = check_new(folder, resume, overwrite)
         if overwrite:
@@ -83,7 +83,9 @@ class RunWriter(Callback):
         clear_moved(self.folder)
         # Of the run that goes on: what it says of itself stays, if it can't.
         names = [
-            name for name in (MANIFEST, RECIPE, CLASSES, DESCRIPTIONS) if resume and (self.folder / name).is_file()
+            name
+            for name in (MANIFEST, RECIPE, PLAN, CLASSES, DESCRIPTIONS)
+            if resume and (self.folder / name).is_file()
         ]
         self.before = {name: (self.folder / name).read_text(encoding="utf-8") for name in names}
         earlier = read_manifest(self.folder) if resume else {}
@@ -92,7 +94,7 @@ class RunWriter(Callback):
             "created": earlier.get("created", now),
             **({"resumed": [*earlier.get("resumed", []), now]} if earlier else {}),
             "command": list(command),
-            "method": method,
+            "method": plan.method,
             "model": classifier.model,
             "revision": classifier.revision,
             **{name: _facts(source) for name, source in sources.items()},
@@ -104,7 +106,8 @@ class RunWriter(Callback):
             if overwrite:
                 set_aside(self.folder)
             write_json(self.folder / MANIFEST, self.manifest)
-            write_text(self.folder / RECIPE, recipe.to_toml())
+            write_text(self.folder / RECIPE, plan.recipe.to_toml())
+            write_json(self.folder / PLAN, plan.to_json())
             if classifier.descriptions is None:
                 write_text(self.folder / CLASSES, "".join(f"{name}\n" for name in classifier.classes))
             else:
@@ -251,7 +254,9 @@ def check_new(folder: str | Path, resume: bool = False, overwrite: bool = False)
     # Until all is written, predictions and report too, the lock is there, even if its owner was killed.
     finished = read_manifest(folder).get("status", "finished") == "finished"
     if resume and finished and not (folder / CHECKPOINTS / LOCK).exists():
-        raise InputError(f"the run in {str(folder)!r} is finished: give overwrite=True to run again")
+        raise InputError(
+            f"the run in {str(folder)!r} is finished: there is nothing to resume; give overwrite=True to run again"
+        )
     return folder
 
 

@@ -15,14 +15,13 @@ from pouf.data.labelled import Shots
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
-from pouf.parallel.fsdp import sync_weights
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
-from pouf.training.encode_once import encode_once
+from pouf.training.plan import Plan, look_at_data, start_as_recipe_says
 from pouf.training.pseudo_labels import pseudo_labelled
-from pouf.training.recipe_for_data import recipe_for_data
+from pouf.training.recipe_for_data import TargetShares
 from pouf.training.trainer import Training, train, watched
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.drift import Drift
@@ -103,44 +102,56 @@ def adapt(
     shots: Shots | None = None,
     cache: FeatureCache | None = None,
     callbacks: Iterable[Callback] = (),
-    checkpoint_dir: Path | None = None,
-    resume: bool = False,
-    keep_tuned: bool = True,
     known_shares: Tensor | None = None,
+    **options: Any,
 ) -> Adaptation:
-    """Tune a classifier on unlabelled data, and correct its predictions as a whole where the recipe says so.
-
-    The classifier is trained in place, to its last step: give a copy where it is needed as it is.
+    """Plan with all settings at hand, and adapt a classifier in place.
 
     Args:
         data: they have no labels, and neither their names nor their order play a part. None with shots: the shots
             themselves, their labels left out.
         recipe: all settings.
         shots: a few examples with labels, for the term `labels` of the recipe. The data stay without.
-        cache: where features that training can't change are kept and found again.
-        checkpoint_dir: where weights wait until `checkpoints.release()`, and the state of a run that was ended; by
-            default weights wait in a temporary folder, and there is no way to go on.
-        resume: go on from the state in `checkpoint_dir`, if there is one.
-        keep_tuned: features of the tuned weights stay in the cache too, for whoever looks at the data next.
         known_shares: (k,), of the classes in these data: predictions as a whole then have them.
+        cache, callbacks, options: as of `run_adaptation`.
+    """
+    plan = Plan(data, recipe, shots, targets=TargetShares(known_shares, known_shares))
+    start_as_recipe_says(classifier, recipe)
+    inference = Callbacks(callbacks).watching(plan.inference(cache), "encoding")
+    plan = plan.fitted(look_at_data(classifier, plan, inference))
+    return run_adaptation(classifier, plan, cache=cache, callbacks=callbacks, **options)
+
+
+@by_all_processes
+def run_adaptation(
+    classifier: Classifier,
+    plan: Plan,
+    *,
+    cache: FeatureCache | None = None,
+    callbacks: Iterable[Callback] = (),
+    checkpoint_dir: Path | None = None,
+    resume: bool = False,
+    keep_tuned: bool = True,
+) -> Adaptation:
+    """Tune a classifier on unlabelled data, and correct its predictions as a whole where the recipe says so.
+
+    Args:
+        classifier: `prepared`. It is trained in place, to its last step.
+        plan: `fitted` to the data.
+        cache: where features that training can't change are stored.
+        checkpoint_dir: where weights wait until `checkpoints.release()`, and the state of a run that was interrupted;
+            by default weights wait in a temporary folder, and the run can't be resumed.
+        resume: continue from the state in `checkpoint_dir`, if there is one.
+        keep_tuned: features of the tuned weights stay in the cache too, for whoever looks at the data next.
 
     Raises:
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
     """
-    told = Callbacks(callbacks)
-    inference = told.watching(InferenceConfig.of(recipe.compute, cache), "encoding")
-    if recipe.temperature:
-        classifier.set_temperature(recipe.temperature)
-    sync_weights(classifier, recipe)
-    for source in (data, shots.inputs if shots is not None else None) if processes().size > 1 else ():
-        processes().check_equal(source.fingerprint() if source is not None else "", "inputs")
-    encode_once(classifier, data, recipe, inference, shots is not None or known_shares is not None)
+    told, data, recipe, shots, held = Callbacks(callbacks), plan.data, plan.recipe, plan.shots, plan.targets
+    inference = told.watching(plan.inference(cache), "encoding")
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None
-    if inputs is not None and not inputs.streamed:
-        inputs.check_readable()
-    recipe, held = recipe_for_data(classifier, inputs, recipe, shots, inference, known_shares)
     training = Training([], 0, None)
     if recipe.steps > 0:
         training = train(classifier, data, recipe, shots, inference, told, checkpoint_dir, held, resume=resume)
@@ -169,8 +180,9 @@ def adapt(
     if checkpoints is not None:
         classifier = checkpoints.hand_over(_place(checkpoints, verdict, "advised"))
     return Adaptation(
-        classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, held.predictions
-    )
+        classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, held.predictions,
+        plan.method, sources=plan.sources(),
+    )  # fmt: skip
 
 
 def _why_unjudged(recipe: Recipe) -> str:

@@ -3,49 +3,56 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import Any
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.inputs import Inputs
 from pouf.data.labelled import Shots, read_shots
 from pouf.errors import InputError, one_of
-from pouf.inference.cache import FeatureCache
+from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.options import AdaptOptions
-from pouf.parallel.fsdp import asks_to_shard
+from pouf.parallel.fsdp import asks_to_shard, sync_weights
 from pouf.parallel.process_group import processes
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
+from pouf.training.encode_once import encode_once
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
-from pouf.training.recipe_for_data import preset_for_classes
+from pouf.training.recipe_for_data import FREE, DataLook, TargetShares, preset_for_classes, recipe_for_data
 from pouf.training.trainer import check_shots
 
 logger = logging.getLogger(__name__)
+NO_PREPARATION = Preparation()
 
 
-class Plan(NamedTuple):
-    """What is to be done."""
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done, with every decision that is taken before training."""
 
     data: Unlabelled | None
     recipe: Recipe
-    shots: Shots | None
-    method: str  # what it is called
-    preparation: Preparation  # of the classifier
-    known_shares: Tensor | None  # (k,), of the classes in these data
+    shots: Shots | None = None
+    method: str = "pouf"  # what it is called
+    preparation: Preparation = NO_PREPARATION  # of the classifier
+    targets: TargetShares = FREE  # shares of the classes that training holds to
+    decisions: tuple[str, ...] = ()  # what the data decided, in words
 
     def sources(self) -> dict[str, Unlabelled]:
         """What is learned from, by what to call it."""
         both = {"data": self.data, "shots": self.shots.inputs if self.shots is not None else None}
         return {name: source for name, source in both.items() if source is not None}
 
-    def inference(self, classifier: Classifier, cache: FeatureCache) -> InferenceConfig:
+    @property
+    def inputs(self) -> Unlabelled | None:
+        """What is looked at without labels."""
+        return self.data if self.data is not None else self.shots.inputs if self.shots is not None else None
+
+    def inference(self, cache: FeatureCache | None) -> InferenceConfig:
         return InferenceConfig.of(self.recipe.compute, cache)
 
     def estimate(self, classifier: Classifier, cache: FeatureCache, report: bool) -> Estimate | None:
@@ -56,12 +63,92 @@ class Plan(NamedTuple):
         if asks_to_shard(classifier, self.recipe):
             return None
         return estimate(
-            classifier, self.data, self.recipe, self.inference(classifier, cache), report,
-            demonstrations=self.preparation.demonstrations is not None, known_shares=self.known_shares is not None,
+            classifier, self.data, self.recipe, self.inference(cache), report,
+            demonstrations=self.preparation.demonstrations is not None,
+            known_shares=self.targets.known is not None,
         )  # fmt: skip
+
+    def prepared(self, classifier: Classifier) -> Classifier:
+        """The classifier that is to be trained: a copy, as the method wants it, the same on all processes."""
+        prepared = self.preparation.applied_to(classifier)
+        start_as_recipe_says(prepared, self.recipe)
+        return prepared
+
+    def fitted(self, look: DataLook | None) -> Plan:
+        """With what the data decide.
+
+        Args:
+            look: of a classifier that is `prepared`, at `inputs`; None where there are none.
+        """
+        from_labels = self.shots is not None or bool(self.recipe.pseudo_labels)
+        recipe, targets, decisions = recipe_for_data(
+            self.recipe, look.classifier.classes if look else (), look, learns_from_shots=from_labels,
+            known_shares=self.targets.known,
+        )  # fmt: skip
+        for decision in decisions:
+            logger.info("%s", decision)
+        return replace(self, recipe=recipe, targets=targets, decisions=decisions)
+
+    def to_json(self) -> dict[str, Any]:
+        shares = self.targets.predictions
+        return {
+            "method": self.method,
+            "inputs": {name: len(source) for name, source in self.sources().items() if not source.streamed},
+            "decisions": list(self.decisions),
+            "target_shares": shares.tolist() if shares is not None else None,
+            "shares_are_known": self.targets.known is not None,
+            "overpredicted": self.targets.overpredicted,
+            "new_head": self.preparation.head_seed is not None,
+            "demonstrations": self.preparation.demonstrations is not None,
+            "recipe": self.recipe.model_dump(),
+        }
+
+    def __str__(self) -> str:
+        sources = [
+            f"{name} {source.source}" + ("" if source.streamed else f" ({len(source):,})")
+            for name, source in self.sources().items()
+        ]
+        recipe = self.recipe
+        work = f"{recipe.steps:,} steps of {recipe.batch_size}, tuning {recipe.tuner.name}" if recipe.steps else "none"
+        lines = {
+            "method": self.method, "inputs": ", ".join(sources), "training": work, "correction": recipe.postprocess,
+            "decided by the data": "; ".join(self.decisions) or "nothing",
+        }  # fmt: skip
+        return "\n".join(f"{name}: {text}" for name, text in lines.items())
+
+
+def start_as_recipe_says(classifier: Classifier, recipe: Recipe) -> None:
+    """In place: the temperature, and the weights of the first process on all."""
+    if recipe.temperature:
+        classifier.set_temperature(recipe.temperature)
+    sync_weights(classifier, recipe)
+
+
+def look_at_data(classifier: Classifier, plan: Plan, inference: InferenceConfig) -> DataLook | None:
+    """Of all processes together, at inputs that they all have."""
+    for source in (plan.data, plan.shots.inputs if plan.shots is not None else None) if processes().size > 1 else ():
+        processes().check_equal(source.fingerprint() if source is not None else "", "inputs")
+    if plan.inputs is None:
+        return None
+    known = plan.shots is not None or plan.targets.known is not None
+    encode_once(classifier, plan.data, plan.recipe, inference, known)
+    if not plan.inputs.streamed:
+        plan.inputs.check_readable()
+    return DataLook(classifier, plan.inputs, inference)
 
 
 def make_plan(
+    classifier: Classifier, data: Inputs | None, options: AdaptOptions, *, cache: FeatureCache | None = None
+) -> Plan:
+    """All that is decided before a classifier is adapted; it stays as it is, and nothing is written but features into
+    the cache."""
+    cache = cache or InMemoryFeatureCache()
+    plan = draft_plan(classifier, data, options, cache=cache, report=False)
+    prepared = plan.prepared(classifier)
+    return plan.fitted(look_at_data(prepared, plan, plan.inference(cache)))
+
+
+def draft_plan(
     classifier: Classifier,
     data: Inputs | None,
     options: AdaptOptions,
@@ -70,7 +157,7 @@ def make_plan(
     report: bool,
     runs: int = 1,
 ) -> Plan:
-    """What to do with a classifier, as `Classifier.adapt` describes it.
+    """What can be decided before the data are encoded.
 
     Args:
         report: predictions and a report are written at the end.
@@ -139,7 +226,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     own = method == "pouf" and isinstance(recipe, (str, Path)) and not settled.objective.needs_unlabelled
     told = Path(str(recipe)).stem if own else method
     inputs = None if learns_from_shots_alone and shots is not None else data
-    return Plan(inputs, settled, learns, told, preparation, known)
+    return Plan(inputs, settled, learns, told, preparation, TargetShares(known, known))
 
 
 def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:

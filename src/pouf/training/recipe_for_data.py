@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +13,8 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.labelled import Shots
 from pouf.errors import InputError, plural
-from pouf.inference.encode import InferenceConfig
+from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.losses.prior import share_of_classes
 from pouf.parallel.process_group import processes
 from pouf.recipe import Kind, Recipe
@@ -41,32 +41,78 @@ class TargetShares(NamedTuple):
 FREE = TargetShares(None, None)
 
 
+class DataFit(NamedTuple):
+    """What the data decide."""
+
+    recipe: Recipe
+    targets: TargetShares
+    decisions: tuple[str, ...]  # in words, where anything differs from the recipe that was given
+
+
+class DataLook:
+    """What the classifier says of the inputs before training: encoded once, however much is decided by it."""
+
+    def __init__(self, classifier: Classifier, inputs: Unlabelled, inference: InferenceConfig) -> None:
+        self.classifier, self.inputs, self.inference = classifier, inputs, inference
+
+    @cached_property
+    def features(self) -> FeatureSet:
+        return self.classifier.encode_share(self.inputs, self.inference)
+
+    @cached_property
+    def prototypes(self) -> Tensor:
+        return self.classifier.fixed_prototypes()
+
+    @cached_property
+    def count(self) -> int:
+        """Inputs that can be read, of all processes."""
+        return sum(processes().gather_objects(len(self.features.indices)))
+
+    @cached_property
+    def class_usage(self) -> float:
+        """exp H(mean p) / k."""
+        group, total = processes(), torch.zeros(len(self.classifier.classes))
+        for block in self.classifier.score_blocks(self.features, prototypes=self.prototypes):
+            total = total + block.log_probabilities.exp().sum(0)
+        return group.broadcast(share_of_classes(group.sum(total) / self.count))
+
+    @cached_property
+    def bias(self) -> float:
+        return find_bias(self.classifier, self.inputs, self.inference)
+
+
 def recipe_for_data(
-    classifier: Classifier,
-    inputs: Unlabelled | None,
     recipe: Recipe,
-    shots: Shots | None,
-    inference: InferenceConfig,
+    classes: Sequence[str],
+    look: DataLook | None,
+    *,
+    learns_from_shots: bool = False,
     known_shares: Tensor | None = None,
-) -> tuple[Recipe, TargetShares]:
+) -> DataFit:
     """The recipe as it fits the inputs and the classes, and the shares that training holds to.
 
     Args:
+        look: of the inputs; None where there are none.
+        learns_from_shots: labelled examples, or predictions that are taken for labels.
         known_shares: (k,), of the classes in these data.
     """
+    inputs, decisions = look.inputs if look is not None else None, list[str]()
     if recipe.postprocess != "none" and inputs is not None and (inputs.streamed or len(inputs) == 1):
         recipe = _without_correction(
             recipe, "a stream can't be read again" if inputs.streamed else "there is one alone"
         )
-    recipe = _for_many_classes(recipe, len(classifier.classes))
-    held = TargetShares(known_shares, known_shares)
-    if known_shares is not None or shots is not None:
-        return recipe, held
-    if recipe.steps and recipe.min_class_usage and inputs is not None and (inputs.streamed or len(inputs) > 1):
-        recipe = _for_few_classes(classifier, inputs, recipe, inference)
-    if recipe.steps and recipe.keep_shares_max_classes >= len(classifier.classes) and recipe.objective.prior != "paper":
-        return _keep_shares(classifier, inputs, recipe, inference)
-    return recipe, held
+        decisions.append("predictions are not corrected together")
+    batch = recipe.batch_size
+    recipe = _for_many_classes(recipe, len(classes))
+    if recipe.batch_size != batch:
+        decisions.append(f"{recipe.batch_size} samples per step for {len(classes)} classes, instead of {batch}")
+    targets = TargetShares(known_shares, known_shares)
+    if known_shares is None and not learns_from_shots and look is not None and not look.inputs.streamed:
+        if recipe.steps and recipe.min_class_usage and len(look.inputs) > 1:
+            recipe = _for_few_classes(recipe, look, decisions)
+        if recipe.steps and recipe.keep_shares_max_classes >= len(classes) and recipe.objective.prior != "paper":
+            recipe, targets = _keep_shares(recipe, look, decisions)
+    return DataFit(recipe, targets, tuple(decisions))
 
 
 def preset_for_classes(
@@ -109,42 +155,33 @@ def _for_many_classes(recipe: Recipe, k: int) -> Recipe:
     return recipe
 
 
-def _for_few_classes(classifier: Classifier, data: Unlabelled, recipe: Recipe, inference: InferenceConfig) -> Recipe:
+def _for_few_classes(recipe: Recipe, look: DataLook, decisions: list[str]) -> Recipe:
     """Without training, where the model finds few of the named classes in the data: exp H(mean p) / k below the limit.
 
     Training would spread the inputs over classes that are not there.
     """
-    if data.streamed:
+    if look.class_usage >= recipe.min_class_usage:
         return recipe
-    encoded, group = classifier.encode_share(data, inference), processes()
-    total = torch.zeros(len(classifier.classes))
-    for block in classifier.score_blocks(encoded, prototypes=classifier.fixed_prototypes()):
-        total = total + block.log_probabilities.exp().sum(0)
-    n, k = sum(group.gather_objects(len(encoded.indices))), len(classifier.classes)
-    used = group.broadcast(share_of_classes(group.sum(total) / n))
-    if used >= recipe.min_class_usage:
-        return recipe
-    logger.info(
-        "%s for %s: predictions use %.0f %% of the classes, so nothing is trained, only predictions are corrected",
-        plural(k, "class"), plural(n, "input"), 100 * used,
-    )  # fmt: skip
+    k, n = len(look.classifier.classes), look.count
+    decisions.append(
+        f"{plural(k, 'class')} for {plural(n, 'input')}: predictions use {look.class_usage:.0%} of the classes, so "
+        "nothing is trained, only predictions are corrected"
+    )
     return recipe.with_settings(steps=0, postprocess="few-classes")
 
 
-def _keep_shares(
-    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig
-) -> tuple[Recipe, TargetShares]:
+def _keep_shares(recipe: Recipe, look: DataLook, decisions: list[str]) -> tuple[Recipe, TargetShares]:
     """Hold to the shares that zero-shot gives the classes, without its bias where one is found.
 
     With two classes a share is a threshold and nothing else. That zero-shot has it wrong and that the data are skewed
     look the same in its predictions, and a pull towards equal shares is right for the one and ruins the other. A masked
     language model can be asked for more: see `find_bias`.
     """
-    if data is None or data.streamed or not recipe.objective.information:
+    if not recipe.objective.information:
         return recipe, FREE
-    encoded, group = classifier.encode_share(data, inference), processes()
-    own = classifier.log_probabilities(encoded, classifier.fixed_prototypes())
-    bias = find_bias(classifier, data, inference) if recipe.find_bias else 0.0
+    classes, group = look.classifier.classes, processes()
+    own = look.classifier.log_probabilities(look.features, look.prototypes)
+    bias = look.bias if recipe.find_bias else 0.0
     offsets = torch.zeros(own.shape[1]).to(own)
     if bias:
         offsets[1] = -bias
@@ -152,16 +189,14 @@ def _keep_shares(
     n = sum(group.gather_objects(len(own)))
     counts = group.sum(torch.bincount(own.argmax(1), minlength=own.shape[1]))
     mean = own.exp().mean(0) if group.size == 1 else group.sum(own.exp().sum(0)) / n
-    kept = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classifier.classes, strict=True))
-    overpredicted = classifier.classes[bias > 0] if bias else ""
-    whose = f"they have without a bias of zero-shot to {overpredicted}" if bias else "zero-shot gives them"
-    logger.info(
-        "the classes keep the shares that %s (%s): if you know the true ones, or that they are about equal, give a "
-        "prior; if not, 50 answers to `pouf review` tell them",
-        whose, kept,
-    )  # fmt: skip
+    shares = ", ".join(f"{c / n:.0%} {name}" for c, name in zip(counts, classes, strict=True))
+    overpredicted = classes[bias > 0] if bias else ""
+    origin = f"they have without a bias of zero-shot to {overpredicted}" if bias else "zero-shot gives them"
+    decisions.append(
+        f"the classes keep the shares that {origin} ({shares}): if you know the true ones, or that they are about "
+        "equal, give a prior; if not, 50 answers to `pouf review` tell them"
+    )
     # Where both signs point to a bias, however small, there is something to learn about these texts.
     rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_lr_factor)
-    return recipe.with_settings(
-        {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
-    ), group.broadcast(TargetShares(mean, counts / n, offsets, overpredicted))
+    settings = {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
+    return recipe.with_settings(settings), group.broadcast(TargetShares(mean, counts / n, offsets, overpredicted))

@@ -10,9 +10,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
+
 from pouf.classifier import Classifier
-from pouf.data.base import Unlabelled
+from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import same_name
+from pouf.data.labelled import Shots
 from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError, plural
 from pouf.inference.encode import InferenceConfig
@@ -150,6 +153,19 @@ def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[
         if before != known[same_name(label)]:
             raise InputError(f"{str(file)!r}: {identifier} has two labels, {before} and {label}: keep one")
     return answers
+
+
+def answered_shots(data: Unlabelled, file: str | Path, classes: Sequence[str]) -> Shots:
+    """The answers of a review as labelled examples, among the data that it was about; `NONE` is left out."""
+    answers = read_answers(file, classes, data.id_columns)
+    labels = {name: list(classes).index(label) for name, label in answers.items() if label != NONE}
+    places = [place for place, name in enumerate(data.ids) if name in labels]
+    if not places:
+        raise InputError(f"{str(file)!r} has no answer about {data.source}: give the data that the review was about")
+    if len(places) < len(labels):
+        logger.warning("%s: %d of %d answers are about other inputs", file, len(labels) - len(places), len(labels))
+    truth = torch.tensor([labels[data.ids[place]] for place in places])
+    return Shots(Subset(data, places), (truth[:, None] == torch.arange(len(classes))).float())
 
 
 def _labels(file: str | Path, instead: Sequence[str]) -> list[tuple[Any, Any]]:
