@@ -82,7 +82,8 @@ def names_agreement(features: Tensor, scores: Scores) -> float:
     x, logits = F.normalize(features.float(), dim=1), sharpened(scores)[1]
     moved = logits + relaxed_offsets(logits, None, _trust(logits), iterations=50)
     others = leave_one_out(x, moved.softmax(1))
-    return kappa(moved.argmax(1), others.argmax(1))
+    labels = moved.argmax(1)
+    return kappa(labels, others.argmax(1)) if len(labels.unique()) > 1 else 0.0  # one class agrees with anything
 
 
 def _trust(logits: Tensor) -> float:
