@@ -240,14 +240,14 @@ def _report(result: Adaptation, data: Unlabelled, plan: Plan, context: RunContex
     Callbacks(context.callbacks).phase("writing predictions and report")
     classifier = result.at("advised")
     inference = plan.inference(context.cache)
-    own = classifier.encode_share(data, inference)
+    own = classifier.store(inference).share(data)
     blocks = classifier.score_blocks(own, prototypes=classifier.fixed_prototypes())
     rows = rows_by_rank(prediction_rows(classifier.classes, data, blocks))
     if processes().is_main:
         result.files["predictions"] = write_rows(context.folder / PREDICTIONS, rows)
     else:
         deque(rows, maxlen=0)  # send what the first process asks for
-    result.absent = absent_names(classifier, classifier.some_features(own))
+    result.absent = absent_names(classifier, classifier.store(inference).some(own))
     comparison = before_and_after(result, data, inference)
     if processes().is_main:
         note(context.folder, absent=result.absent)

@@ -53,7 +53,7 @@ def test_what_is_far_from_all_prototypes_is_a_stranger() -> None:
     classifier = Classifier.from_vectors(prototypes, list("abcdef"))
     known = classifier.encode(Vectors(features))
     noise = classifier.encode(Vectors(torch.randn(200, 64, generator=torch.Generator().manual_seed(1))))
-    near = classifier.nearness(known).quantile(0.01).item()
+    near = known.nearness(classifier.fixed_prototypes()).quantile(0.01).item()
     assert len(out_of_distribution(classifier, known, near)) <= 0.01 * len(features)
     assert len(out_of_distribution(classifier, noise, near)) >= 0.95 * 200
     with pytest.raises(InputError, match="kept no checkpoints"):

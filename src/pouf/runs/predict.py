@@ -156,7 +156,7 @@ def _abstained(
     if options.abstain is None:
         return {}, {}
     (zero_shot,) = _load(run, options, "zero-shot")
-    classifier.fill(data, reliability_views(data), inference)
-    encoded, silent = classifier.encode_share(data, inference), replace(inference, on_batch=None, on_start=None)
+    classifier.store(inference).fill(data, reliability_views(data))
+    encoded, silent = classifier.store(inference).share(data), replace(inference, on_batch=None, on_start=None)
     left_out, reliability = unreliable(classifier, zero_shot, data, encoded, options.abstain, silent)
     return {"abstained": set(left_out)}, {"reliability": reliability}

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pouf.classifier import FITTED_ON, Classifier, Predictions
+from pouf.classifier import Classifier, Predictions
 from pouf.data.base import Unlabelled
 from pouf.errors import InputError, optional
 from pouf.files import atomic_write, check_writable
-from pouf.inference.encode import FeatureSet, InferenceConfig, in_order, share_skipped
+from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig, in_order, share_skipped
 from pouf.parallel.process_group import processes, started_processes
 
 Row = dict[str, Any]
@@ -169,14 +169,14 @@ def predict_share(
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     chosen, some, count = set(order[:FITTED_ON].tolist()), [], 0
 
-    def count_features(encoded: FeatureSet) -> None:
-        nonlocal count
-        count += len(encoded.indices)
-        some.append(encoded.only(chosen))
-        on_features(encoded)
-
     def blocks() -> Iterator[Predictions]:
-        yield from classifier.infer_blocks(data, inference, count_features)
+        nonlocal count
+        prototypes = classifier.fixed_prototypes()
+        for encoded in classifier.store(inference).blocks(data):
+            count += len(encoded.indices)
+            some.append(encoded.only(chosen))
+            on_features(encoded)
+            yield from classifier.score_blocks(encoded, prototypes)
         if not count and processes().size == 1:
             data.check_readable()
 
@@ -191,4 +191,4 @@ def predict_share(
     n = share_skipped(data, count)
     if not n:
         data.check_readable()
-    return Share(n, classifier.some_features(in_order(some)), collected)
+    return Share(n, classifier.store(inference).some(in_order(some)), collected)

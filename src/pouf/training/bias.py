@@ -80,7 +80,7 @@ def read_margins(classifier: Classifier, data: Unlabelled, inference: InferenceC
     prototypes = classifier.fixed_prototypes()
 
     def margins(texts: Unlabelled) -> Tensor:
-        own = classifier.log_probabilities(classifier.encode_share(texts, inference), prototypes)
+        own = classifier.log_probabilities(classifier.store(inference).share(texts), prototypes)
         return torch.cat(processes().gather_objects((own[:, 1] - own[:, 0]).double().cpu()))
 
     def followed(texts: Unlabelled) -> list[Tensor]:

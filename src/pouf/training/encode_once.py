@@ -35,4 +35,4 @@ def encode_once(
         views.append(View(perturbation(data.modality), set(places[:PERTURBED])))
     if recipe.steps and looked_up and crop is not None:
         views += [View(crop.view(recipe.seed, number)) for number in range(recipe.views)]
-    classifier.fill(data, views, inference)
+    classifier.store(inference).fill(data, views)

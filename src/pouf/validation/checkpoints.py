@@ -393,7 +393,7 @@ class Sample:
             seen, changed = (each.only(set(self.before.indices)) for each in (seen, changed))
         prototypes = classifier.fixed_prototypes()
         probabilities = [classifier.log_probabilities(each, prototypes).exp() for each in (seen, changed)]
-        return SnapshotPredictions(probabilities[0], probabilities[1], classifier.nearness(seen, prototypes))
+        return SnapshotPredictions(probabilities[0], probabilities[1], seen.nearness(prototypes))
 
 
 def _size(n: float) -> str:

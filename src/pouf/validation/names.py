@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.classifier import FITTED_ON, Classifier
+from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.errors import InputError
-from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig
 from pouf.losses.prior import gated_shares
 from pouf.postprocess.clusters import names_agreement, sharpened
 from pouf.postprocess.few_classes import too_unsure

@@ -37,9 +37,9 @@ def reliability(
     looks = [classifier.log_probabilities(encoded).exp()]
     guess = looks[0].argmax(1, keepdim=True)
     for number in range(VIEWS):
-        view = classifier.encode_share(data, inference, transform=perturbation(data.modality, number))
+        view = classifier.store(inference).share(data, perturbation(data.modality, number))
         looks.append(classifier.log_probabilities(view).exp())
-    looks.append(zero_shot.log_probabilities(zero_shot.encode_share(data, inference)).exp())
+    looks.append(zero_shot.log_probabilities(zero_shot.store(inference).share(data)).exp())
     if any(look.shape != looks[0].shape for look in looks):
         raise InputError(f"{data.source} changed while it was being read: try again")
     return torch.stack([look.gather(1, guess).squeeze(1) for look in looks]).mean(0)
@@ -84,5 +84,5 @@ def out_of_distribution(classifier: Classifier, encoded: FeatureSet, near: float
     """Positions of inputs whose cosine with the nearest prototype is below that of 99 % of the run's own inputs."""
     if near is None:
         raise InputError("this run does not know how near inputs usually are: it kept no checkpoints")
-    far = (classifier.nearness(encoded) < near).tolist()
+    far = (encoded.nearness(classifier.fixed_prototypes()) < near).tolist()
     return [index for index, is_far in zip(encoded.indices, far, strict=True) if is_far]
