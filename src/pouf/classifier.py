@@ -118,6 +118,7 @@ class Classifier(nn.Module, ModelHubMixin):
         template: str | None = None,
         words: Sequence[str] | Sequence[Sequence[str]] | None = None,
         max_length: int | None = None,
+        windows: bool = False,
         temperature: float | None = None,
         device: str | torch.device | None = None,
         revision: str | None = None,
@@ -150,6 +151,7 @@ class Classifier(nn.Module, ModelHubMixin):
             words: one word per class, or several, in the order of the classes, where these are names alone; without
                 them the names are the words.
             max_length: tokens that a masked language model reads at most (256).
+            windows: read texts that are longer than the model's length in windows, and pool them, instead of cutting.
             revision: of the model on the hub; a saved run remembers it.
             use: of a run: what it advises, or its chosen step, its last one, or zero-shot.
             backbone: of a run: your own model, which must be given again.
@@ -161,7 +163,7 @@ class Classifier(nn.Module, ModelHubMixin):
                 raise InputError("give template or templates, and not both")
             templates = [template]
         if classes is None:
-            asked = {"templates": templates, "words": words, "max_length": max_length}
+            asked = {"templates": templates, "words": words, "max_length": max_length, "windows": windows or None}
             if own := [name for name, value in asked.items() if value is not None]:
                 raise InputError(f"a run has its own {' and '.join(own)}: give classes too, or leave that out")
             classifier = saving.load(cls, saving.fetch(name_or_path, revision), use, backbone, trust_model)
@@ -177,6 +179,8 @@ class Classifier(nn.Module, ModelHubMixin):
             if cloze is None and templates is not None:
                 check_templates(templates)
             loaded = load_backbone(name_or_path, cloze, revision, trust_model)
+            if windows:
+                loaded.use_windows()
             named = {"model": lasting_name(name_or_path), "revision": revision}
             # The descriptions of a masked language model are the words of its cloze.
             told = given.as_given() if cloze is None else given.names

@@ -42,7 +42,7 @@ def test_what_is_left_out_is_told_by_position(digits_folder: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     data = Images(sorted(digits_folder.rglob("*.png"))[::30])
     encoded = classifier.encode(data)
-    left_out, estimated = unreliable(classifier, classifier, data, encoded, 0.1, InferenceConfig())
+    left_out, estimated, _ = unreliable(classifier, classifier, data, encoded, 0.1, InferenceConfig())
     assert estimated.keys() == set(range(len(data))) and 0 < len(left_out) < len(data)
     assert max(estimated[i] for i in left_out) <= min(estimated[i] for i in set(estimated) - set(left_out))
 

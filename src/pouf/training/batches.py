@@ -15,11 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 from pouf.classifier import Classifier
-from pouf.data.augment import AUGMENTATIONS, Augmentation
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.labelled import Shots
 from pouf.data.loader import Read, Reader, read_batches
 from pouf.data.random_batches import Draw
+from pouf.data.views import AUGMENTATIONS, Augmentation
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.padding import PROMPTS, PaddingSample, in_pieces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.perturb import perturbation
+from pouf.data.views import perturbation
 from pouf.inference.encode import InferenceConfig, View
 from pouf.recipe import Recipe
 from pouf.training.batches import make_crop

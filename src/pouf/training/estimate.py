@@ -24,6 +24,7 @@ from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
 from pouf.training.model import precision
 from pouf.training.optim import make_optimizer
+from pouf.training.recipe_for_data import COUNTED
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.validation.checkpoints import PERTURBED, SAMPLE
 
@@ -31,7 +32,9 @@ logger = logging.getLogger(__name__)
 clock = time.perf_counter
 TIMED = 8  # inputs, and classes, that are timed
 SCORED, CORRECTED, UPDATED = 2048, 1024, 2**20  # predictions, corrected ones, and weights that are timed
-RUN, REPORT = 0.7, 1.0  # seconds of what does not follow the number of inputs
+RUN, REPORT = 0.3, 1.3  # seconds of what does not follow the number of inputs
+CORRECTIONS = 1.5  # how often one is fitted: to the last step, and to the chosen one where that is another
+NAMES = 40  # passes over predictions that tell which names do not occur, for a report
 POINTS = 500  # inputs that a report shows
 
 
@@ -107,12 +110,13 @@ def estimate(
     prototypes = _stand_ins(classifier, few)
     loss = _loss(classifier, recipe, batch, prototypes) + _update(tuner, recipe) if recipe.steps else 0.0
     prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
-    scored = n * (bool(recipe.min_class_usage) + report)
-    seconds = inputs * once + scored * _scoring(classifier, prototypes) + recipe.steps * (per_step + prompts)
+    scored = min(n, COUNTED) * bool(recipe.min_class_usage) + n * report
+    scoring = _scoring(classifier, prototypes)
+    seconds = inputs * once + scored * scoring + recipe.steps * (per_step + prompts)
     seconds /= processes().size
     seconds += recipe.steps * loss + _correction(classifier, recipe, n, prototypes) + RUN
     if report:
-        seconds += REPORT + min(n, POINTS) * reading
+        seconds += REPORT + min(n, POINTS) * reading + NAMES * min(n, FITTED_ON) * scoring
     return Estimate(seconds, encoded, recipe.steps, 0 if looked_up else batch, data.modality)
 
 
@@ -235,10 +239,10 @@ def _correction(classifier: Classifier, recipe: Recipe, n: int, prototypes: Tens
 
     m, n = CORRECTED, min(n, FITTED_ON)
     if n <= 2 * m:
-        return 2 * seconds(n)
+        return CORRECTIONS * seconds(n)
     first, second = seconds(m), seconds(2 * m)
     square = max(0.0, (second - 2 * first) / (2 * m * m))
-    return 2 * (max(0.0, first / m - square * m) * n + square * n * n)
+    return CORRECTIONS * (max(0.0, first / m - square * m) * n + square * n * n)
 
 
 def _differentiated(output: Tensor, tuner: Tuner) -> None:
