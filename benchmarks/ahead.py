@@ -39,6 +39,7 @@ from pouf.validation.evaluation import accuracy
 sys.path.insert(0, str(Path(__file__).parent))
 from alternatives import skewed
 from texts import TASKS, model_folder
+from tuners import put_table
 
 FREE = ("prior-correction", "sinkhorn", "em", "stata", "few-classes", "transclip", "zlap", "inmap", "propagation")
 SETTLED_ON = ("intents 150", "intents 77 (0)", "intents 20 (0)", "TREC", "digits", "webcam", "photo", "CLIP 287")
@@ -183,6 +184,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with clip_features/ and text/")
     parser.add_argument("--photos", type=Path, help="folder of npz files from photos.py --features")
     parser.add_argument("--out", type=Path, help="file for the results, JSON; what is in it stays")
+    page = Path(__file__).parent / "results" / "ahead.md"
+    parser.add_argument("--page", type=Path, default=page, help="page with a place for the table")
     given = parser.parse_args()
     facts = json.loads(given.out.read_text()) if given.out and given.out.is_file() else {}
     sets: dict[str, dict[str, float]] = facts.setdefault("sets", {})
@@ -200,7 +203,9 @@ def main() -> None:
             print(name, sets[name], file=sys.stderr, flush=True)
             if given.out is not None:
                 write_json(given.out, facts)
-    print(table(sets))
+    shown = table(sets)
+    print(shown)
+    put_table(given.page, "ahead", shown)
 
 
 if __name__ == "__main__":

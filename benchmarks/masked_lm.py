@@ -29,14 +29,14 @@ import torch
 
 from pouf import Classifier, Recipe, Shots, Texts
 from pouf.bench.archives import read_task
+from pouf.bench.few_shot import few_shot, subset
 from pouf.bench.language import TASKS, Task
-from pouf.bench.splits import few_shot, subset
+from pouf.bench.metrics import TASK_METRICS
 from pouf.data.tables import read_table
 from pouf.models.cloze import Sample
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.runs.folder import versions
-from pouf.validation.metrics import TASK_METRICS
 
 DOMAINS = ("tweets", "amazon", "nyt")
 GLUE_LIKE = ("SST-2", "SST-5", "MR", "Subj", "TREC", "CoLA", "RTE", "MRPC")

@@ -114,7 +114,7 @@ def material(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
             (folder / "labelled-photos" / image.parent.name).mkdir(parents=True, exist_ok=True)
             shutil.copy(image, folder / "labelled-photos" / image.parent.name)
     (folder / "digits.txt").write_text("".join(f"{name}\n" for name in DIGITS))
-    for name, texts in (("reviews", REVIEWS * 4), ("more-reviews", REVIEWS[::-1])):
+    for name, texts in (("reviews", REVIEWS * 4), ("questions", REVIEWS * 4), ("more-reviews", REVIEWS[::-1])):
         (folder / f"{name}.csv").write_text("text\n" + "".join(f"{text} {i}\n" for i, text in enumerate(texts)))
     sentence_encoder(folder / "sentence-transformers" / "all-MiniLM-L6-v2")
     shutil.copytree(Path(pouf.__file__).parent / "assets" / "tiny-clip", folder / "openai/clip-vit-base-patch16")

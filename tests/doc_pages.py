@@ -22,8 +22,8 @@ def prose(text: str) -> str:
 
 
 def command_lines(text: str) -> list[str]:
-    """Every command of the console blocks; a backslash continues a line."""
-    shown = "".join(blocks(text, "console")).replace("\\\n", " ")
+    """Every command of the blocks for a terminal; a backslash continues a line."""
+    shown = "".join(blocks(text, "(?:console|shell-session)")).replace("\\\n", " ")
     return [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]
 
 

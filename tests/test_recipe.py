@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pouf import METHODS, InputError, Recipe
-from pouf.data.augment import AUGMENTATIONS
+from pouf.data.views import AUGMENTATIONS
 from pouf.losses import COSTS
 from pouf.losses.objective import LABEL_LOSSES
 from pouf.postprocess import POSTPROCESSORS

@@ -27,9 +27,9 @@ from pouf.data.labelled import Shots
 from pouf.data.vectors import as_table
 from pouf.errors import InputError, explain_wrong_call, one_of
 from pouf.inference.cache import FeatureCache
-from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig, View
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
-from pouf.models.base import Scores, check_modality, class_means, evaluating
+from pouf.models.base import Scores, class_means, evaluating
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations, Shown
 from pouf.models.load import lasting_name
@@ -61,7 +61,6 @@ WRONG_ARGUMENTS = {  # what callers of `adapt` try, and what to give instead
 }
 INFERENCE = InferenceConfig()
 _CONSTANT = ("transformers.", "tokenizers.")  # packages whose objects, but for modules, are never changed here
-FITTED_ON = 2**14  # inputs that a postprocessor is fitted on at most, drawn at random
 
 
 class Predictions(NamedTuple):
@@ -119,6 +118,7 @@ class Classifier(nn.Module, ModelHubMixin):
         template: str | None = None,
         words: Sequence[str] | Sequence[Sequence[str]] | None = None,
         max_length: int | None = None,
+        windows: bool = False,
         temperature: float | None = None,
         device: str | torch.device | None = None,
         revision: str | None = None,
@@ -151,6 +151,7 @@ class Classifier(nn.Module, ModelHubMixin):
             words: one word per class, or several, in the order of the classes, where these are names alone; without
                 them the names are the words.
             max_length: tokens that a masked language model reads at most (256).
+            windows: read texts that are longer than the model's length in windows, and pool them, instead of cutting.
             revision: of the model on the hub; a saved run remembers it.
             use: of a run: what it advises, or its chosen step, its last one, or zero-shot.
             backbone: of a run: your own model, which must be given again.
@@ -162,7 +163,7 @@ class Classifier(nn.Module, ModelHubMixin):
                 raise InputError("give template or templates, and not both")
             templates = [template]
         if classes is None:
-            asked = {"templates": templates, "words": words, "max_length": max_length}
+            asked = {"templates": templates, "words": words, "max_length": max_length, "windows": windows or None}
             if own := [name for name, value in asked.items() if value is not None]:
                 raise InputError(f"a run has its own {' and '.join(own)}: give classes too, or leave that out")
             classifier = saving.load(cls, saving.fetch(name_or_path, revision), use, backbone, trust_model)
@@ -178,6 +179,8 @@ class Classifier(nn.Module, ModelHubMixin):
             if cloze is None and templates is not None:
                 check_templates(templates)
             loaded = load_backbone(name_or_path, cloze, revision, trust_model)
+            if windows:
+                loaded.use_windows()
             named = {"model": lasting_name(name_or_path), "revision": revision}
             # The descriptions of a masked language model are the words of its cloze.
             told = given.as_given() if cloze is None else given.names
@@ -260,7 +263,7 @@ class Classifier(nn.Module, ModelHubMixin):
             command: the command line that repeats the run, for its manifest.
 
         Raises:
-            Diverged: the loss is not finite. A run folder has the weights of the last good step.
+            Diverged: the loss is not finite. A run folder has weights of at most ten steps before.
             KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM and SIGHUP (143, 129). The state was saved after the step
                 that was under way; a second SIGINT ends at once.
         """
@@ -537,95 +540,24 @@ class Classifier(nn.Module, ModelHubMixin):
         encoded = self.encode(data, inference)
         return Predictions(encoded.indices, self.log_probabilities(encoded), data.skipped)
 
-    @torch.no_grad()
+    def store(self, inference: InferenceConfig = INFERENCE) -> FeatureStore:
+        """Where the features of inputs are looked up or computed, of all of them, of a share, or block by block.
+
+        With demonstrations they are means over several draws of these (the logits are linear in them), and not cached.
+        """
+        if self.demonstrations is None:
+            return FeatureStore(self.backbone, inference)
+        return FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
+
     def encode(
         self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
     ) -> FeatureSet:
         """Features of all that can be read; what can't is listed in `data.skipped`.
 
-        With demonstrations they are means over several draws of these (the logits are linear in them), and not kept.
-
         Args:
-            transform: what the model is shown instead of the samples as they are.
+            transform: what is done to the samples before.
         """
-        self._check(data)
-        with evaluating(self):
-            return self._store(inference).features(data, transform)
-
-    @torch.no_grad()
-    def encode_share(
-        self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
-    ) -> FeatureSet:
-        """The same for what falls to this process, where several share the work: nobody holds all features."""
-        self._check(data)
-        with evaluating(self):
-            return self._store(inference).share(data, transform)
-
-    @torch.no_grad()
-    def infer_blocks(
-        self,
-        data: Unlabelled,
-        inference: InferenceConfig = INFERENCE,
-        seen: Callable[[FeatureSet], None] = lambda encoded: None,
-        prototypes: Tensor | None = None,
-    ) -> Iterator[Predictions]:
-        """Predictions for what falls to this process, block by block: at no time is more than a block in memory.
-
-        Args:
-            seen: is shown the features of each block before its predictions come.
-            prototypes: from `fixed_prototypes`, where they are at hand.
-        """
-
-        def features() -> Iterator[FeatureSet]:
-            for encoded in self._store(inference).blocks(data):
-                seen(encoded)
-                yield encoded
-
-        self._check(data)
-        prototypes = self.fixed_prototypes() if prototypes is None else prototypes
-        with evaluating(self):
-            for encoded in features():
-                yield from self.score_blocks(encoded, prototypes=prototypes)
-
-    def _check(self, data: Unlabelled) -> None:
-        check_modality(self.backbone, data.modality)
-        if data.streamed:
-            raise InputError(f"{data.source} has no known end: take some of it with take(n)")
-
-    def fill(self, data: Unlabelled, views: Sequence[View], inference: InferenceConfig = INFERENCE) -> None:
-        """Put the features of several views into the cache, each input opened once for all of them."""
-        self._check(data)
-        with evaluating(self):
-            self._store(inference).fill(data, views)
-
-    def _store(self, inference: InferenceConfig) -> FeatureStore:
-        """With demonstrations features follow the draws, and are not cached."""
-        if self.demonstrations is None:
-            return FeatureStore(self.backbone, inference)
-        return FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
-
-    def some_features(self, own: FeatureSet, seed: int = 0) -> FeatureSet:
-        """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
-
-        Args:
-            own: from `encode_share`.
-        """
-        group = processes()
-        sizes = group.gather_objects(len(own.indices))
-        chosen = torch.arange(sum(sizes))
-        if len(chosen) > FITTED_ON:
-            drawn = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
-            chosen = drawn[:FITTED_ON].sort().values
-        if group.size == 1:
-            rows = chosen.tolist()
-            return (
-                own if len(rows) == len(own.indices) else FeatureSet([own.indices[i] for i in rows], own.features[rows])
-            )
-        first = sum(sizes[: group.rank])
-        rows = [int(i) - first for i in chosen if first <= i < first + sizes[group.rank]]
-        indices = group.gather_objects([own.indices[row] for row in rows])
-        features = group.gather(own.features[rows].to(self.device)).cpu()
-        return FeatureSet([index for part in indices for index in part], features)
+        return self.store(inference).features(data, transform)
 
     @torch.no_grad()
     def fixed_prototypes(self) -> Tensor:
@@ -650,7 +582,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
     @torch.no_grad()
     def score_blocks(
-        self, encoded: FeatureSet, rows: int = 8192, prototypes: Tensor | None = None
+        self, encoded: FeatureSet, prototypes: Tensor | None = None, rows: int = 8192
     ) -> Iterator[Predictions]:
         """Predictions block by block: a million samples and a thousand classes need not be in memory at once."""
         prototypes = self.fixed_prototypes() if prototypes is None else prototypes
@@ -671,11 +603,11 @@ class Classifier(nn.Module, ModelHubMixin):
         """Fit one of `POSTPROCESSORS` on these features (a random part where they are very many), and use it.
 
         Args:
-            encoded: from `encode_share`, where several processes share the work.
+            encoded: from `FeatureStore.share`, where several processes share the work.
             prior: (k,), shares of the classes, where they are known.
         """
         fit = one_of("postprocessor", name, POSTPROCESSORS)
-        encoded = self.some_features(encoded, seed)
+        encoded = self.store().some(encoded, seed)
         features = encoded.features.to(self.device).float()
         fitted = fit(features, self.fixed_prototypes(), self.scores(encoded), prior)
         # On the CPU: a tensor of a GPU would stay on that one.
@@ -709,21 +641,12 @@ class Classifier(nn.Module, ModelHubMixin):
         data = inputs if isinstance(inputs, Unlabelled) else self.data(inputs)
         found = self.copy()
         found.postprocessor = None
-        encoded = found.encode_share(data.for_one_reader(), inference)
+        encoded = found.store(inference).share(data.for_one_reader())
         if sum(processes().gather_objects(len(encoded.indices))) < 2:
             raise InputError("a correction is of many inputs together: give more than one")
         name = name or ("clusters" if len(self.classes) > 2 else "prior-correction")
         found.fit_postprocessor(name, encoded, 0, shares)
         return found
-
-    @torch.no_grad()
-    def nearness(self, encoded: FeatureSet, prototypes: Tensor | None = None) -> Tensor:
-        """(n,): cosine of each feature with the nearest prototype."""
-        prototypes = F.normalize((self.fixed_prototypes() if prototypes is None else prototypes).float(), dim=1)
-        if not encoded.indices:
-            return torch.zeros(0)
-        features = F.normalize(encoded.features.float().to(prototypes.device), dim=1)
-        return (features @ prototypes.T).max(1).values.cpu()
 
     def _complete(
         self, inputs: Inputs, batch_size: int, text_column: str | None = None

@@ -23,13 +23,16 @@ class InputError(ValueError):
 
 
 class Diverged(RuntimeError):
-    """The loss or its gradient stopped being a finite number; the weights are those of the last good step."""
+    """The loss or its gradient stopped being a finite number.
 
-    def __init__(self, step: int, what: str, lr: float) -> None:
-        self.step = step
+    Weights are copied every few steps, while the loss is finite: they are put back to the last copy.
+    """
+
+    def __init__(self, step: int, what: str, lr: float, restored: int = 0) -> None:
+        self.step, self.what, self.lr, self.restored = step, what, lr, restored
         super().__init__(
-            f"{what} at step {step} is not a finite number; the weights were put back to the last good step "
-            f"({max(step - 1, 0)}). Try a learning rate below {lr:g}, or gradient clipping (clip = 1.0)."
+            f"{what} at step {step} is not a finite number; the weights were put back to those after step {restored}. "
+            f"Try a learning rate below {lr:g}, or gradient clipping (clip = 1.0)."
         )
 
 

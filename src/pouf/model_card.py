@@ -40,7 +40,7 @@ def model_card(classifier: Classifier, recipe: Recipe | None = None, facts: Mapp
             words.
     """
     base, licence = classifier.model, base_licence(classifier.model, classifier.revision)
-    on_hub = base is not None and not os.path.isabs(base) and base != EMBEDDED
+    on_hub = base is not None and not os.path.isabs(base) and base != EMBEDDED and ":" not in base
     data = ModelCardData(
         library_name="pouf",
         pipeline_tag=PIPELINES.get(classifier.kind),
@@ -84,7 +84,7 @@ def base_licence(model: str | None, revision: str | None = None) -> str | None:
     if model == EMBEDDED:
         return OWN_LICENCE
     readme: Any = Path(model) / README if os.path.isdir(model) else None
-    if readme is None and not os.path.isabs(model):
+    if readme is None and not os.path.isabs(model) and ":" not in model:
         readme = try_to_load_from_cache(model, README, revision=revision)
     if not isinstance(readme, (str, Path)) or not Path(readme).is_file():
         return None

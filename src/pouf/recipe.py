@@ -73,7 +73,9 @@ Weight = Annotated[float, Field(ge=0)]
 class Settings(BaseModel):
     """A part of a recipe. A wrong name, type or value is one `InputError` with the nearest right name."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True, defer_build=True
+    )
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -20,6 +20,7 @@ from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.adapter import ADAPTER, ADAPTER_CONFIG
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations
+from pouf.models.open_clip import PREFIX as OPEN_CLIP
 from pouf.models.precomputed import Precomputed
 from pouf.parallel.shards import gather_weights, is_main
 from pouf.postprocess import Postprocessor
@@ -61,6 +62,7 @@ class Card(BaseModel):
     new_head_seed: int | None
     regression: bool = False
     vectors: bool = False
+    windows: bool = False  # long texts are read in windows
     demonstrations: Demonstrations | None
     temperature: float | None
     prior: list[float] | None = None  # of earlier versions; known shares are those of a run's data, in its manifest
@@ -264,6 +266,8 @@ def load(
         if card.model is None:
             raise InputError(f"{str(folder)!r} was saved from a backbone of your own: give it as backbone=…")
         backbone = _load_carded(card, folder if own_weights else None, trust_model)
+        if card.windows:
+            backbone.use_windows()
     elif own_weights:
         backbone.load_weights(folder)
     if card.base is not None and not own_weights and backbone.weights_digest() != card.base:
@@ -358,6 +362,11 @@ def _load_carded(card: Card, own: Path | None, trust_model: bool) -> Backbone:
             source, outputs, card.new_head_seed, card.max_length or MAX_LENGTH, revision,
             fresh=own is None, trust_model=trust_model,
         )  # fmt: skip
+    if str(card.model).startswith(OPEN_CLIP):
+        backbone = load_backbone(str(card.model))
+        if own is not None:
+            backbone.load_weights(own)
+        return backbone
     cloze = make_cloze(ClassSet(card.classes), card.templates, card.words, card.max_length)
     return load_backbone(source, cloze, revision, trust_model)
 

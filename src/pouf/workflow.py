@@ -19,6 +19,7 @@ from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.interruption import defer_signals
 from pouf.model_card import model_card
+from pouf.models.windows import warn_of_cut
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.recipe import Recipe, full_name
@@ -86,6 +87,8 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, co
     with run_session(callbacks) as session:
         prepared = draft.prepared(classifier)
         plan = draft.fitted(look_at_data(prepared, draft, context.inference(draft)))
+        if plan.data is not None:
+            warn_of_cut(prepared.backbone, plan.data, "windows=True (--windows) reads them whole")
         writer = session.open(partial(_writer, prepared, plan, context))
         baseline = _drift_baseline(prepared, plan, context)
         result = run_adaptation(
@@ -177,7 +180,7 @@ def reliable(
 ) -> list[bool]:
     """Of each prediction, whether to give it: see `Classifier.predict`."""
     inference = InferenceConfig(cache=InMemoryFeatureCache())
-    left_out, _ = unreliable(classifier, zero_shot or classifier, data, encoded, rate, inference)
+    left_out, *_ = unreliable(classifier, zero_shot or classifier, data, encoded, rate, inference)
     return [index not in left_out for index in encoded.indices]
 
 
@@ -240,14 +243,14 @@ def _report(result: Adaptation, data: Unlabelled, plan: Plan, context: RunContex
     Callbacks(context.callbacks).phase("writing predictions and report")
     classifier = result.at("advised")
     inference = plan.inference(context.cache)
-    own = classifier.encode_share(data, inference)
+    own = classifier.store(inference).share(data)
     blocks = classifier.score_blocks(own, prototypes=classifier.fixed_prototypes())
     rows = rows_by_rank(prediction_rows(classifier.classes, data, blocks))
     if processes().is_main:
         result.files["predictions"] = write_rows(context.folder / PREDICTIONS, rows)
     else:
         deque(rows, maxlen=0)  # send what the first process asks for
-    result.absent = absent_names(classifier, classifier.some_features(own))
+    result.absent = absent_names(classifier, classifier.store(inference).some(own))
     comparison = before_and_after(result, data, inference)
     if processes().is_main:
         note(context.folder, absent=result.absent)

@@ -14,9 +14,8 @@ from pouf import EMBEDDED, Classifier, InputError, Recipe, Texts
 from pouf.bench import cells
 from pouf.bench.archives import read_task
 from pouf.bench.cells import Cell, Setting, run_cell
-from pouf.bench.demonstrations import SimilarityFilter
+from pouf.bench.few_shot import SimilarityFilter, few_shot
 from pouf.bench.language import GRID, TASKS
-from pouf.bench.splits import few_shot
 from pouf.bench.standins import LM, make_data
 from pouf.data.labelled import Labelled
 
@@ -33,13 +32,13 @@ class Spy:
     """What a cell gives to `adapt`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        original = cells.adapt
+        original = Classifier.adapt
 
-        def adapt(classifier: Classifier, data: Any, recipe: Recipe, **more: Any) -> Any:
-            self.classifier, self.data, self.recipe, self.shots = classifier, data, recipe, more.get("shots")
-            return original(classifier, data, recipe, **more)
+        def adapt(classifier: Classifier, data: Any, **more: Any) -> Any:
+            self.classifier, self.data, self.recipe, self.shots = classifier, data, more["recipe"], more["shots"]
+            return original(classifier, data, **more)
 
-        monkeypatch.setattr(cells, "adapt", adapt)
+        monkeypatch.setattr(Classifier, "adapt", adapt)
 
 
 def language(standins: Path, task: str, method: str, table: str = "language", **more: Any) -> cells.Result:
@@ -107,35 +106,34 @@ def test_splits_that_are_drawn_already_are_taken_whole(
                                                                  unlabelled=unlabelled))  # fmt: skip
 
 
-def test_the_step_is_chosen_on_dev_and_judged_on_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+class Adapted:
+    """A run of two steps whose verdict is known: what a cell makes of it."""
+
+    def __init__(self, advised: str, chosen: int) -> None:
+        self.verdict, self.classifier = SimpleNamespace(advised=advised, chosen=chosen), None
+
+    def adapt(self, data: Any, *, recipe: Recipe, shots: Any, callbacks: Any) -> Any:
+        for step in (0, 1, 2):
+            callbacks[0].on_checkpoint(step, None)
+        self.recipe = recipe
+        return self
+
+
+def test_the_step_is_chosen_on_dev_and_judged_on_the_test() -> None:
     # Zero-shot is judged on the test alone, and the last step once.
     test, dev = iter([0.1, 0.2, 0.3]), iter([0.9, 0.5])
     recipe = Recipe(steps=2, snapshots=2, postprocess="none")
-
-    def adapt(classifier: Any, data: Any, recipe: Any, *, shots: Any, callbacks: Any) -> Any:
-        for step in (0, 1, 2):
-            callbacks[0].on_checkpoint(step, classifier)
-        return SimpleNamespace(verdict=SimpleNamespace(advised="last", chosen=2), at=lambda use: classifier)
-
-    monkeypatch.setattr(cells, "adapt", adapt)
-    scores, _ = cells._judged(None, None, recipe, None, lambda said: {"MR": next(test)}, lambda said: next(dev))
+    scores, _ = cells._judged(
+        Adapted("last", 2), None, recipe, None, lambda adapted: {"MR": next(test)}, lambda adapted: next(dev)
+    )
     assert scores["MR"] == (0.3, 0.3, 0.3, 0.2), "last, chosen, oracle, and the first step, best on dev"
 
 
 @pytest.mark.parametrize(("advised", "expected"), [("last", 0.3), ("chosen", 0.2), ("zero-shot", 0.1)])
-def test_chosen_without_labels_is_what_adapt_would_use(
-    monkeypatch: pytest.MonkeyPatch, advised: str, expected: float
-) -> None:
-    def adapt(classifier: Any, data: Any, recipe: Any, *, shots: Any, callbacks: Any) -> Any:
-        for step in (0, 1, 2):
-            callbacks[0].on_checkpoint(step, classifier)
-        verdict = SimpleNamespace(advised=advised, chosen=1)
-        return SimpleNamespace(recipe=recipe, verdict=verdict, at=lambda use: classifier, classifier=classifier)
-
+def test_chosen_without_labels_is_what_adapt_would_use(advised: str, expected: float) -> None:
     test = iter([0.1, 0.2, 0.3])
-    monkeypatch.setattr(cells, "adapt", adapt)
     recipe = Recipe(steps=2, snapshots=2, postprocess="none")
-    scores, _ = cells._judged(None, None, recipe, None, lambda said: {"MR": next(test)})
+    scores, _ = cells._judged(Adapted(advised, 1), None, recipe, None, lambda adapted: {"MR": next(test)})
     assert scores["MR"].chosen == expected
 
 

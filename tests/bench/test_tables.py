@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pouf import EMBEDDED, InputError
+from pouf import EMBEDDED, Classifier, InputError
 from pouf.bench import cells
 from pouf.bench.cells import Cell, Result, Score, Setting, run_cell
 from pouf.bench.grid import Grid, Outcome
@@ -61,19 +61,19 @@ def test_zero_shot_is_not_made_to_train_by_a_change_of_steps(standins: Path) -> 
 
 def test_coop_is_not_judged_on_its_shots(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judged, learned = set(), set()
-    original, adapt = cells._accuracy, cells.adapt
+    original, adapt = cells._accuracy, Classifier.adapt
 
     def judging(classifier, inputs, labels, batch_size):
         judged.update(inputs.ids)
         return original(classifier, inputs, labels, batch_size)
 
-    def learning(classifier, data, recipe, *, shots, **more):
+    def learning(classifier, data, *, shots, **more):
         assert data is None
         learned.update(shots.inputs.ids)
-        return adapt(classifier, data, recipe, shots=shots, **more)
+        return adapt(classifier, data, shots=shots, **more)
 
     monkeypatch.setattr(cells, "_accuracy", judging)
-    monkeypatch.setattr(cells, "adapt", learning)
+    monkeypatch.setattr(Classifier, "adapt", learning)
     run_cell(Cell("images", "office31:dslr", "coop", 0), Setting(str(standins), EMBEDDED, QUICK))
     assert learned and judged and not learned & judged
 

@@ -112,6 +112,20 @@ def test_predict_writes_csv_and_jsonl(run: Path) -> None:
         assert float(row["probability"]) == pytest.approx(best.values[0].item(), abs=1e-5)
 
 
+def test_shares_are_given_when_predicting_without_training_again(run: Path) -> None:
+    def counts(*options: object) -> dict[str, int]:
+        pouf("predict", run, "images", "--out", "shares.csv", "--overwrite", "--quiet", *options, cwd=run.parent)
+        return pandas.read_csv(run.parent / "shares.csv", dtype=str)["class"].value_counts().to_dict()
+
+    zeros = [0.55, *9 * [0.05]]
+    for prior, wanted in (("uniform", 15), (",".join(map(str, zeros)), 82)):
+        assert counts("--prior", prior)[DIGITS[0]] == pytest.approx(wanted, abs=5)
+    corrected = Classifier.from_pretrained(run, use="zero-shot").with_correction(run.parent / "images")
+    found = corrected.infer(corrected.data(run.parent / "images")).log_probabilities.argmax(1).bincount(minlength=10)
+    assert counts("--use", "corrected") == {DIGITS[k]: int(n) for k, n in enumerate(found) if n}
+    pouf("predict", run, "images", "--prior", "0.5,0.5", cwd=run.parent, code=2)
+
+
 NO_IMAGE = "not an image, or not in a format that Pillow knows"
 
 

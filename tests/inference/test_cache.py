@@ -10,7 +10,7 @@ from PIL import Image
 from small_models import clip, masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Texts
-from pouf.data.augment import crop_flip
+from pouf.data.views import crop_flip
 from pouf.demo import DIGITS
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig

@@ -33,7 +33,10 @@ def test_blocks_hold_few_inputs_and_are_the_whole_together(
     config = InferenceConfig(4, cache=FeatureCache(tmp_path / "cache") if kept else None, on_batch=told.append,
                              on_start=total.append)  # fmt: skip
     for _ in range(2):  # the second time the features are found again
-        blocks = list(tiny.infer_blocks(data, config, lambda encoded: seen.append(len(encoded.indices))))
+        blocks = []
+        for encoded in tiny.store(config).blocks(data):
+            seen.append(len(encoded.indices))
+            blocks += tiny.score_blocks(encoded)
         assert [index for block in blocks for index in block.indices] == whole.indices
         assert torch.allclose(
             torch.cat([block.log_probabilities for block in blocks]), whole.log_probabilities, atol=1e-5
@@ -65,9 +68,9 @@ def test_nothing_is_written_where_nothing_can_be_read(tmp_path: Path, tiny: Clas
 def test_features_for_a_fit_are_the_same_rows_however_many_there_are(
     tiny: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pouf.classifier.FITTED_ON", 5)
+    monkeypatch.setattr("pouf.inference.encode.FITTED_ON", 5)
     own = tiny.encode(Images([Image.new("RGB", (8, 8), (i, 0, 0)) for i in range(12)]))
-    some = tiny.some_features(own)
+    some = tiny.store().some(own)
     assert len(some.indices) == 5 and some.indices == sorted(set(some.indices))
     assert torch.equal(some.features, own.features[some.indices])
-    assert some.indices == tiny.some_features(own).indices
+    assert some.indices == tiny.store().some(own).indices

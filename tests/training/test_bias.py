@@ -191,5 +191,5 @@ def test_a_large_move_is_compared_with_zero_shot_after_the_same_move(tmp_path: P
     clf, verdict = result.classifier, result.verdict
     assert verdict.diagnostics is not None and verdict.diagnostics.moved > 0.4
     assert not verdict.alarms and verdict.advised != "zero-shot"
-    assert [caution.name for caution in verdict.cautions] == ["shares moved"], "four tenths are a lot to believe in"
-    assert (result.classifier.predict_proba(texts).argmax(1) == torch.tensor(labels)).double().mean() > 0.9
+    assert "shares moved" in {caution.name for caution in verdict.cautions}, "four tenths are a lot to believe in"
+    assert (clf.predict_proba(texts).argmax(1) == torch.tensor(labels)).double().mean() > 0.9

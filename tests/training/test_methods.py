@@ -16,8 +16,10 @@ from pouf.data.base import Subset
 from pouf.demo import DIGITS
 from pouf.losses import conditional_transport, entropy, mutual_information
 from pouf.models.precomputed import Precomputed
+from pouf.options import AdaptOptions
 from pouf.recipe import PRESETS, Kind
 from pouf.training.methods import METHODS
+from pouf.training.plan import resolve_plan
 from pouf.training.pseudo_labels import Surest
 
 
@@ -320,6 +322,39 @@ def test_two_classes_keep_zero_shots_shares_unless_something_is_known_of_them() 
     assert abs(kept - zero_shot) <= 1 and rate >= right
     assert after(prior="uniform")[0] > zero_shot + 10, "unless the user says that shares are equal"
     assert after(prior=[0.9, 0.1])[0] == pytest.approx(20, abs=1), "or which they are"
+
+
+def test_two_classes_ask_for_their_shares_in_one_line_and_take_them_without_training() -> None:
+    features, prototypes, _ = one_sided_world()
+    classifier = Classifier.from_vectors(prototypes, ["a", "b"], temperature=0.3)
+    result = classifier.adapt(Vectors(features))
+    found = result.verdict.diagnostics
+    assert found is not None and found.largest_class == "a" and found.largest_share == pytest.approx(0.75, abs=0.05)
+    assert found.uniform_changes == pytest.approx(0.25, abs=0.05) and "--prior uniform" in str(result.verdict)
+    told = classifier.adapt(Vectors(features), prior=[0.7, 0.3]).verdict
+    assert told.diagnostics is not None and not told.diagnostics.largest_class and "--prior uniform" not in str(told)
+    before = result.classifier.predict_proba(Vectors(features)).argmax(1)
+    even = result.with_prior("uniform").predict_proba(Vectors(features)).argmax(1)
+    assert abs(int((even == 0).sum()) - 100) <= 1
+    assert (even != before).double().mean() == pytest.approx(found.uniform_changes, abs=0.02)
+    assert torch.equal(result.classifier.predict_proba(Vectors(features)).argmax(1), before), "it has stayed as it was"
+    given = result.classifier.with_prior([0.6, 0.4], Vectors(features)).predict_proba(Vectors(features)).argmax(1)
+    assert abs(int((given == 0).sum()) - 120) <= 1
+    with pytest.raises(InputError, match="more than one"):
+        classifier.with_prior("uniform", Vectors(features[:1]))
+
+
+@pytest.mark.parametrize(("k", "chosen"), [(12, "full"), (13, "prototypes")])
+def test_texts_of_many_classes_leave_the_weights_alone(k: int, chosen: str, tmp_path: Path) -> None:
+    names = "cat dog sea air good bad great film book photo text many who".split()
+    classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), names[:k])
+    texts = Texts(TEXTS)
+
+    def tuner(**options: Any) -> str:
+        return resolve_plan(classifier, texts, AdaptOptions(**options)).recipe.tuner.name
+
+    assert tuner() == tuner(recipe="balanced") == chosen
+    assert tuner(recipe="texts") == tuner(settings={"tuner.name": "full"}) == "full", "what was asked for is done"
 
 
 def test_a_batch_follows_the_number_of_classes() -> None:

@@ -125,6 +125,33 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights
     assert error.value.step <= len(seen.steps) + 1
 
 
+class Poison(Callback):
+    """After some steps the loss is no number."""
+
+    def __init__(self, step: int, classifier: Classifier) -> None:
+        self.step, self.classifier, self.history = step, classifier, [weights(classifier)]
+
+    def on_step(self, step: Step) -> None:
+        self.history.append(weights(self.classifier))
+        if step.step == self.step:
+            with torch.no_grad():
+                self.classifier.backbone.logit_scale.fill_(math.nan)
+
+
+@pytest.mark.parametrize(("step", "restored"), [(4, 0), (10, 0), (13, 10), (25, 20)])
+def test_weights_go_back_to_the_last_copy_of_ten_steps(
+    few_digits: Path, tiny: Classifier, step: int, restored: int
+) -> None:
+    poison = Poison(step, tiny)
+    recipe = SHORT.with_settings(steps=30, batch_size=8, snapshots=0, **{"tuner.name": "prompt"})
+    with pytest.raises(Diverged, match=f"put back to those after step {restored}\\.") as error:
+        train(tiny, Images.from_folder(few_digits), recipe, callbacks=[poison])
+    assert (error.value.step, error.value.restored) == (step + 1, restored)
+    back = weights(tiny)
+    assert torch.equal(back["prompt.vectors"], poison.history[restored or 1]["prompt.vectors"]) is (restored > 0)
+    assert all(parameter.isfinite().all() for parameter in back.values())
+
+
 def test_the_last_good_weights_are_those_before_the_fatal_update(few_digits: Path) -> None:
     """With a learning rate that no weight survives, these are the weights it started from."""
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)

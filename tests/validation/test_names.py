@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf import Backbone, Classifier, Texts, Vectors
+from pouf import Backbone, Classifier, InferenceConfig, InputError, Texts, Vectors
 from pouf.losses.prior import gated_shares
-from pouf.validation.names import absent_names, check_names, names_fit, ordinary_words, word_prototypes
+from pouf.validation.names import absent_names, check_names, judge_wording, names_fit, ordinary_words, word_prototypes
 
 K, D = 12, 16
 PLACES = 1021  # a prime: few triples share one
@@ -88,6 +88,22 @@ def test_a_run_with_unfitting_names_raises_an_alarm_that_names_them() -> None:
     fitting, wrong = told.values()
     assert "unfitting names" not in fitting
     assert "qzqz" in wrong["unfitting names"] and "xjxjx" in wrong["unfitting names"]
+
+
+def test_wordings_are_compared_without_labels() -> None:
+    told = {
+        names: judge_wording(Classifier(Letters(), names), Texts(TEXTS), InferenceConfig())
+        for names in (("elephant", "crocodile"), ("qzqz", "xjxjx"))
+    }
+    fitting, wrong = told.values()
+    assert fitting.agreement > 0.9 > 0.5 > wrong.agreement
+    assert fitting.confused == [("elephant", "crocodile")] and 0.5 <= wrong.confidence <= 1
+    three = judge_wording(
+        Classifier(Letters(), ["elephant", "elephants", "crocodile"]), Texts(TEXTS), InferenceConfig()
+    )
+    assert three.confused[0] == ("elephant", "elephants")
+    with pytest.raises(InputError, match="at least 30"):
+        judge_wording(Classifier(Letters(), ["elephant", "crocodile"]), Texts(TEXTS[:20]), InferenceConfig())
 
 
 class Closed(Letters):

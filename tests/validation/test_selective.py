@@ -42,7 +42,7 @@ def test_what_is_left_out_is_told_by_position(digits_folder: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     data = Images(sorted(digits_folder.rglob("*.png"))[::30])
     encoded = classifier.encode(data)
-    left_out, estimated = unreliable(classifier, classifier, data, encoded, 0.1, InferenceConfig())
+    left_out, estimated, _ = unreliable(classifier, classifier, data, encoded, 0.1, InferenceConfig())
     assert estimated.keys() == set(range(len(data))) and 0 < len(left_out) < len(data)
     assert max(estimated[i] for i in left_out) <= min(estimated[i] for i in set(estimated) - set(left_out))
 
@@ -53,7 +53,7 @@ def test_what_is_far_from_all_prototypes_is_a_stranger() -> None:
     classifier = Classifier.from_vectors(prototypes, list("abcdef"))
     known = classifier.encode(Vectors(features))
     noise = classifier.encode(Vectors(torch.randn(200, 64, generator=torch.Generator().manual_seed(1))))
-    near = classifier.nearness(known).quantile(0.01).item()
+    near = known.nearness(classifier.fixed_prototypes()).quantile(0.01).item()
     assert len(out_of_distribution(classifier, known, near)) <= 0.01 * len(features)
     assert len(out_of_distribution(classifier, noise, near)) >= 0.95 * 200
     with pytest.raises(InputError, match="kept no checkpoints"):

@@ -11,11 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from pouf import Shots, Texts
 from pouf.bench.language import SHOTS, Task
 from pouf.data.class_names import same_name
-from pouf.data.labelled import Shots
 from pouf.data.tables import BadRow, read_table
-from pouf.data.texts import Texts
 from pouf.errors import InputError, optional
 
 Split = Literal["train", "dev", "test"]

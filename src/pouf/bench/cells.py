@@ -14,23 +14,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from pouf import EMBEDDED, METHODS, Adaptation, Callback, Classifier, InferenceConfig, InputError, Recipe, Shots
 from pouf.bench.archives import Columns, has_drawn_splits, read_task
-from pouf.bench.demonstrations import PublishedDemonstrations, SimilarityFilter
+from pouf.bench.few_shot import FewShot, PublishedDemonstrations, SimilarityFilter, few_shot
 from pouf.bench.images import IMAGE_SETS
 from pouf.bench.language import GRID, GRID_METHODS, TASKS, Task
-from pouf.bench.splits import FewShot, few_shot
-from pouf.classifier import Classifier
+from pouf.bench.metrics import TASK_METRICS
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.labelled import Labelled, Shots
-from pouf.errors import InputError
-from pouf.inference.encode import InferenceConfig
-from pouf.models import EMBEDDED
-from pouf.recipe import Recipe
-from pouf.training.adaptation import Adaptation, adapt
-from pouf.training.callbacks import Callback
-from pouf.training.methods import METHODS
-from pouf.validation.evaluation import accuracy
-from pouf.validation.metrics import TASK_METRICS
+from pouf.data.labelled import Labelled
 
 SHOTS = 16
 
@@ -106,7 +97,7 @@ def _judged(
             if on_dev is not None and step > 0 and recipe.snapshots > 1:
                 dev[step] = on_dev(classifier)
 
-    result = adapt(classifier, data, recipe, shots=shots, callbacks=[Judging()])
+    result = classifier.adapt(data, recipe=recipe, shots=shots, callbacks=[Judging()])
     if recipe.steps in at_step and recipe.postprocess == "none":
         last = at_step[recipe.steps]  # judged when it was reached
     else:
@@ -177,7 +168,8 @@ def _images(setting: Setting, task: str) -> ImageTask:
 
 def _accuracy(classifier: Classifier, inputs: Unlabelled, labels: list[int], batch_size: int) -> float:
     predictions = classifier.infer(inputs, InferenceConfig(batch_size))
-    return accuracy(predictions.log_probabilities.argmax(1), torch.tensor([labels[i] for i in predictions.indices]))
+    truth = torch.tensor([labels[i] for i in predictions.indices])
+    return (predictions.log_probabilities.argmax(1) == truth).double().mean().item()
 
 
 def image_cell(cell: Cell, setting: Setting) -> Result:
@@ -359,7 +351,7 @@ def cost_cell(cell: Cell, setting: Setting) -> Result:
     recipe = _settled(recipe.with_settings(steps=5, snapshots=0), setting, cell.seed)
     images = _images(setting, cell.task)
     classifier = Classifier.from_pretrained(setting.model, images.classes)
-    facts = _facts(adapt(classifier, images.adapted_to.inputs, recipe))
+    facts = _facts(classifier.adapt(images.adapted_to.inputs, recipe=recipe))
     columns = {name: value for name, value in facts.items() if name != "steps"}
     return Result({column: Score(value, value, value) for column, value in columns.items()}, facts)
 

@@ -14,11 +14,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pouf import METHODS
 from pouf.bench.cells import Cell, Result, Score, Setting, run_cell
 from pouf.files import write_json
 from pouf.models.load import calm_libraries
 from pouf.runs.folder import versions
-from pouf.training.methods import METHODS
 
 
 class Outcome(NamedTuple):

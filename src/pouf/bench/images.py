@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pouf import InputError
 from pouf.data.class_names import same_name
 from pouf.data.images import EXTENSIONS, Images
 from pouf.data.labelled import Labelled
-from pouf.errors import InputError
 
 Split = Literal["train", "test"]
 OFFICE_31 = """

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pouf import Recipe
 from pouf.bench.cells import Setting
 from pouf.bench.grid import Grid, Outcome, seeded
 from pouf.bench.language import GRID
 from pouf.bench.tables import TABLES, UNLABELLED, Entry, Table, entries, write_tables
 from pouf.errors import InputError, one_of
 from pouf.files import check_writable
-from pouf.recipe import Recipe
 from pouf.reporting.figures import lambda_sweep
 from pouf.reporting.svg import write
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from pouf import METHODS
 from pouf.bench import paper
 from pouf.bench.cells import ABLATIONS, Cell, Score, Setting
 from pouf.bench.grid import Outcome
@@ -18,7 +19,6 @@ from pouf.bench.language import GRID_METHODS, SEEDS, TASKS
 from pouf.bench.paper import Figure
 from pouf.files import write_text
 from pouf.recipe import Kind
-from pouf.training.methods import METHODS
 
 IMAGE_SEEDS = (0, 1, 2)
 PEEKS = "oracle (peeks at labels)"

@@ -133,6 +133,7 @@ def _classifier(
     reporter.on_phase(f"loading {name}")
     return Classifier.from_pretrained(
         name, classes.as_given(), question.templates, words=question.words, max_length=options.max_length,
+        windows=options.windows,
         revision=options.revision, trust_model=options.trust_model,
     )  # fmt: skip
 

@@ -163,6 +163,9 @@ class RunOptions(DeviceOptions):
         ),
     ] = None
     max_length: Annotated[int | None, ModelOption(help="Maximum tokens, text plus template.")] = None
+    windows: Annotated[
+        bool, ModelOption("--windows", help="Read long texts in windows of the model's length, instead of cutting.")
+    ] = False
     method: Annotated[
         str, ModelOption(help="pouf, or a baseline to compare it with: run --method list to see them all.")
     ] = "pouf"

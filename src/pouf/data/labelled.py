@@ -89,7 +89,9 @@ def _row_label(value: Any, known: dict[str, int]) -> int | str:
 
 def _folder_label(folder: Path, identifier: str, known: dict[str, int]) -> int | str:
     folders = (folder.resolve().name, *Path(identifier).parts[:-1])
-    return next((known[same_name(name)] for name in reversed(folders) if same_name(name) in known), folders[-1])
+    # The nearest folder, or several with a / between them, as animal/dog.
+    named = ("/".join(folders[first : last + 1]) for last in reversed(range(len(folders))) for first in range(last + 1))
+    return next((known[same_name(name)] for name in named if same_name(name) in known), folders[-1])
 
 
 def _check_found(found: Sequence[int | str], classes: Sequence[str], source: str, expected: str) -> None:

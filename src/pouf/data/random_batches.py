@@ -48,7 +48,7 @@ class Permutations(RandomBatches):
         # Seeds come from a stream of their own, so that the order of samples is the same whether they are used or not.
         self.seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
         self.epoch = self._states()  # as they were before the epoch was drawn
-        self.drawn: list[tuple[int, int]] = []  # of the epoch: the place in the order, and a seed
+        self.permuted, self.drawn_seeds = torch.empty(0), torch.empty(0)  # of the epoch: places in the order, and seeds
         self.position = 0  # of the next one
         self.open: deque[list[Draw]] = deque()  # drawn and not done
         self.again: deque[list[Draw]] = deque()  # drawn and not done before the run was interrupted
@@ -61,23 +61,23 @@ class Permutations(RandomBatches):
     def _draw(self) -> list[Draw]:
         batch: list[Draw] = []
         while True:
-            if self.position == len(self.drawn):
+            if self.position == len(self.permuted):
                 self.data.check_readable()
                 self.size = min(self.size, len(self.data) - len(self.data.skipped))
                 self._begin_epoch()
                 batch = []
-            place, seed = self.drawn[self.position]
-            self.position += 1
-            if (index := self.order[place]) not in self.data.skipped:
-                batch.append(Draw(index, seed))
-                if len(batch) == self.size:
-                    return batch
+            rows = slice(self.position, self.position + self.size - len(batch))
+            for place, seed in zip(self.permuted[rows].tolist(), self.drawn_seeds[rows].tolist(), strict=True):
+                self.position += 1
+                if (index := int(self.order[place])) not in self.data.skipped:
+                    batch.append(Draw(index, seed))
+            if len(batch) == self.size:
+                return batch
 
     def _begin_epoch(self) -> None:
         self.epoch, self.position = self._states(), 0
-        permuted = torch.randperm(len(self.order), generator=self.generator).tolist()
-        seeds = torch.randint(2**62, (len(self.order),), generator=self.seeds).tolist()
-        self.drawn = list(zip(permuted, seeds, strict=True))
+        self.permuted = torch.randperm(len(self.order), generator=self.generator)
+        self.drawn_seeds = torch.randint(2**62, (len(self.order),), generator=self.seeds)
 
     def _states(self) -> list[torch.Tensor]:
         return [self.generator.get_state(), self.seeds.get_state()]

@@ -136,8 +136,17 @@ def as_table(array: Any, source: str) -> Array:
 def row_maxima(values: Array) -> Array:
     """(n,), the largest absolute value of each row. A number that float32 can't hold counts as infinite."""
     with np.errstate(over="ignore"):
-        blocks = [abs(values[start : start + ROWS].astype(np.float32)) for start in range(0, len(values), ROWS)]
-        return np.concatenate([np.zeros(0, np.float32), *(block.max(1) for block in blocks)])
+        blocks = [_maxima(values[start : start + ROWS]) for start in range(0, len(values), ROWS)]
+        return np.concatenate([np.zeros(0, np.float32), *blocks])
+
+
+def _maxima(values: Array) -> Array:
+    if values.dtype.itemsize > 4:
+        return abs(values.astype(np.float32)).max(1)  # type: ignore[no-any-return]
+    # Without their sign, the bits of floats are ordered as the floats are; infinity and NaN come last.
+    kind, bits = (np.uint16, 0x7FFF) if values.dtype.itemsize == 2 else (np.uint32, 0x7FFFFFFF)
+    largest: Array = (values.view(kind) & kind(bits)).max(1)
+    return largest.view(values.dtype).astype(np.float32)
 
 
 def usual_scale(values: Array, largest: Array) -> Array:

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.data.base import Transform, Unlabelled, Unreadable
@@ -18,13 +19,14 @@ from pouf.data.loader import Read, read_batches, tensors_of
 from pouf.data.random_batches import Draw
 from pouf.errors import InputError
 from pouf.inference.cache import CachedFeatures, FeatureCache
-from pouf.models.base import Backbone
+from pouf.models.base import Backbone, check_modality, evaluating
 from pouf.models.demonstrations import Shown
 from pouf.parallel.padding import in_step
 from pouf.parallel.process_group import alone, processes
 from pouf.recipe import Compute
 
 MOST_WORKERS = 1024  # more is a slip of the pen
+FITTED_ON = 2**14  # inputs that a postprocessor is fitted on at most, drawn at random
 BLOCK = 2**14  # samples whose features are in memory at once, where they need not be all
 COUNTED, FEWEST_COUNTED = 1000, 16  # samples that are looked for in the cache, to tell how many are missing
 COUNTING = 0.1  # seconds that this may take, but for the first few
@@ -83,6 +85,20 @@ class FeatureSet(NamedTuple):
 
     def rows(self, rows: Sequence[int]) -> FeatureSet:
         return FeatureSet([self.indices[row] for row in rows], self.features[list(rows)])
+
+    def drawn(self, count: int) -> FeatureSet:
+        """At most so many of them, at random."""
+        if len(self.indices) <= count:
+            return self
+        draw = torch.randperm(len(self.indices), generator=torch.Generator().manual_seed(0))
+        return self.rows(draw[:count].sort().values.tolist())
+
+    def nearness(self, prototypes: Tensor) -> Tensor:
+        """(n,): cosine of each feature with the nearest of the prototypes (k, d)."""
+        if not self.indices:
+            return torch.zeros(0)
+        features = F.normalize(self.features.float().to(prototypes.device), dim=1)
+        return (features @ F.normalize(prototypes.float(), dim=1).T).max(1).values.cpu()
 
 
 class View(NamedTuple):
@@ -161,8 +177,28 @@ class FeatureStore:
                 in_order(list(self.blocks(data, view.transform)))
         else:
             places = self._places(data)
-            for start in range(0, len(places), BLOCK):
-                self._complete(data, places[start : start + BLOCK], [_Cached(self, view) for view in views])
+            with evaluating(self._backbone):
+                for start in range(0, len(places), BLOCK):
+                    self._complete(data, places[start : start + BLOCK], [_Cached(self, view) for view in views])
+
+    def some(self, own: FeatureSet, seed: int = 0) -> FeatureSet:
+        """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
+
+        Args:
+            own: from `share`.
+        """
+        group = processes()
+        sizes = group.gather_objects(len(own.indices))
+        chosen = torch.arange(sum(sizes))
+        if len(chosen) > FITTED_ON:
+            drawn = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
+            chosen = drawn[:FITTED_ON].sort().values
+        if group.size == 1:
+            return own if len(chosen) == len(own.indices) else own.rows(chosen.tolist())
+        first = sum(sizes[: group.rank])
+        part = own.rows([int(i) - first for i in chosen if first <= i < first + sizes[group.rank]])
+        indices = [index for each in group.gather_objects(part.indices) for index in each]
+        return FeatureSet(indices, group.gather(part.features.to(self.model.device)).cpu())
 
     def missing(self, data: Unlabelled) -> int:
         """How many samples have no features yet: counted among some where there are many."""
@@ -186,10 +222,22 @@ class FeatureStore:
         name = self.model.fingerprint() + (f" {transform.name}" if transform is not None else "")
         return self.config.cache.open(blake2b(name.encode(), digest_size=16).hexdigest())
 
+    @property
+    def _backbone(self) -> Backbone:
+        return self.model.backbone if isinstance(self.model, Shown) else self.model
+
     def _places(self, data: Unlabelled) -> list[int]:
+        """Positions of this process's share, of data that the model can read."""
+        check_modality(self._backbone, data.modality)
+        if data.streamed:
+            raise InputError(f"{data.source} has no known end: take some of it with take(n)")
         return [place for place in processes().share(range(len(data))) if place not in data.skipped]
 
     def _block(self, data: Unlabelled, places: Sequence[int], transform: Transform | None) -> FeatureSet:
+        with evaluating(self._backbone):
+            return self._encoded(data, places, transform)
+
+    def _encoded(self, data: Unlabelled, places: Sequence[int], transform: Transform | None) -> FeatureSet:
         if self.config.cache is None:
             self.config.begin(len(places))
             progress = _Progress(replace(self.config, on_start=None), 0)

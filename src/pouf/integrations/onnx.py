@@ -23,9 +23,11 @@ from pouf.data.inputs import Inputs
 from pouf.errors import InputError, optional
 from pouf.files import atomic_files, write_json
 from pouf.models.base import Backbone, evaluating
+from pouf.models.windows import WINDOW_WEIGHT
 
 CLASSIFIER, INT8, DESCRIPTION = "classifier.onnx", "classifier.int8.onnx", "preprocessing.json"
 TOLERANCE = 1e-4  # of probabilities, between torch and onnxruntime
+MANY = 2**10  # words that no model reads in one window
 EXAMPLES = 16  # inputs that an exported model is tried on
 QUIET = ("torch.onnx", "onnxscript", "onnx_ir")
 
@@ -138,7 +140,8 @@ def _write(graph: _Classifier | _TextSide, tensors: Named, file: Path) -> None:
     # Traced with several inputs: what is 1 while tracing stays 1 for ever.
     some = {name: tensor[[0, len(tensor) // 2, -1]] for name, tensor in tensors.items()}
     text = "input_ids" in tensors
-    shapes = tuple({0: "batch"} | ({1: "length"} if text and t.ndim == 2 else {}) for t in some.values())
+    axes = ("batch", "windows", "length") if WINDOW_WEIGHT in tensors else ("batch", "length")
+    shapes = tuple(dict(enumerate(axes[: t.ndim])) if text else {0: "batch"} for t in some.values())
     outputs = ["probabilities", "features"] if isinstance(graph, _Classifier) else ["features"]
     with _quiet():
         try:
@@ -228,6 +231,8 @@ def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:
     found: list[Any] = list(islice(_readable(classifier.backbone, examples), EXAMPLES)) if examples is not None else []
     if not found:
         found = _made_up(classifier)[:EXAMPLES]
+    if classifier.backbone.windows:  # what is one window while tracing stays one for ever
+        found = [" ".join([str(found[0])] * MANY), *found]
     return found if len(found) > 1 else found * 2
 
 

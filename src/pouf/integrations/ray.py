@@ -70,9 +70,9 @@ class BatchPredictor:
         n, names = len(data), self.classifier.classes
         classes, runners = np.full(n, None, dtype=object), np.full(n, None, dtype=object)
         first, second = np.full(n, np.nan, np.float32), np.full(n, np.nan, np.float32)
-        for block in self.classifier.infer_blocks(data, self.inference, prototypes=self.prototypes):
-            best = block.log_probabilities.exp().topk(2, dim=1)
-            rows = block.indices
+        for encoded in self.classifier.store(self.inference).blocks(data):
+            predicted = self.classifier.log_probabilities(encoded, self.prototypes)
+            best, rows = predicted.exp().topk(2, dim=1), encoded.indices
             first[rows], second[rows] = best.values[:, 0].numpy(), best.values[:, 1].numpy()
             classes[rows] = [names[k] for k in best.indices[:, 0].tolist()]
             runners[rows] = [names[k] for k in best.indices[:, 1].tolist()]

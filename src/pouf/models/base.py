@@ -86,6 +86,8 @@ class Backbone(nn.Module, ABC):
     encoder_makes_prototypes: bool = True  # low-rank layers in it change them
     saved_whole: bool = False  # there is no base model beside it that could be loaded again
     supports_demonstrations: bool = False  # it reads solved examples beside a sample
+    supports_windows: bool = False  # it can read long texts in windows
+    windows: bool = False  # and does
     supports_followed_texts: bool = False  # it can answer with a sentence after each text: see `MaskedLM.followed_by`
 
     sharded: bool = False  # its matrices lie in parts on several processes, which compute with them together
@@ -167,6 +169,16 @@ class Backbone(nn.Module, ABC):
         """What a saved classifier must know to build this model again: fields of `saving.Card`."""
         return {}
 
+    def use_windows(self) -> None:
+        """From now on long texts are read in windows, whose features are pooled, instead of being cut."""
+        if not self.supports_windows:
+            raise InputError("windows are for long texts of a sentence encoder or a language model: leave them out")
+        self.windows = True
+
+    def text_lengths(self, samples: Sequence[Any]) -> tuple[list[int], int] | None:
+        """Tokens of each text, and how many of them are read; None for inputs that are no texts."""
+        return None
+
     def describe_inputs(self) -> dict[str, Any]:
         """How inputs become tensors, for whoever calls an exported model: at least `steps`."""
         return {"steps": [f"as `prepare` of {type(self).__name__} does it"]}
@@ -196,7 +208,8 @@ class Backbone(nn.Module, ABC):
         # Two models can have the same weights and differ in an activation or a number of heads.
         facts = {} if config is None else {k: v for k, v in config.to_dict().items() if k not in UNIMPORTANT}
         kind = next(kind for kind in type(self).__mro__ if not kind.__name__.startswith("FSDP"))
-        named = f"{kind.__qualname__} {self.preprocessing()} {json.dumps(facts, sort_keys=True, default=str)}"
+        windows = " windows" * self.windows
+        named = f"{kind.__qualname__} {self.preprocessing()}{windows} {json.dumps(facts, sort_keys=True, default=str)}"
         digest = blake2b(named.encode(), digest_size=16)
         for name, tensor in self.input_weights():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pouf.data.class_names import ClassSet
+from pouf.data.taxonomy import Taxonomy
 from pouf.errors import InputError
 
 MASK = "[MASK]"
@@ -181,7 +182,9 @@ def make_cloze(
     names = classes.names
     if words is not None and classes.descriptions is not None:
         raise InputError("the classes come with words of their own: give no others beside them")
-    entries = list(classes.descriptions or names if words is None else words)
+    taxonomy = Taxonomy.of(names)
+    own = names if taxonomy is None else [taxonomy.texts(k)[0] for k in range(len(names))]
+    entries = list(classes.descriptions or own if words is None else words)
     if len(entries) != len(names):
         raise InputError(
             f"{len(entries)} label words for {len(names)} classes ({', '.join(names)}): give one entry per class, in "

@@ -19,6 +19,8 @@ from pouf.models.causal_lm import CausalLM
 from pouf.models.cloze import Cloze
 from pouf.models.dual_encoder import DualEncoder
 from pouf.models.masked_lm import HEADS, MaskedLM
+from pouf.models.open_clip import PREFIX as OPEN_CLIP
+from pouf.models.open_clip import load_open_clip
 from pouf.models.sentence_encoder import LAYOUT_FILES, SentenceEncoder, read_layout
 from pouf.models.sequence_classifier import SequenceClassifier
 from pouf.reading import check_finite
@@ -48,7 +50,8 @@ def embedded_folder() -> Path:
 def load_backbone(
     name_or_path: str | Path, cloze: Cloze | None = None, revision: str | None = None, trust_model: bool = False
 ) -> Backbone:
-    """A model of transformers, by its name on the hub, by a local folder, or `pouf/tiny-clip` for the embedded one.
+    """A model of transformers, by its name on the hub, by a local folder, or `pouf/tiny-clip` for the embedded one; or
+    one of open_clip, as `open_clip:ViT-B-16/dfn2b`.
 
     With a cloze it is a masked language model, or a causal one; otherwise a dual encoder, or a sentence encoder for
     both sides.
@@ -62,6 +65,10 @@ def load_backbone(
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     )
 
+    if str(name_or_path).startswith(OPEN_CLIP):
+        if cloze is not None:
+            raise InputError(f"{name_or_path} reads images: a template with [MASK] is for language models")
+        return load_open_clip(str(name_or_path))
     name = _local_or_hub(name_or_path)
     source = _Source(name, revision, trust_model)
     with _clear_errors(source, "roberta-base" if cloze else "openai/clip-vit-base-patch16"):

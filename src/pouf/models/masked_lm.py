@@ -16,19 +16,27 @@ from torch import Tensor, nn
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Scores, Tensors, of_model
-from pouf.models.cloze import Cloze, Example, Sample
+from pouf.models.cloze import Cloze, Example, Sample, Slot
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.text_side import describe_tokenizer, replaced_embeddings, tokenizer_facts
+from pouf.models.windows import ROWS, WINDOW_WEIGHT, encode_windows, stack
 from pouf.parallel.shards import full
 from pouf.recipe import Kind
 
 TEMPERATURE = 0.1  # of the transport plan: the paper's for texts
+SLACK = 2  # tokens that a window may gain at its edges, where words are cut
 CLOZE_STEPS = [
     "put the text into `template`, and `mask_token` in the place of [MASK]; the name of a special token inside a text "
     "is broken up by a space after its first character",
     "shorten the text, never the template, until all of it has `max_length` tokens at most, special tokens included",
     "pad the batch to its longest text on the right; `attention_mask` is 1 for tokens and 0 for padding",
     "`mask_position` is where the mask stands in `input_ids`, counted from 0",
+]
+CLOZE_WINDOW_STEPS = [
+    "a text with more tokens than the template leaves room for is cut into texts of about the same length, each of "
+    "which goes into the template by itself; all tensors are (batch, windows, …), and a text with fewer windows than "
+    "others repeats its first",
+    "`window_weight` (batch, windows) is the number of characters of a window, 0 for a repeated one",
 ]
 
 
@@ -109,6 +117,7 @@ class MaskedLM(Backbone):
     unit_prototypes = False  # the logits need the lengths
     encoder_makes_prototypes = False  # they are rows of the decoder
     supports_demonstrations = True
+    supports_windows = True
     supports_followed_texts = True
 
     model: Any
@@ -157,13 +166,14 @@ class MaskedLM(Backbone):
         return self.encode_prompts(names)
 
     def card_facts(self) -> dict[str, Any]:
-        return {"words": self.cloze.words, "max_length": self.cloze.max_length}
+        return {"words": self.cloze.words, "max_length": self.cloze.max_length, "windows": self.windows}
 
     def describe_inputs(self) -> dict[str, Any]:
         facts = describe_tokenizer(self.tokenizer, self.cloze.max_length)
         facts["tokenizer"]["mask_token"] = self.tokenizer.mask_token
         words = [list(own) for own in self.cloze.words]
-        return facts | {"steps": CLOZE_STEPS, "template": self.cloze.template, "words": words}
+        steps = [*CLOZE_STEPS, *CLOZE_WINDOW_STEPS] if self.windows else CLOZE_STEPS
+        return facts | {"steps": steps, "template": self.cloze.template, "words": words}
 
     def _check(self) -> None:
         """An error where the model is not as this class takes it to be."""
@@ -191,7 +201,29 @@ class MaskedLM(Backbone):
         return f"{self.texts.cloze.template} {self.texts.max_length} {tokenizer_facts(self.tokenizer)}"
 
     def prepare(self, samples: Sequence[Sample | Example]) -> Tensors:
-        return self.texts(samples, room=0 if self.input_prompt is None else len(self.input_prompt))
+        reserved = 0 if self.input_prompt is None else len(self.input_prompt)
+        if not self.windows or any(isinstance(sample, Example) for sample in samples):
+            return self.texts(samples, room=reserved)
+        room = self.texts.text_room(reserved) - SLACK
+        rows = [self.texts.windows(str(sample), room) for sample in samples]
+        return stack(
+            self.texts([window for own in rows for window in own], room=reserved),
+            [[len(window) for window in own] for own in rows],
+        )
+
+    def use_windows(self) -> None:
+        slots = [part for part in self.cloze.parts if isinstance(part, Slot)]
+        if len(slots) != 1 or slots[0].limit is not None:
+            raise InputError(f"windows need a template for one text without a limit, not {self.cloze.template!r}")
+        if self.texts.text_room() <= 2 * SLACK:
+            raise InputError(f"template {self.cloze.template!r} leaves no room for windows: raise the maximum length")
+        super().use_windows()
+
+    def text_lengths(self, samples: Sequence[Sample | Example]) -> tuple[list[int], int] | None:
+        if len(self.columns) != 1:
+            return None
+        ids = self.tokenizer([str(sample) for sample in samples], add_special_tokens=False, verbose=False)["input_ids"]
+        return [len(own) for own in ids], self.texts.text_room()
 
     def has_room_for(self, sentence: str) -> bool:
         """Whether most of a text stays where this sentence follows it."""
@@ -211,6 +243,13 @@ class MaskedLM(Backbone):
             self.texts = own
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
+        """Of windows the mean, whose logits are the means of theirs."""
+        if WINDOW_WEIGHT not in batch:
+            return self._encode(batch)
+        rows = batch[WINDOW_WEIGHT].numel() if self.sharded else ROWS
+        return encode_windows(self._encode, batch, unit=False, rows=rows)
+
+    def _encode(self, batch: Tensors) -> Tensor:
         tokens = {name: tensor for name, tensor in batch.items() if name != MASK_POSITION}
         position = batch[MASK_POSITION]
         prompted: AbstractContextManager[None] = nullcontext()

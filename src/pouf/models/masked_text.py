@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pouf.errors import InputError
 from pouf.models.cloze import Cloze, Example, Piece, Sample
+from pouf.models.windows import cut
 
 MASK_POSITION = "mask_position"
 KEPT = 4096  # filled templates whose tokens are kept at most, for the next time they are shown
@@ -85,6 +86,19 @@ class MaskedText:
             self.tokenizer.pad({"input_ids": ids}, padding="longest", padding_side="right", return_tensors="pt")
         )
         return batch | {MASK_POSITION: torch.tensor([self._position(row) for row in ids])}
+
+    def text_room(self, reserved: int = 0) -> int:
+        """Tokens that the template leaves to a single text, of those that are not reserved."""
+        (segment,) = self._segments("")
+        return self.max_length - reserved - len(self._start) - len(self._end) - len(self._ids_of(segment))
+
+    def windows(self, text: str, room: int) -> list[str]:
+        """A text in pieces of at most `room` tokens, of about the same length."""
+        encoded = self.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
+        pieces = [
+            text[window[0][0] : window[-1][1]].strip() for window in cut(encoded["offset_mapping"], room) if window
+        ]
+        return [piece for piece in pieces if piece] or [text]
 
     def label_ids(self) -> list[list[int]]:
         """The token of each word of each class, or an error for a word that has several."""

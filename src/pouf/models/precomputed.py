@@ -93,8 +93,7 @@ class Precomputed(Backbone):
     def ready_features(self, data: Unlabelled) -> Tensor | None:
         if self.map is not None or not isinstance(data, Vectors):
             return None
-        ready = self._fitting(data.tensor())
-        return ready.float() if ready.dtype == torch.float16 else ready  # whose squares have no room in it
+        return self._fitting(data.tensor())
 
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         raise InputError("there are only vectors here and no model that could read a prompt: give prototypes instead")

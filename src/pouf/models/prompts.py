@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from pouf.data.class_names import ClassSet, read_lines, spoken
+from pouf.data.taxonomy import Taxonomy
 from pouf.errors import InputError
 from pouf.models.text_side import TextSide
 
@@ -65,5 +66,10 @@ def fill(templates: Sequence[str], text: str) -> list[str]:
 
 
 def class_texts(classes: ClassSet) -> tuple[tuple[str, ...], ...]:
-    """What stands for each class in a prompt: its descriptions, or its name as a person would say it."""
+    """What stands for each class in a prompt: its descriptions, or its name as a person would say it.
+
+    Where names are paths, as `animal/dog`, the names of the ancestors as well: prototypes are means over all of them.
+    """
+    if classes.descriptions is None and (taxonomy := Taxonomy.of(classes.names)) is not None:
+        return tuple(tuple(map(spoken, taxonomy.texts(k))) for k in range(len(classes.names)))
     return classes.descriptions or tuple((spoken(name),) for name in classes.names)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors, of_model
 from pouf.models.text_side import TextSide, describe_tokenizer, tokenizer_facts
+from pouf.models.windows import ROWS, WINDOW_WEIGHT, cut, encode_windows, stack
 from pouf.reading import read_json
 
 LAYOUT_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
@@ -44,6 +45,7 @@ class SentenceEncoder(Backbone):
     """A text encoder with pooling, as sentence-transformers saves them (BERT, MPNet, RoBERTa, …)."""
 
     modality = "text"
+    supports_windows = True
 
     def __init__(
         self, model: nn.Module, tokenizer: Any, pooling: str, max_length: int, extras: Path | None = None
@@ -63,6 +65,11 @@ class SentenceEncoder(Backbone):
 
     def prepare(self, samples: Sequence[str]) -> Tensors:
         assert self.text_side is not None
+        if self.windows:
+            before, after = self.text_side.frame()
+            rows = [cut(ids, self._room) for ids in self._all_tokens(samples)]
+            framed = [[*before, *window, *after] for own in rows for window in own]
+            return stack(self.text_side.pad(framed), [[len(window) for window in own] for own in rows])
         length = self.text_side.max_length
         return dict(
             self.tokenizer(
@@ -71,8 +78,30 @@ class SentenceEncoder(Backbone):
             )
         )  # fmt: skip
 
+    @property
+    def _room(self) -> int:
+        assert self.text_side is not None
+        return self.text_side.max_length - sum(map(len, self.text_side.frame()))
+
+    def _all_tokens(self, samples: Sequence[str]) -> list[list[int]]:
+        """Of whole texts, however long they are."""
+        ids: list[list[int]] = self.tokenizer(
+            list(samples), add_special_tokens=False, truncation=False, split_special_tokens=True, verbose=False
+        )["input_ids"]
+        return ids
+
+    def text_lengths(self, samples: Sequence[str]) -> tuple[list[int], int]:
+        return [len(ids) for ids in self._all_tokens(samples)], self._room
+
     def encode_inputs(self, batch: Tensors) -> Tensor:
-        return _encode(self.model, self.pool, batch)
+        encode = partial(_encode, self.model, self.pool)
+        if self.windows:
+            rows = batch[WINDOW_WEIGHT].numel() if self.sharded else ROWS
+            return encode_windows(encode, batch, unit=True, rows=rows)
+        return encode(batch)
+
+    def card_facts(self) -> dict[str, Any]:
+        return {"windows": self.windows}
 
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         assert self.text_side is not None
@@ -80,7 +109,7 @@ class SentenceEncoder(Backbone):
 
     def describe_inputs(self) -> dict[str, Any]:
         assert self.text_side is not None
-        return describe_tokenizer(self.tokenizer, self.text_side.max_length)
+        return describe_tokenizer(self.tokenizer, self.text_side.max_length, self.windows)
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         self.model.save_pretrained(folder, state_dict=of_model(weights))

@@ -124,13 +124,22 @@ TEXT_STEPS = [
 ]
 
 
-def describe_tokenizer(tokenizer: Any, max_length: int) -> dict[str, Any]:
+WINDOW_STEPS = [
+    "tokenize without special tokens; cut the tokens of a text into windows of about the same length, as few as leave "
+    "each with the special tokens around it at `max_length` tokens at most",
+    "`input_ids` and `attention_mask` are (batch, windows, length), padded to the longest window; a text with fewer "
+    "windows than others repeats its first",
+    "`window_weight` (batch, windows) is the number of tokens of a window without special ones, 0 for a repeated one",
+]
+
+
+def describe_tokenizer(tokenizer: Any, max_length: int, windows: bool = False) -> dict[str, Any]:
     """How texts become tensors, for whoever calls an exported model."""
     facts = {
         "files": "tokenizer.json and its kin, beside this file", "max_length": max_length,
         "pad_token_id": tokenizer.pad_token_id, "padding": "on the right, to the longest of the batch",
     }  # fmt: skip
-    return {"steps": TEXT_STEPS, "tokenizer": facts}
+    return {"steps": WINDOW_STEPS if windows else TEXT_STEPS, "tokenizer": facts}
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from pouf.errors import InputError
 from pouf.parallel.process_group import (
     ProcessGroup,
-    connection_errors,
     init_processes,
     launched_resharding,
     launched_sharding,
@@ -84,8 +83,7 @@ def shard(backbone: Backbone, group: ProcessGroup) -> None:
         if not launched_resharding():
             layer.register_forward_hook(_reshard_after_prediction)
     fully_shard(backbone, reshard_after_forward=True, **options)
-    with connection_errors():
-        load_weights(backbone, weights)
+    load_weights(backbone, weights)
     # Everything that computes with the matrices of the root.
     register_fsdp_forward_method(backbone, "encode_inputs")
     if not backbone.reads_prompts:
@@ -132,8 +130,7 @@ def average_gradients(parameters: Iterable[Tensor], group: ProcessGroup) -> None
         return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
     flat = torch.cat([gradient.flatten().float() for gradient in gradients])
-    with connection_errors():
-        dist.all_reduce(flat)
+    dist.all_reduce(flat)
     for parameter, part in zip(used, (flat / group.size).split([g.numel() for g in gradients]), strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)
 

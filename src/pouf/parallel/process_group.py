@@ -94,9 +94,9 @@ ALONE = ProcessGroup()
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, world: ProcessGroup, shapes: list[tuple[int, int]]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, group: ProcessGroup, shapes: list[tuple[int, int]]) -> Tensor:
         sizes = [n for n, _ in shapes]
-        ctx.world, ctx.sizes, ctx.width = world, sizes, rows.shape[1]
+        ctx.group, ctx.sizes, ctx.width = group, sizes, rows.shape[1]
         # All must send alike: shorter parts are filled up, and the filling is cut off again.
         padded = rows.new_zeros(max(sizes), max(d for _, d in shapes))
         if len(rows):
@@ -108,8 +108,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        own = gradients[0].split(ctx.sizes)[ctx.world.rank]
-        return own[:, : ctx.width] * ctx.world.size, None, None
+        own = gradients[0].split(ctx.sizes)[ctx.group.rank]
+        return own[:, : ctx.width] * ctx.group.size, None, None
 
 
 _working: ContextVar[ProcessGroup] = ContextVar("processes", default=ALONE)
@@ -123,7 +123,7 @@ def processes() -> ProcessGroup:
 @contextmanager
 def together(device: torch.device) -> Iterator[ProcessGroup]:
     """While open, all processes that were started share the work: each must compute the same."""
-    with _work_as(init_processes(device)) as group:
+    with connection_errors(), _work_as(init_processes(device)) as group:
         yield group
 
 
@@ -200,8 +200,10 @@ def connection_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error).lower()
-        if isinstance(error, ProcessLost) or not (
-            isinstance(error, dist.DistError) or any(word in text for word in ("connection", "gloo", "nccl"))
+        if (
+            started_processes() == 1
+            or isinstance(error, ProcessLost)
+            or not (isinstance(error, dist.DistError) or any(word in text for word in ("connection", "gloo", "nccl")))
         ):
             raise
         if "timed out" in text or "timeout" in text:

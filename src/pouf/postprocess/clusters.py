@@ -41,14 +41,13 @@ def clusters(
     is trusted wholly.
     """
     x = F.normalize(features.float(), dim=1)
-    sharper = max(1.0, float(scores.temperature) / MAX_TEMPERATURE)
-    logits = sharper * scores.logits.float()
-    n, k = logits.shape
+    sharper, logits = sharpened(scores)
+    k = logits.shape[1]
     if k == 2:  # whose groups need not be the classes: what they differ in most may be another thing
         return refinement(features, prototypes, scores, prior)
     own = logits - logits.mean(1, keepdim=True)
     spread, usage = own.std(1).mean(), logits.softmax(1).mean(0).cpu()
-    trust = trust_in_equal_shares(usage) * n / (n + PER_CLASS * k) if prior is None else 1.0
+    trust = _trust(logits) if prior is None else 1.0
     bias = relaxed_offsets(own, prior, trust, iterations=50)
     q = (own + bias).softmax(1)
     others = _scaled(leave_one_out(x, q), spread)
@@ -70,6 +69,27 @@ def clusters(
     if prior is not None:
         bias = share_offsets(moved, prior, bias, WITHIN)
     return Postprocessor(bias, weight, own=torch.tensor(OWN * sharper).to(x))
+
+
+def sharpened(scores: Scores) -> tuple[float, Tensor]:
+    """A factor, and the logits times it: at T <= 0.05."""
+    sharper = max(1.0, float(scores.temperature) / MAX_TEMPERATURE)
+    return sharper, sharper * scores.logits.float()
+
+
+def names_agreement(features: Tensor, scores: Scores) -> float:
+    """Cohen's kappa of predictions and of the soft centroids that they make, each without the input it judges."""
+    x, logits = F.normalize(features.float(), dim=1), sharpened(scores)[1]
+    moved = logits + relaxed_offsets(logits, None, _trust(logits), iterations=50)
+    others = leave_one_out(x, moved.softmax(1))
+    labels = moved.argmax(1)
+    return kappa(labels, others.argmax(1)) if len(labels.unique()) > 1 else 0.0  # one class agrees with anything
+
+
+def _trust(logits: Tensor) -> float:
+    """In equal shares, less of few inputs, whose shares are uneven by chance."""
+    n, k = logits.shape
+    return trust_in_equal_shares(logits.softmax(1).mean(0).cpu()) * n / (n + PER_CLASS * k)
 
 
 def leave_one_out(x: Tensor, q: Tensor) -> Tensor:

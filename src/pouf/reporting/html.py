@@ -16,6 +16,7 @@ from PIL import Image
 
 from pouf.classifier import Classifier, Predictions
 from pouf.data.base import Unlabelled
+from pouf.data.taxonomy import Taxonomy
 from pouf.errors import plural
 from pouf.files import write_text
 from pouf.inference.encode import InferenceConfig
@@ -122,6 +123,7 @@ def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] |
         sorted_classes=sorted(enumerate(names), key=lambda each: (each[1].casefold(), each[1])),
         curves=_curves(steps, verdict, len(names)),
         shares=_shares(comparison),
+        groups=_groups(comparison),
         more_classes=max(0, len(names) - CLASSES),
         absent=run.manifest.get("absent", []),
         labelled=comparison.labelled,
@@ -184,6 +186,15 @@ def _shares(comparison: Comparison) -> list[dict[str, Any]]:
          "widths": [100 * float(share[k]) / widest for share in (before, after)]}
         for k in order
     ]  # fmt: skip
+
+
+def _groups(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Where names are paths: the sums of the shares of the classes below each ancestor, before and after."""
+    taxonomy = Taxonomy.of(comparison.classes)
+    if taxonomy is None:
+        return []
+    before, after = (taxonomy.sums(view.probabilities).mean(0).tolist() for view in comparison[:2])
+    return [(name, _percent(b), _percent(a)) for name, b, a in zip(taxonomy.members, before, after, strict=True)]
 
 
 def _neighbours(comparison: Comparison, items: list[dict[str, str]]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from pouf.data.texts import Texts
 from pouf.errors import InputError
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.models.windows import warn_of_cut
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.runs.folder import Run
 from pouf.runs.inputs import load_classifiers, read_inputs
@@ -106,6 +107,7 @@ def _predict(
     data = _read(run, classifier, inputs, options)
     if group.size > 1:
         group.check_equal(data.fingerprint(), "inputs")
+    warn_of_cut(classifier.backbone, data, "adapt with windows=True (--windows) to read them whole")
     together = options.use == CORRECTED or options.prior is not None
     if (together or options.abstain is not None) and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
@@ -122,10 +124,13 @@ def _predict(
             far = out_of_distribution(classifier, encoded, run.verdict.near.get(by)) if options.unknown else []
         replaced.update(dict.fromkeys(far, UNKNOWN))
 
-    flags, figures = _abstained(run, classifier, data, options, inference)
+    flags, figures, parents = _abstained(run, classifier, data, options, inference)
+    replaced.update(parents)
     extras = Extras(replaced, flags, figures, options.probabilities, options.safe_csv)
     share = predict_share(file, classifier, data, inference, extras, mark_unknown)
-    counts = {name: len(rows) for name, rows in flags.items()} | ({"unknown": len(replaced)} if options.unknown else {})
+    counts = {name: len(rows) for name, rows in flags.items()}
+    if options.unknown:
+        counts["unknown"] = list(replaced.values()).count(UNKNOWN)
     counts = {name: sum(group.gather_objects(count)) for name, count in counts.items()}
     skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
     absent = absent_names(classifier, share.sample)
@@ -151,12 +156,13 @@ def _load(run: Run, options: PredictOptions, *uses: str) -> list[Classifier]:
 
 def _abstained(
     run: Run, classifier: Classifier, data: Unlabelled, options: PredictOptions, inference: InferenceConfig
-) -> tuple[dict[str, set[int]], dict[str, dict[int, float]]]:
-    """Positions of what is likely wrong, and how reliable each prediction is, as columns; none if nothing abstains."""
+) -> tuple[dict[str, set[int]], dict[str, dict[int, float]], dict[int, str]]:
+    """Positions of what is likely wrong, and how reliable each prediction is, as columns, and what is answered with an
+    ancestor; none if nothing abstains."""
     if options.abstain is None:
-        return {}, {}
+        return {}, {}, {}
     (zero_shot,) = _load(run, options, "zero-shot")
-    classifier.fill(data, reliability_views(data), inference)
-    encoded, silent = classifier.encode_share(data, inference), replace(inference, on_batch=None, on_start=None)
-    left_out, reliability = unreliable(classifier, zero_shot, data, encoded, options.abstain, silent)
-    return {"abstained": set(left_out)}, {"reliability": reliability}
+    classifier.store(inference).fill(data, reliability_views(data))
+    encoded, silent = classifier.store(inference).share(data), replace(inference, on_batch=None, on_start=None)
+    found = unreliable(classifier, zero_shot, data, encoded, options.abstain, silent)
+    return {"abstained": set(found.left_out)}, {"reliability": found.reliability}, found.parents

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pouf.classifier import FITTED_ON, Classifier, Predictions
+from pouf.classifier import Classifier, Predictions
 from pouf.data.base import Unlabelled
+from pouf.data.taxonomy import Taxonomy
 from pouf.errors import InputError, optional
 from pouf.files import atomic_write, check_writable
-from pouf.inference.encode import FeatureSet, InferenceConfig, in_order, share_skipped
+from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig, in_order, share_skipped
 from pouf.parallel.process_group import processes, started_processes
 
 Row = dict[str, Any]
@@ -39,21 +40,34 @@ def prediction_rows(
     classes: Sequence[str], data: Unlabelled, blocks: Iterable[Predictions], extras: Extras = NOTHING
 ) -> Iterator[Row]:
     """One row per sample: its name or its text, the class, its probability, the runner-up and its probability."""
-    names, every = data.display_columns(), [f"p_{name}" for name in classes]
+    names, taxonomy = data.display_columns(), Taxonomy.of(classes)
+    ancestors = list(taxonomy.members) if taxonomy is not None else []
+    every = [f"p_{name}" for name in (*classes, *ancestors)]
     for block in blocks:
         probabilities = block.log_probabilities.exp()
+        sums = probabilities[:, :0] if taxonomy is None else taxonomy.sums(probabilities)
         best = probabilities.topk(2, dim=1)
-        rows = zip(block.indices, best.values.tolist(), best.indices.tolist(), probabilities, strict=True)
-        for index, p, k, all_of in rows:
+        rows = zip(block.indices, best.values.tolist(), best.indices.tolist(), probabilities, sums, strict=True)
+        for index, p, k, all_of, above in rows:
             yield {
                 **{name: values[index] for name, values in names.items()},
                 "class": extras.replaced.get(index, classes[k[0]]), "probability": round(p[0], 6),
                 "runner_up": classes[k[1]], "runner_up_probability": round(p[1], 6),
+                **_parent(taxonomy, classes[k[0]], ancestors, above),
                 **{name: index in where for name, where in extras.flags.items()},
                 **{name: round(values[index], 6) for name, values in extras.figures.items()},
-                **({name: round(v, 6) for name, v in zip(every, all_of.tolist(), strict=True)}
+                **({name: round(v, 6) for name, v in zip(every, all_of.tolist() + above.tolist(), strict=True)}
                    if extras.probabilities else {}),
             }  # fmt: skip
+
+
+def _parent(taxonomy: Taxonomy | None, name: str, ancestors: Sequence[str], sums: torch.Tensor) -> Row:
+    """The parent of the predicted class, where names are paths, with the sum of the probabilities below it."""
+    if taxonomy is None:
+        return {}
+    parent = taxonomy.parent(name)
+    total = None if parent is None else round(float(sums[ancestors.index(parent)]), 6)
+    return {"parent": parent or "", "parent_probability": total}
 
 
 def _without_formulas(row: Row) -> Row:
@@ -169,14 +183,14 @@ def predict_share(
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     chosen, some, count = set(order[:FITTED_ON].tolist()), [], 0
 
-    def count_features(encoded: FeatureSet) -> None:
-        nonlocal count
-        count += len(encoded.indices)
-        some.append(encoded.only(chosen))
-        on_features(encoded)
-
     def blocks() -> Iterator[Predictions]:
-        yield from classifier.infer_blocks(data, inference, count_features)
+        nonlocal count
+        prototypes = classifier.fixed_prototypes()
+        for encoded in classifier.store(inference).blocks(data):
+            count += len(encoded.indices)
+            some.append(encoded.only(chosen))
+            on_features(encoded)
+            yield from classifier.score_blocks(encoded, prototypes)
         if not count and processes().size == 1:
             data.check_readable()
 
@@ -191,4 +205,4 @@ def predict_share(
     n = share_skipped(data, count)
     if not n:
         data.check_readable()
-    return Share(n, classifier.some_features(in_order(some)), collected)
+    return Share(n, classifier.store(inference).some(in_order(some)), collected)

@@ -145,7 +145,7 @@ def run_adaptation(
         keep_tuned: features of the tuned weights stay in the cache too, for whoever looks at the data next.
 
     Raises:
-        Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last good step.
+        Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last copy.
     """
     told, data, recipe, shots, held = Callbacks(callbacks), plan.data, plan.recipe, plan.shots, plan.targets
     inference = told.watching(plan.inference(cache), "encoding")
@@ -207,7 +207,7 @@ def correct(
 ) -> None:
     """Fit the recipe's correction to what the classifier predicts now: that of another step would not fit it."""
     classifier.postprocessor = None
-    encoded = classifier.encode_share(data, inference)
+    encoded = classifier.store(inference).share(data)
     classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior)
     if checkpoints is not None:
         checkpoints.take_postprocessed(step, classifier)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -15,16 +15,17 @@ from PIL import Image
 from torch import Tensor
 
 from pouf.classifier import Classifier
-from pouf.data.augment import AUGMENTATIONS, Augmentation
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.labelled import Shots
 from pouf.data.loader import Read, Reader, read_batches
 from pouf.data.random_batches import Draw
+from pouf.data.views import AUGMENTATIONS, Augmentation
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.padding import PROMPTS, PaddingSample, in_pieces
 from pouf.parallel.process_group import ProcessGroup, processes
 from pouf.recipe import Recipe
+from pouf.training.lengths import split_by_length
 from pouf.training.model import Chunk
 from pouf.training.state import random_state, set_random_state
 from pouf.training.two_pass import Batch, Side
@@ -121,6 +122,8 @@ class InputBatches(Iterator[Side]):
         self.trained, self.world = tuner.touches_inputs, processes()
         self.draws = data.random_batches(recipe.batch_size, generator)
         self.seeds = random.Random(f"{recipe.seed} {self.world.rank}")  # of dropout
+        # Where weights are sharded, all processes must encode equally often; a compiled encoder wants few shapes.
+        self.splits_lengths = not (classifier.backbone.sharded or recipe.compute.compile)
         self.batches = self._batches(inference)
 
     def __next__(self) -> Side:
@@ -145,12 +148,12 @@ class InputBatches(Iterator[Side]):
         if changing or data.streamed or (crop is not None and recipe.views == 0):
             return self._read(crop)
         views = [None] if crop is None else [crop.view(recipe.seed, number) for number in range(recipe.views)]
-        return self._looked_up([classifier.encode_share(data, inference, transform=view) for view in views])
+        return self._looked_up([classifier.store(inference).share(data, view) for view in views])
 
     def _looked_up(self, tables: list[FeatureSet]) -> Generator[Side, None, None]:
         """Each process has the rows of a batch that lie in its own share of the data."""
         # Each has its own: a file that went while the views were computed is in the first ones alone, and is not drawn.
-        rows = [{index: row for row, index in enumerate(table.indices)} for table in tables]
+        rows = [rows_by_index(table.indices) for table in tables]
         for batch in self.draws:
             self.draws.done()
             own = [draw for draw in batch if draw.place in rows[0]]
@@ -215,6 +218,9 @@ class ChunkedInputs(Side):
         self.parts = self._chunk(first)
         while not self.parts and len(self.samples) < self.count:
             self.parts = self._chunk(next(reads))
+        if self.parts and not self.chunked and batches.splits_lengths:
+            self.parts, rows = split_by_length(self.parts[0], batches.classifier.device)
+            self.samples = [[own[row] for row in rows] if own else own for own in self.samples]
         if not self.parts or not self.chunked:
             self._share_results()
         if not self.parts:
@@ -304,3 +310,11 @@ def make_crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop 
         name = type(classifier.backbone).__name__
         raise InputError(f"{name} has no image_size to crop to: set it, or use augment = 'none'")
     return Crop(augment, size)
+
+
+def rows_by_index(indices: list[int]) -> Mapping[int, int] | range:
+    """Position of a sample -> its row. Of a million samples a dictionary takes 100 MB, and where all are there none is
+    needed."""
+    if indices == list(range(len(indices))):
+        return range(len(indices))
+    return {index: row for row, index in enumerate(indices)}

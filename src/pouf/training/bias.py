@@ -44,11 +44,21 @@ class Margins(NamedTuple):
 
 
 def find_bias(classifier: Classifier, data: Unlabelled, inference: InferenceConfig) -> float:
-    """The margin above which a text is of the second class: 0 unless both signs speak against it."""
+    """The margin above which a text is of the second class: 0 unless both signs speak against it, in both halves."""
     if not supports_bias_probe(classifier) or len(data) - len(data.skipped) < FEWEST:
         return 0.0
-    margins = read_margins(classifier, data, inference)
-    return processes().broadcast(agreed(by_words(margins), by_shape(margins.plain)))
+    return processes().broadcast(confirmed_bias(read_margins(classifier, data, inference)))
+
+
+def confirmed_bias(margins: Margins) -> float:
+    """Where both signs want the threshold, if they want it on the same side in either half of the texts too; else 0."""
+    whole = agreed(by_words(margins), by_shape(margins.plain))
+    for start in range(2):
+        half = margins._replace(**{name: getattr(margins, name)[start::2] for name in ("plain", "first", "second")})
+        fewest = FEWEST // 2
+        if whole * agreed(by_words(half, fewest), by_shape(half.plain, fewest)) <= 0:
+            return 0.0
+    return whole
 
 
 def supports_bias_probe(classifier: Classifier) -> bool:
@@ -70,7 +80,7 @@ def read_margins(classifier: Classifier, data: Unlabelled, inference: InferenceC
     prototypes = classifier.fixed_prototypes()
 
     def margins(texts: Unlabelled) -> Tensor:
-        own = classifier.log_probabilities(classifier.encode_share(texts, inference), prototypes)
+        own = classifier.log_probabilities(classifier.store(inference).share(texts), prototypes)
         return torch.cat(processes().gather_objects((own[:, 1] - own[:, 0]).double().cpu()))
 
     def followed(texts: Unlabelled) -> list[Tensor]:
@@ -94,9 +104,9 @@ def agreed(one: float, other: float) -> float:
     return math.copysign(min(abs(far), 2 * abs(near)), near) if near * far > 0 else 0.0
 
 
-def by_words(margins: Margins) -> float:
+def by_words(margins: Margins, fewest: int = FEWEST) -> float:
     """The threshold that added words tell; 0 where they tell none."""
-    if not len(margins.plain) == len(margins.first) == len(margins.second) >= FEWEST:
+    if not len(margins.plain) == len(margins.first) == len(margins.second) >= fewest:
         return 0.0
     middle = (margins.first + margins.second) / 2
     slope = torch.cov(torch.stack([margins.plain, middle]))[0, 1] / margins.plain.var()
@@ -115,9 +125,9 @@ def by_em(margins: Tensor) -> float:
     return -float(odds)
 
 
-def by_shape(margins: Tensor) -> float:
+def by_shape(margins: Tensor, fewest: int = FEWEST) -> float:
     """Where two Gaussians of one width, fitted to the margins (n,), are as likely; 0 where they tell nothing."""
-    if len(margins) < FEWEST or not margins.var() > 0:
+    if len(margins) < fewest or not margins.var() > 0:
         return 0.0
     quantiles = torch.tensor([[0.1, 0.6], [0.25, 0.75], [0.4, 0.9]], dtype=margins.dtype)
     fits = [_fit(margins, margins.quantile(start)) for start in quantiles]

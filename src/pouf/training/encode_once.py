@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.perturb import perturbation
+from pouf.data.views import perturbation
 from pouf.inference.encode import InferenceConfig, View
 from pouf.recipe import Recipe
 from pouf.training.batches import make_crop
@@ -35,4 +35,4 @@ def encode_once(
         views.append(View(perturbation(data.modality), set(places[:PERTURBED])))
     if recipe.steps and looked_up and crop is not None:
         views += [View(crop.view(recipe.seed, number)) for number in range(recipe.views)]
-    classifier.fill(data, views, inference)
+    classifier.store(inference).fill(data, views)

@@ -17,7 +17,7 @@ from pouf.classifier import Classifier
 from pouf.errors import InputError
 from pouf.losses.objective import Objective
 from pouf.parallel.fsdp import average_gradients, clip_gradients, reshard
-from pouf.parallel.process_group import ProcessGroup, launched_precision, launched_sharding
+from pouf.parallel.process_group import ProcessGroup, connection_errors, launched_precision, launched_sharding
 from pouf.parallel.shards import local
 from pouf.recipe import Recipe
 from pouf.training.model import StepModel
@@ -45,7 +45,8 @@ class Engine:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of the loss to the weights."""
-        self.scaler.scale(loss).backward()
+        with connection_errors():
+            self.scaler.scale(loss).backward()
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """While open, DDP leaves gradients where they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,22 +13,29 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.loader import Reader
+from pouf.data.loader import Read, Reader
 from pouf.data.random_batches import Draw
 from pouf.errors import InputError
-from pouf.inference.encode import FeatureStore, InferenceConfig
+from pouf.inference.encode import FITTED_ON, FeatureStore, InferenceConfig
 from pouf.losses.objective import Objective
-from pouf.models.base import Scores
 from pouf.parallel.process_group import processes
-from pouf.recipe import PRESETS, ObjectiveSettings, Recipe
+from pouf.postprocess import POSTPROCESSORS
+from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
 from pouf.training.model import precision
+from pouf.training.optim import make_optimizer
+from pouf.training.recipe_for_data import COUNTED
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.validation.checkpoints import PERTURBED, SAMPLE
 
 logger = logging.getLogger(__name__)
 clock = time.perf_counter
 TIMED = 8  # inputs, and classes, that are timed
+SCORED, CORRECTED, UPDATED = 2048, 1024, 2**20  # predictions, corrected ones, and weights that are timed
+RUN, REPORT = 0.3, 1.3  # seconds of what does not follow the number of inputs
+CORRECTIONS = 1.5  # how often one is fitted: to the last step, and to the chosen one where that is another
+NAMES = 40  # passes over predictions that tell which names do not occur, for a report
+POINTS = 500  # inputs that a report shows
 
 
 class Estimate(NamedTuple):
@@ -83,50 +91,79 @@ def estimate(
     cropped = recipe.augment != "none" and data.modality == "image"
     looked_up = not (tuner.touches_inputs or shown) and (recipe.views or not cropped)
     batch = min(max(recipe.batch_size, recipe.batch_per_class * k), n)
-    once, trained = _inputs(classifier, tuner, data, recipe) if recipe.steps else (0.0, 0.0)
-    prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
-    loss = _loss(classifier, recipe, batch) if recipe.steps else 0.0
+    reading, forward, trained = _inputs(classifier, tuner, data, recipe, batch)
+    once = reading + forward
     missing, sample = FeatureStore(classifier.backbone, inference).missing(data), min(n, PERTURBED)
     if looked_up:
         encoded = missing * (recipe.views if cropped else 1)
-        forward, per_step = encoded + (sample if recipe.snapshots else 0), 0.0
+        inputs, per_step = encoded + (sample if recipe.snapshots else 0), 0.0
     else:
         encoded = 0
         looks = (min(recipe.snapshots, recipe.steps) + 1) * (min(n, SAMPLE) + sample) if recipe.snapshots else 0
-        forward = looks + n * ((recipe.postprocess != "none") + report + bool(recipe.min_class_usage))
+        inputs = looks + n * ((recipe.postprocess != "none") + report + bool(recipe.min_class_usage))
         # In chunks the features are computed twice, the first time without a gradient.
         chunked = 0 < recipe.compute.chunk < batch and tuner.touches_inputs
         per_step = batch * (trained if tuner.touches_inputs else once) + chunked * batch * once
     asks = recipe.find_bias and recipe.keep_shares_max_classes >= k and not (known_shares or shown)
     if asks and supports_bias_probe(classifier):
-        forward += 2 * min(n, MOST)
-    share = processes().size
-    seconds = forward * once / share + recipe.steps * ((per_step + prompts) / share + loss)
+        inputs += 2 * min(n, MOST)
+    prototypes = _stand_ins(classifier, few)
+    loss = _loss(classifier, recipe, batch, prototypes) + _update(tuner, recipe) if recipe.steps else 0.0
+    prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
+    scored = min(n, COUNTED) * bool(recipe.min_class_usage) + n * report
+    scoring = _scoring(classifier, prototypes)
+    seconds = inputs * once + scored * scoring + recipe.steps * (per_step + prompts)
+    seconds /= processes().size
+    seconds += recipe.steps * loss + _correction(classifier, recipe, n, prototypes) + RUN
+    if report:
+        seconds += REPORT + min(n, POINTS) * reading + NAMES * min(n, FITTED_ON) * scoring
     return Estimate(seconds, encoded, recipe.steps, 0 if looked_up else batch, data.modality)
 
 
-def _inputs(classifier: Classifier, tuner: Tuner, data: Unlabelled, recipe: Recipe) -> tuple[float, float]:
-    """Seconds per input: read and encoded, and encoded with the gradient of what is tuned."""
+def _inputs(
+    classifier: Classifier, tuner: Tuner, data: Unlabelled, recipe: Recipe, batch: int
+) -> tuple[float, float, float]:
+    """Seconds per input: to read it, to encode it among inputs of its length, and to read it and encode it in a batch
+    with the gradient of what is tuned."""
     backbone = classifier.backbone
     if backbone.ready_features(data) is not None:
-        return 0.0, 0.0
-    places = range(0, len(data), max(1, len(data) // TIMED))[:TIMED]
+        return 0.0, 0.0, 0.0
+    order = data.reading_order() if data.modality == "text" else range(len(data))
     read = Reader(data, backbone.prepare, None, backbone.image_size)
+    # Of texts some of each length; a batch of training is padded to its longest.
+    parts = 3 if data.modality == "text" and len(data) >= 3 * TIMED else 1
+    apart = max(1, len(data) // TIMED) if data.modality != "text" else 1
+    starts = [len(data) * (2 * part + 1) // (2 * parts) - TIMED // 2 for part in range(parts)] if parts > 1 else [0]
+    reading = forward = trained = 0.0
     with data.peek():
-        read[[Draw(places[-1], 0)]]  # the first sample waits for processors to load, which no other does
-        start = clock()
-        there = read[[Draw(place, 0) for place in places]]
-        reading = (clock() - start) / len(places)
-    if not there.indices:
-        return reading, reading  # none of these can be read; whether others can, the run will say
-    tensors = {name: tensor.to(classifier.device) for name, tensor in there.tensors.items()}
-    with precision(recipe, classifier.device):
-        with torch.no_grad():
-            forward = _seconds(lambda: backbone.encode_inputs(tensors)) / len(there.indices)
-        if not tuner.touches_inputs:
-            return reading + forward, 0.0
-        trained = _seconds(lambda: _differentiated(backbone.encode_inputs(tensors), tuner)) / len(there.indices)
-    return reading + forward, reading + trained
+        read[[Draw(order[-1], 0)]]  # the first sample waits for processors to load, which no other does
+        for start in starts:
+            places = order[start : start + apart * TIMED : apart][:TIMED]
+            begun = clock()
+            there = read[[Draw(place, 0) for place in places]]
+            reading += (clock() - begun) / len(places) / parts
+            if not there.indices:
+                return reading, 0.0, reading  # whether others can be read, the run will say
+            forward += _encoding(classifier, there, recipe, None) / parts
+        if tuner.touches_inputs and recipe.steps:
+            if data.modality == "text":
+                size = min(recipe.compute.chunk or batch, batch, 4 * TIMED)
+                there = read[[Draw(place, 0) for place in random.Random(0).sample(range(len(data)), size)]]
+            trained = reading + (_encoding(classifier, there, recipe, tuner) if there.indices else 0.0)
+    return reading, forward, trained
+
+
+def _encoding(classifier: Classifier, read: Read, recipe: Recipe, tuner: Tuner | None) -> float:
+    """Seconds per input, with the gradient of what is tuned, if anything."""
+    tensors = {name: tensor.to(classifier.device) for name, tensor in read.tensors.items()}
+
+    def encode() -> None:
+        features = classifier.backbone.encode_inputs(tensors)
+        if tuner is not None:
+            _differentiated(features, tuner)
+
+    with precision(recipe, classifier.device), torch.set_grad_enabled(tuner is not None):
+        return _seconds(encode) / len(read.indices)
 
 
 def _prompts(classifier: Classifier, tuner: Tuner, few: int) -> float:
@@ -143,17 +180,69 @@ def _some_prototypes(classifier: Classifier, few: int) -> Tensor:
     return classifier.backbone.prototypes(classifier.prompts()[:few])
 
 
-def _loss(classifier: Classifier, recipe: Recipe, batch: int) -> float:
-    """Seconds of the loss of one batch and its gradient, beside the encoders."""
-    k, draw = len(classifier.classes), torch.Generator().manual_seed(0)
-    sim = torch.rand(batch, k, generator=draw).to(classifier.device).requires_grad_()
-    temperature = torch.tensor(0.1, device=classifier.device)
-    objective = Objective(ObjectiveSettings(plan=recipe.objective.plan), k)
+@torch.no_grad()
+def _stand_ins(classifier: Classifier, few: int) -> Tensor:
+    """(k, d), random, in the place of the prototypes."""
+    d = classifier.backbone.prototypes(classifier.prompts()[:few]).shape[1]
+    return torch.randn(len(classifier.classes), d, generator=torch.Generator().manual_seed(0)).to(classifier.device)
+
+
+def _features(prototypes: Tensor, n: int) -> Tensor:
+    """(n, d), each near one of the prototypes."""
+    draw = torch.Generator().manual_seed(1)
+    labels = torch.randint(len(prototypes), (n,), generator=draw)
+    return prototypes[labels] + torch.randn(n, prototypes.shape[1], generator=draw).to(prototypes)
+
+
+def _loss(classifier: Classifier, recipe: Recipe, batch: int, prototypes: Tensor) -> float:
+    """Seconds of the scores and the loss of one batch and their gradient, beside the encoders."""
+    features, moving = _features(prototypes, batch), prototypes.clone().requires_grad_()
+    objective = Objective(recipe.objective.model_copy(update={"labels": 0.0}), len(prototypes))
 
     def once() -> None:
-        torch.autograd.grad(objective([Scores(sim, sim / temperature, temperature)]).total, sim)
+        scores = classifier.backbone.scores(features[torch.arange(batch).tolist()], moving)
+        torch.autograd.grad(objective([scores]).total, moving)
 
-    return _seconds(once)
+    return _seconds(once) if objective.used else 0.0
+
+
+@torch.no_grad()
+def _scoring(classifier: Classifier, prototypes: Tensor) -> float:
+    """Seconds per input of its log-probabilities, once it is encoded."""
+    features = _features(prototypes, SCORED)
+    return _seconds(lambda: classifier.backbone.scores(features, prototypes).logits.log_softmax(1).exp()) / SCORED
+
+
+def _update(tuner: Tuner, recipe: Recipe) -> float:
+    """Seconds of the optimizer at each step, from some of as many weights."""
+    size = sum(parameter.numel() for parameter in tuner.parameters.values())
+    timed = min(size, UPDATED)
+    if not timed:
+        return 0.0
+    weight = torch.zeros(timed, device=next(iter(tuner.parameters.values())).device, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    optimizer = make_optimizer({"weight": weight}, recipe.optimisation)  # type: ignore[dict-item]
+    return _seconds(optimizer.step) * size / timed
+
+
+@torch.no_grad()
+def _correction(classifier: Classifier, recipe: Recipe, n: int, prototypes: Tensor) -> float:
+    """Seconds of the correction of all predictions, fitted to the chosen step and to the last: a n + b n²."""
+    if recipe.postprocess == "none":
+        return 0.0
+    fit = POSTPROCESSORS[recipe.postprocess]
+
+    def seconds(m: int) -> float:
+        features = _features(prototypes, m)
+        scores = classifier.backbone.scores(features, prototypes)
+        return _seconds(lambda: fit(features, prototypes, scores, None))
+
+    m, n = CORRECTED, min(n, FITTED_ON)
+    if n <= 2 * m:
+        return CORRECTIONS * seconds(n)
+    first, second = seconds(m), seconds(2 * m)
+    square = max(0.0, (second - 2 * first) / (2 * m * m))
+    return CORRECTIONS * (max(0.0, first / m - square * m) * n + square * n * n)
 
 
 def _differentiated(output: Tensor, tuner: Tuner) -> None:

@@ -20,7 +20,7 @@ def pseudo_labelled(
     if data is None or shots is not None:
         raise InputError("pseudo-labels are made from unlabelled data alone: give data, and no labelled shots")
     surest = Surest(count)
-    for block in classifier.score_blocks(classifier.encode_share(data, inference)):
+    for block in classifier.score_blocks(classifier.store(inference).share(data)):
         surest.see(block)
     for others in processes().gather_objects(surest.best):
         surest.add(others)

@@ -20,6 +20,7 @@ from pouf.parallel.process_group import processes
 from pouf.recipe import Kind, Recipe
 from pouf.training.bias import find_bias
 
+COUNTED = 2**16  # inputs of a process, drawn at random, that tell how many of the classes are used
 logger = logging.getLogger(__name__)
 MAX_TUNED_CLASSES = 12  # of texts, for which all weights of a sentence encoder are tuned by default
 
@@ -57,7 +58,7 @@ class DataLook:
 
     @cached_property
     def features(self) -> FeatureSet:
-        return self.classifier.encode_share(self.inputs, self.inference)
+        return self.classifier.store(self.inference).share(self.inputs)
 
     @cached_property
     def prototypes(self) -> Tensor:
@@ -70,11 +71,12 @@ class DataLook:
 
     @cached_property
     def class_usage(self) -> float:
-        """exp H(mean p) / k."""
-        group, total = processes(), torch.zeros(len(self.classifier.classes))
-        for block in self.classifier.score_blocks(self.features, prototypes=self.prototypes):
+        """exp H(mean p) / k, of some inputs where there are very many."""
+        group, total, some = processes(), torch.zeros(len(self.classifier.classes)), self.features.drawn(COUNTED)
+        for block in self.classifier.score_blocks(some, prototypes=self.prototypes):
             total = total + block.log_probabilities.exp().sum(0)
-        return group.broadcast(share_of_classes(group.sum(total) / self.count))
+        n = sum(group.gather_objects(len(some.indices)))
+        return group.broadcast(share_of_classes(group.sum(total) / n))
 
     @cached_property
     def bias(self) -> float:

@@ -35,6 +35,7 @@ from pouf.validation.checkpoints import Checkpoints, Sample
 from pouf.validation.selectors import snapshot_steps
 
 LOOKING, TRAINING = "looking at a sample", "training"
+COPY_EVERY = 10  # steps between two copies of the trained weights, which a run that diverges goes back to
 TRIES = 20  # steps that fp16 may skip until it has found a scale of the loss that it can hold
 
 
@@ -169,10 +170,10 @@ def check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> 
 
 
 def _train(state: TrainingState, recipe: Recipe, saver: Saver, start_weights: Sequence[Tensor]) -> None:
-    """The steps that are left. Where one diverges, weights go back to the last step whose loss was finite."""
+    """The steps that are left. Where one diverges, weights go back to the last copy."""
     engine, optimizer, history = state.engine, state.optimizer, state.history
     settings, parameters = recipe.optimisation, list(engine.parameters.values())
-    last_good = [parameter.detach().clone() for parameter in parameters]
+    last_good, good_step = [parameter.detach().clone() for parameter in parameters], len(history)
     checkpoint_steps = set(snapshot_steps(recipe.steps, recipe.snapshots))
     start = time.perf_counter() - (history[-1].seconds if history else 0.0)
     overflows = 0  # steps in a row whose scaled gradient was too large for fp16
@@ -188,7 +189,9 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, start_weights: Se
                 loss = (two_pass if batch.chunked else whole)(engine, batch, state.objective)
             if not loss.total.isfinite():
                 raise Diverged(step, "the loss", settings.lr)
-            _copy(parameters, last_good)  # the loss is finite, so the weights that gave it are good
+            if step - 1 - good_step >= COPY_EVERY:  # the loss is finite, so the weights that gave it are good
+                _copy(parameters, last_good)
+                good_step = step - 1
             norm = engine.clip_gradients(optimizer, settings.clip or math.inf)
             overflows = 0 if norm.isfinite() else overflows + 1
             if overflows > (TRIES if engine.scaler.is_enabled() else 0):
@@ -216,9 +219,9 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, start_weights: Se
             saver.after_step(state)
         if not engine.all_finite():
             raise Diverged(len(history), "a weight after the update", settings.lr)
-    except Diverged:
+    except Diverged as error:
         _copy(last_good, parameters)
-        raise
+        raise Diverged(error.step, error.what, error.lr, good_step) from None
 
 
 def record_checkpoint(state: TrainingState, step: int, lr: float) -> bool:

@@ -15,21 +15,23 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.perturb import perturbation
+from pouf.data.views import perturbation
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.process_group import processes
 from pouf.parallel.shards import gather_weights, is_main, load_weights
-from pouf.postprocess import Postprocessor
+from pouf.postprocess import POSTPROCESSORS, Postprocessor
+from pouf.postprocess.clusters import names_agreement
 from pouf.reading import read_tensors
 from pouf.tuners import Tuner
-from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
+from pouf.validation.diagnostics import FEW_INPUTS, Diagnostics, SnapshotPredictions, diagnose, share, spread_of
 from pouf.validation.names import NamesFit, check_names
 from pouf.validation.selectors import Choice, choose, votes
 
 SAMPLE = 512  # inputs that checkpoints are judged on
 STATE = "state.safetensors"  # of a run that can be gone on with, beside the weights that it names
 PERTURBED = 256  # of these, which are also seen slightly changed
+PER_CLASS = 5  # inputs, with fewer of which clusters tell nothing
 WORTH_TELLING = 0.02  # share of the predictions that moved away from a class
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,8 @@ class Checkpoints:
     """
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be told
+    corrected: Tensor | None = None  # (n,), what zero-shot predicts once it is corrected without training
+    names_agreement = 1.0  # of zero-shot with clusters of the features, where that can be told
     without_bias = False
     keeps: Tensor | None = None
     known_shares: Tensor | None = None
@@ -113,6 +117,13 @@ class Checkpoints:
         """Before anything is tuned."""
         self._look(ZERO_SHOT, self.zero_shot, touched=False)
         self.names = check_names(self.zero_shot, self.sample.features)
+        n, k = len(self.sample.features), len(self.zero_shot.classes)
+        if n >= FEW_INPUTS and n >= PER_CLASS * k:
+            scores, features = self.zero_shot.scores(self.sample.before), self.sample.features.to(self.zero_shot.device)
+            self.names_agreement = names_agreement(features, scores)
+            fit = POSTPROCESSORS["clusters" if k > 2 else "prior-correction"]
+            corrected = fit(features, self.zero_shot.fixed_prototypes(), scores, self.known_shares)
+            self.corrected = corrected(features, scores.logits).argmax(1).cpu()
 
     def begin(self, tuner: Tuner) -> None:
         """Keep the weights that training starts from."""
@@ -278,6 +289,10 @@ class Checkpoints:
             found = found._replace(overpredicted=self.overpredicted)
         if self.keeps is not None and self.keeps.numel() == 2:
             found = found._replace(**self._open_shares(after))
+        found = found._replace(names_agreement=self.names_agreement)
+        if self.corrected is not None and len(self.corrected) == len(after.probabilities):
+            differ = 1 - share(after.probabilities.argmax(1) == self.corrected)
+            found = found._replace(corrected_changes=differ)
         if self.names is None:
             return found
         near, span, worst = self.names
@@ -378,7 +393,7 @@ class Sample:
             seen, changed = (each.only(set(self.before.indices)) for each in (seen, changed))
         prototypes = classifier.fixed_prototypes()
         probabilities = [classifier.log_probabilities(each, prototypes).exp() for each in (seen, changed)]
-        return SnapshotPredictions(probabilities[0], probabilities[1], classifier.nearness(seen, prototypes))
+        return SnapshotPredictions(probabilities[0], probabilities[1], seen.nearness(prototypes))
 
 
 def _size(n: float) -> str:

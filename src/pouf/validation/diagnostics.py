@@ -82,6 +82,8 @@ class Diagnostics(NamedTuple):
     largest_class: str = ""  # that has it
     uniform_changes: float = 0.0  # share of the predictions that equal shares would change
     overpredicted: str = ""  # the class that zero-shot was found to predict too often, and no longer does here
+    corrected_changes: float = 0.0  # share of predictions that zero-shot, corrected without training, has otherwise
+    names_agreement: float = 1.0  # kappa of zero-shot with clusters of the features that its predictions make
     names_near: float = 1.0  # share of sets of random words that are less near to the inputs than the class names
     names_span: float = 1.0  # share of those that tell the inputs less apart
     names_worst: str = ""  # the names that fit worst
@@ -240,6 +242,20 @@ METRICS = (
         rule="more than {limit} above the share of predictions that survive a small change",
         message="a mean probability of {d.confidence_after:.2f} for the predicted class, but only "
         "{d.stability_after:.0%} of the predictions survive a small change of the input",
+    ),
+    Metric(
+        "agreement (kappa) of zero-shot with the clusters that its predictions make of the features",
+        NOT_SHOWN,
+        "unclear names",
+        "caution",
+        limit=0.7,  # topics as animals, films as cats and dogs: 0.5 at most; what fits well: 0.72 and more
+        condition=lambda d, limit: d.names_agreement < (limit if d.classes > 2 else limit - 0.2),
+        rule="below {limit}, with two classes 0.2 lower, from five inputs a class on",
+        message="the model is unsure what these names mean here (mean confidence {d.confidence_before:.0%}, and a "
+        "kappa of {d.names_agreement:.2f} with the groups of inputs that it makes), or many of the named classes are "
+        "not there",
+        advice="Describe each class in a few words, and compare wordings with `pouf names`; leave out classes that are "
+        "not in the data.",
     ),
     Metric(
         "share of predictions that moved from some classes to others",

@@ -68,7 +68,7 @@ def compare(
     inputs, group = labelled.inputs, processes()
     if inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())
-    before = zero_shot.encode_share(inputs, inference)
+    before = zero_shot.store(inference).share(inputs)
     labels = torch.tensor([labelled.labels[index] for index in before.indices], dtype=torch.long)
     prototypes = zero_shot.fixed_prototypes()
     marginal = _log_marginal(zero_shot, before, prototypes)
@@ -76,7 +76,7 @@ def compare(
     def counted(classifier: Classifier, own: FeatureSet, prototypes: Tensor, bias: Tensor | None = None) -> Counts:
         counts = Counts.none(len(classifier.classes))
         rows = iter(labels.split(ROWS))
-        for block in classifier.score_blocks(own, ROWS, prototypes):
+        for block in classifier.score_blocks(own, prototypes, ROWS):
             logs = block.log_probabilities if bias is None else block.log_probabilities - bias
             counts.add(logs.argmax(1), next(rows))
         return counts
@@ -84,7 +84,7 @@ def compare(
     found, changed = {"zero_shot": counted(zero_shot, before, prototypes)}, False
     found["prior_corrected"] = counted(zero_shot, before, prototypes, marginal)
     for name, classifier in (("last", last), ("advised", advised)):
-        after = classifier.encode_share(inputs, inference)
+        after = classifier.store(inference).share(inputs)
         if any(group.gather_objects(after.indices != before.indices)):
             changed = True
             break
@@ -163,7 +163,7 @@ class Counts(NamedTuple):
 @torch.no_grad()
 def _log_marginal(classifier: Classifier, own: FeatureSet, prototypes: Tensor) -> Tensor:
     """log mean_i p(y|x_i) over the inputs of all processes: (k,)."""
-    sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, ROWS, prototypes)]
+    sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, prototypes, ROWS)]
     told = processes().gather_objects((sums, len(own.indices)))
     each = [row for rows, _ in told for row in rows]
     n = sum(count for _, count in told)

@@ -12,9 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.classifier import FITTED_ON, Classifier
-from pouf.inference.encode import FeatureSet
+from pouf.classifier import Classifier
+from pouf.data.base import Subset, Unlabelled
+from pouf.errors import InputError
+from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig
 from pouf.losses.prior import gated_shares
+from pouf.postprocess.clusters import names_agreement, sharpened
 from pouf.postprocess.few_classes import too_unsure
 
 logger = logging.getLogger(__name__)
@@ -23,6 +26,7 @@ PROMPTS = 300  # that words are encoded in, in all
 FEWEST = 100  # words that a model must tell apart
 WORST = 3  # names that are told
 INPUTS = 30  # fewer tell nothing
+LOOKED_AT = 512  # inputs that wordings are compared on
 
 
 class NamesFit(NamedTuple):
@@ -31,6 +35,41 @@ class NamesFit(NamedTuple):
     nearness: float  # by the mean over inputs of the largest cosine
     span: float  # by the share of the features' variance that lies within the span of the prototypes
     worst: list[str]  # names whose nearest inputs are the least near
+
+
+class Wording(NamedTuple):
+    """How one wording of the classes fits inputs without labels."""
+
+    agreement: float  # kappa of predictions with the groups of inputs that they make: the higher, the better it fits
+    confidence: float  # mean probability of the predicted class, at T <= 0.05
+    nearness: float | None  # share of sets of ordinary words that are less near to the inputs
+    confused: list[tuple[str, str]]  # pairs of classes that the model tells apart the least
+
+
+@torch.no_grad()
+def judge_wording(classifier: Classifier, data: Unlabelled, inference: InferenceConfig) -> Wording:
+    """Before anything is trained: whether the model knows what the names mean in these inputs, 512 of them at most."""
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:LOOKED_AT].sort().values
+    encoded = classifier.encode(Subset(data, order.tolist()), inference)
+    if len(encoded.indices) < INPUTS:
+        raise InputError(f"{len(encoded.indices)} inputs tell too little about names: give at least {INPUTS}")
+    scores = classifier.scores(encoded)
+    p = sharpened(scores)[1].softmax(1).cpu()
+    fit = check_names(classifier, encoded.features)
+    return Wording(
+        names_agreement(encoded.features.to(scores.logits.device), scores), float(p.max(1).values.mean()),
+        fit.nearness if fit is not None else None, _confused(p, classifier.classes),
+    )  # fmt: skip
+
+
+def _confused(p: Tensor, classes: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of classes that share most probability: Σ_i p_ij p_ik over that of either alone."""
+    shared = p.T @ p
+    own = shared.diagonal().clamp_min(1e-9).sqrt()
+    overlap = (shared / own / own[:, None]).triu(1)
+    count = min(WORST, len(classes) * (len(classes) - 1) // 2)
+    places = overlap.flatten().topk(count).indices.tolist()
+    return [(classes[place // len(classes)], classes[place % len(classes)]) for place in places]
 
 
 @lru_cache(1)

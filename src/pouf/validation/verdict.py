@@ -18,6 +18,8 @@ ONLY_LABELS = "whether it beats zero-shot, only labels can show: `pouf review`"
 
 UNVERIFIED = "Unverified: no warning signs, and no labels."
 
+MIN_REPORTED_CHANGE = 0.05  # share of the predictions
+
 ADAPTED_BEFORE = "Zero-shot here is the classifier that this run started from, which was adapted before."
 
 
@@ -104,6 +106,11 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
             message = f"Caution: {why}. Using zero-shot as it is.{advice}"
         if diagnostics.overpredicted:
             message = f"{message} {_less_often(diagnostics)}"
+    if advised != "zero-shot" and diagnostics.corrected_changes >= MIN_REPORTED_CHANGE:
+        message = (
+            f"{message} Zero-shot, corrected without training, differs on {diagnostics.corrected_changes:.0%} of the "
+            "inputs: `pouf predict --use corrected`."
+        )
     if diagnostics.largest_class:
         message = f"{message} {_open_shares(diagnostics)}"
     if checkpoints.started_adapted:

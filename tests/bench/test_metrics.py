@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pouf.bench.language import TASKS
-from pouf.validation.metrics import TASK_METRICS
+from pouf.bench.metrics import TASK_METRICS
 
 TRUTH = torch.tensor([1, 1, 1, 0, 0, 1, 0, 1])
 GUESS = torch.tensor([1, 0, 1, 0, 1, 1, 0, 1])

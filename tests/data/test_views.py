@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from pouf import Classifier, Vectors
-from pouf.data.perturb import perturbation
+from pouf.data.views import perturbation
 
 
 def test_perturbations_are_small_and_the_same_for_the_same_seed(pictures) -> None:

@@ -1,0 +1,116 @@
+"""Long texts in windows as long as the model reads, each encoded by itself, and their features pooled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pouf.data.base import Unlabelled, Unreadable
+
+if TYPE_CHECKING:
+    from pouf.models.base import Backbone
+
+logger = logging.getLogger(__name__)
+Tensors = dict[str, Tensor]
+T = TypeVar("T")
+WINDOW_WEIGHT = "window_weight"  # (n, w), tokens of each window; 0 for those that fill up
+ROWS = 256  # windows encoded at once, where no gradient is needed
+MEASURED = 1000  # texts whose length is looked at
+
+
+def cut(tokens: Sequence[T], room: int) -> list[Sequence[T]]:
+    """Consecutive windows of at most `room` tokens, all of about the same length; at least one."""
+    count = max(1, -(-len(tokens) // room))
+    bounds = [len(tokens) * i // count for i in range(count + 1)]
+    return [tokens[start:end] for start, end in pairwise(bounds)]
+
+
+def stack(batch: Tensors, lengths: Sequence[Sequence[int]]) -> Tensors:
+    """Windows of n texts, one after another, as a batch of texts: (m, …) -> (n, w, …), and their weights (n, w).
+
+    A text with fewer windows than others repeats its first, with weight 0.
+
+    Args:
+        lengths: for each text, the tokens of each of its windows.
+    """
+    most = max(len(own) for own in lengths)
+    index, weight = torch.zeros(2, len(lengths), most, dtype=torch.long)
+    first = 0
+    for i, own in enumerate(lengths):
+        index[i] = first
+        index[i, : len(own)] += torch.arange(len(own))
+        weight[i, : len(own)] = torch.tensor(own).clamp_min(1)
+        first += len(own)
+    return {name: tensor[index] for name, tensor in batch.items()} | {WINDOW_WEIGHT: weight.float()}
+
+
+def encode_windows(encode: Callable[[Tensors], Tensor], batch: Tensors, unit: bool, rows: int = ROWS) -> Tensor:
+    """Means over the windows of each text, weighted by their tokens: what `stack` made -> (n, d).
+
+    Args:
+        unit: the features of a window count by their direction alone.
+        rows: windows that are encoded at once, where no gradient is needed.
+    """
+    weight = batch[WINDOW_WEIGHT]
+    flat = {name: tensor.flatten(0, 1) for name, tensor in batch.items() if name != WINDOW_WEIGHT}
+    if torch.compiler.is_compiling():  # what is exported has no branches that depend on the data
+        encoded = encode(flat)
+    else:
+        real = weight.flatten().nonzero().flatten()
+        parts = real.split(len(real) if torch.is_grad_enabled() else rows)
+        own = torch.cat([encode({name: tensor[part] for name, tensor in flat.items()}) for part in parts])
+        encoded = own.new_zeros(weight.numel(), own.shape[1]).index_copy(0, real, own)
+    if unit:
+        encoded = F.normalize(encoded, dim=1)
+    share = (weight / weight.sum(1, keepdim=True)).to(encoded.dtype)
+    return (encoded.view(*weight.shape, -1) * share[..., None]).sum(1)
+
+
+class Cut(NamedTuple):
+    """How much of the texts a model does not read."""
+
+    texts: int
+    cut: int  # of these
+    lost: float  # share of all their tokens
+    room: int  # tokens of a text that are read
+    measured: int  # texts whose length was looked at
+
+    def __str__(self) -> str:
+        about = "about " if self.measured < self.texts else ""
+        return (
+            f"{about}{self.cut:,} of {self.texts:,} texts are longer than the {self.room} tokens that the model reads: "
+            f"{self.lost:.0%} of all tokens are lost"
+        )
+
+
+def warn_of_cut(backbone: Backbone, data: Unlabelled, remedy: str) -> None:
+    """One line that says how many of these texts are cut, and how much of them is lost."""
+    if (found := measure_cut(backbone, data)) is not None:
+        logger.warning("%s%s", found, f"; {remedy}" if backbone.supports_windows else "")
+
+
+def measure_cut(backbone: Backbone, data: Unlabelled) -> Cut | None:
+    """What is cut of these texts, by at most 1,000 of them; None where nothing is."""
+    if backbone.windows or data.modality != "text" or data.streamed or not len(data):
+        return None
+    samples = []
+    for index in range(0, len(data), max(1, len(data) // MEASURED)):
+        try:
+            samples.append(data.read(index))
+        except Unreadable:
+            continue
+    found = backbone.text_lengths(samples) if samples else None
+    if found is None:
+        return None
+    lengths, room = found
+    longer = sum(length > room for length in lengths)
+    if not longer:
+        return None
+    lost = sum(max(0, length - room) for length in lengths) / sum(lengths)
+    return Cut(len(data), round(longer * len(data) / len(samples)), lost, room, len(samples))
