@@ -44,7 +44,7 @@ def test_controls_are_shown_and_not_obeyed() -> None:
 
 
 def test_no_control_of_a_name_reaches_the_terminal(tmp_path: Path) -> None:
-    told = pouf("predict", "\x1b]0;owned\x07run", "x.npy", cwd=tmp_path, code=2)
+    told = pouf("predict", "\x1b]0;owned\x07run", ".", cwd=tmp_path, code=2)
     assert "\\x1b]0;owned\\x07run" in one_line_error(told) and "\x1b" not in told.stderr
 
 
