@@ -114,8 +114,12 @@ def prediction(rounds: int, best: dict[str, float]) -> None:
     print(f"  all else is {rest / (parts['load the model'] + parts['encode']):.2f} of loading and encoding")
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     chosen = parser.parse_args()
     prediction(chosen.rounds, ratios(chosen.rounds))
+
+
+if __name__ == "__main__":
+    main()

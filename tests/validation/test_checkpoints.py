@@ -58,7 +58,7 @@ def test_the_chosen_step_has_a_correction_of_its_own(monkeypatch: pytest.MonkeyP
     assert not torch.equal(classifier.postprocessor.bias, fitted)
     classifier = result.at("chosen")
     classifier.postprocessor = None
-    classifier.fit_postprocessor("refinement", classifier.encode(data))
+    classifier.fit_postprocessor(recipe().postprocess, classifier.encode(data))
     assert torch.allclose(classifier.postprocessor.bias, fitted, atol=1e-5)
 
 
