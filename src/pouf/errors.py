@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class InputError(ValueError):
@@ -48,24 +48,24 @@ def plural(n: int, noun: str) -> str:
 def one_of(what: str, name: str, choices: Mapping[str, Any]) -> Any:
     """The entry of a registry, or an error that names the nearest one."""
     if name not in choices:
-        raise InputError(f"unknown {what} {name!r}: choose one of {', '.join(choices)}{nearest(name, choices)}")
+        raise InputError(f"unknown {what} {name!r}: choose one of {', '.join(choices)}{did_you_mean(name, choices)}")
     return choices[name]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`. Did you mean 'steps'?`, or nothing where no name is near."""
     found = get_close_matches(name, list(known), 1)
     return f". Did you mean {found[0]!r}?" if found else ""
 
 
-def explain_wrong_call(hints: Mapping[str, str]) -> Callable[[Method], Method]:
+def explain_wrong_call(hints: Mapping[str, str]) -> Callable[[Function], Function]:
     """A method whose `TypeError` for a wrong argument says what to give instead.
 
     Args:
         hints: by argument that callers try; "" for a positional one too many.
     """
 
-    def decorate(method: Method) -> Method:
+    def decorate(method: Function) -> Function:
         signature = inspect.signature(method)
 
         @wraps(method)
@@ -75,11 +75,11 @@ def explain_wrong_call(hints: Mapping[str, str]) -> Callable[[Method], Method]:
             except TypeError as error:
                 wrong = next((name for name in named if name not in signature.parameters), "")
                 known = [name for name in signature.parameters if name != "self"]
-                hint = f". {hints[wrong]}" if wrong in hints else nearest(wrong, known) if wrong else ""
+                hint = f". {hints[wrong]}" if wrong in hints else did_you_mean(wrong, known) if wrong else ""
                 raise TypeError(f"{method.__name__}() {error}{hint}") from None
             return method(*args, **named)
 
-        return cast("Method", checked)
+        return cast("Function", checked)
 
     return decorate
 

@@ -90,10 +90,10 @@ def check_finite(tensors: dict[str, Tensor], source: str) -> None:
     """An error where one of them holds NaN or infinity."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise InputError(f"{source}: {name!r} holds numbers that are not finite: get it again from where it came")
+            raise InputError(f"{source}: {name!r} holds numbers that are not finite: download it again")
 
 
-def digest_of(file: Path) -> str:
+def file_digest(file: Path) -> str:
     """A fingerprint of a file's content."""
     digest = blake2b(digest_size=16)
     with file.open("rb") as stream:

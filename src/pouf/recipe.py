@@ -19,7 +19,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from pouf.errors import InputError, nearest, one_of
+from pouf.errors import InputError, did_you_mean, one_of
 from pouf.reading import read_text
 
 if sys.version_info >= (3, 11):
@@ -99,7 +99,7 @@ class _WrongSetting(InputError):
         elif first["type"] == "extra_forbidden":
             owner = _part(part, path[:-1])
             known = [*owner, *(name.split(".")[-1] for name in _names() if owner is Recipe.model_fields)]
-            self.problem = f"unknown setting, choose from {', '.join(owner)}{nearest(path[-1], known)}"
+            self.problem = f"unknown setting, choose from {', '.join(owner)}{did_you_mean(path[-1], known)}"
         elif first["type"] == "literal_error":
             self.problem = f"{first['input']!r} is not one of {first['ctx']['expected'].replace(' or ', ', ')}"
         else:
@@ -332,7 +332,7 @@ class Recipe(Settings):
             return cls.from_toml(named[str(name_or_file)], f"recipe {name_or_file!r}")
         if not os.path.isfile(name_or_file):
             known = [*(PRESETS if kind is not None else ()), *named]
-            near = nearest(str(name_or_file), known)
+            near = did_you_mean(str(name_or_file), known)
             raise InputError(f"no recipe {str(name_or_file)!r}: give a TOML file, or one of {', '.join(known)}{near}")
         return cls.from_toml(read_text(name_or_file), str(name_or_file), base)
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForMaskedLM, CLIPModel
 
 from pouf import EMBEDDED, Classifier, Recipe
 from pouf.cli import app
-from pouf.cli._options import SPEED, TRAINING
+from pouf.cli._options import SPEED_SETTINGS, TRAINING_SETTINGS
 from pouf.demo import DIGITS
 from pouf.recipe import setting
 from pouf.runs.folder import Run
@@ -542,7 +542,7 @@ def test_what_does_not_go_together_is_said(tmp_path: Path, arguments: list[str],
 
 def test_every_setting_with_an_option_is_described_by_the_recipe_and_set_reaches_the_others(tmp_path: Path) -> None:
     options = {option: p for p in typer.main.get_command(app).commands["adapt"].params for option in p.opts}
-    for name, dotted in (TRAINING | SPEED).items():
+    for name, dotted in (TRAINING_SETTINGS | SPEED_SETTINGS).items():
         assert options[f"--{name}"].help.startswith(setting(dotted).description.rstrip("."))
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32))
     np.savez(tmp_path / "p.npz", prototypes=np.eye(3, 4, dtype=np.float32), names=np.array(list("abc")))

@@ -19,7 +19,7 @@ from pouf import Classifier, Images, InputError, Recipe
 from pouf.data.base import Unreadable
 from pouf.data.images import _open_heic
 from pouf.data.labelled import read_labelled
-from pouf.data.loader import Reader, read_batches
+from pouf.data.loader import BatchReader, read_batches
 from pouf.data.views import crop_flip
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
@@ -142,7 +142,7 @@ def test_files_that_cannot_be_read_are_skipped_counted_and_listed(tmp_path: Path
 def test_broken_files_are_met_once_and_then_left_out(tmp_path: Path, tiny: Classifier) -> None:
     data = Images.from_folder(broken_folder(tmp_path))
     batches = read_batches(
-        Reader(data, tiny.backbone.prepare), data.random_batches(2, torch.Generator().manual_seed(0))
+        BatchReader(data, tiny.backbone.prepare), data.random_batches(2, torch.Generator().manual_seed(0))
     )
     read = []
     for _ in range(20):

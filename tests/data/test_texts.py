@@ -11,12 +11,12 @@ from small_models import sentence_encoder
 
 from pouf import Classifier, InputError, Texts
 from pouf.data.labelled import NO_LABEL, read_labelled
-from pouf.data.loader import Reader, read_batches
+from pouf.data.loader import BatchReader, read_batches
 
 
 def readable(data: Texts) -> list[str]:
     """What the data's own batches read of it, by length."""
-    reader = Reader(data, lambda samples: {"read": samples})
+    reader = BatchReader(data, lambda samples: {"read": samples})
     found: list[str] = []
     for read in read_batches(reader, data.batches(8)):
         data.skipped.update(read.failed)

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from pouf import Classifier, InputError, Texts
 from pouf.data.vectors import Vectors, read_arrays
-from pouf.validation.review import ask
+from pouf.validation.review import sample_questions
 
 ARRAY = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
@@ -236,7 +236,7 @@ def test_vectors_bring_ids_and_what_they_were_made_of(tmp_path: Path, ending: st
     classifier = classifier.adapt(data, output=tmp_path / "run", settings={"steps": 2}).classifier
     assert (tmp_path / "run" / "predictions.csv").read_text().splitlines()[1].startswith("r0,")
     assert "text number 3" in (tmp_path / "run" / "report.html").read_text()
-    review, samples = ask(classifier, classifier, data, 4)
+    review, samples = sample_questions(classifier, classifier, data, 4)
     assert all(
         sample == f"text number {question.id[1:]}" for question, sample in zip(review.questions, samples, strict=True)
     )

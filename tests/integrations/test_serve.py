@@ -35,7 +35,7 @@ from pouf.runs.folder import Run
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 from pouf.integrations.serve.app import make_app  # noqa: E402
-from pouf.integrations.serve.engine import Batcher, Engine  # noqa: E402
+from pouf.integrations.serve.engine import Batcher, RunPredictor  # noqa: E402
 from pouf.integrations.serve.guard import Limits  # noqa: E402
 
 
@@ -43,7 +43,7 @@ class Served:
     """A run behind a port of this machine."""
 
     def __init__(self, folder: Path, limits: Limits | None = None) -> None:
-        self.engine, self.folder = Engine(folder, neighbours=40), folder
+        self.engine, self.folder = RunPredictor(folder, neighbours=40), folder
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         app = make_app(self.engine, limits)

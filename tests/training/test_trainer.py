@@ -16,7 +16,7 @@ from pouf.demo import DIGITS
 from pouf.recipe import Optimisation
 from pouf.training.model import Chunk, StepModel
 from pouf.training.optim import OPTIMIZERS, SCHEDULES, learning_rate, make_optimizer
-from pouf.tuners import describe
+from pouf.tuners import describe_trainable
 
 SHORT = Recipe.load("demo").with_settings(steps=4, batch_size=24)
 
@@ -202,7 +202,7 @@ def test_it_says_how_much_it_trains_and_keeps(
     total = sum(parameter.numel() for parameter in tiny.parameters())
     assert "checkpoints take up to 7 MB in" in caplog.text, "before the first is written"
     assert told.started == [(total, total)] and told.checkpoints == [0, 1, 2, 3, 4]
-    assert describe(*told.started[0]) == f"trainable {total:,} of {total:,} (100 %)"
+    assert describe_trainable(*told.started[0]) == f"trainable {total:,} of {total:,} (100 %)"
 
 
 def test_the_papers_schedule_and_the_others_at_known_points() -> None:

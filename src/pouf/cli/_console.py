@@ -21,7 +21,7 @@ from rich.console import Console
 from pouf.errors import plural
 
 if TYPE_CHECKING:
-    from pouf.cli._inputs import Task
+    from pouf.cli._inputs import AdaptInputs
     from pouf.cli._options import OutputOptions
     from pouf.data.base import Unlabelled
     from pouf.runs.folder import Run
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 console = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
-MAX_NAMES = 10  # of classes in a list
+MAX_LISTED_NAMES = 10  # of classes in a list
 
 
 def is_main() -> bool:
@@ -66,10 +66,10 @@ def print_err(message: str, style: str | None = None) -> None:
     console.print(plain(message), markup=False, soft_wrap=True, style=style)
 
 
-def calm_libraries() -> None:
-    from pouf.models.load import calm_libraries
+def silence_libraries() -> None:
+    from pouf.models.load import silence_libraries
 
-    calm_libraries()
+    silence_libraries()
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def show_methods() -> None:
         print_out(f"{known:16} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
 
 
-def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> None:
+def show_adaptation(result: Adaptation, task: AdaptInputs, output: OutputOptions) -> None:
     last, classes = (result.history[-1] if result.history else None), len(task.classifier.classes)
     facts = {
         "method": result.method, "n": sum(map(len, result.sources.values())),
@@ -118,7 +118,7 @@ def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> No
     _show_run(result, facts, [line], task, output)
 
 
-def show_search(found: Search, task: Task, output: OutputOptions) -> None:
+def show_search(found: Search, task: AdaptInputs, output: OutputOptions) -> None:
     lines = [
         f"not believed: {format_settings(trial.settings)}: {trial.why_not}" for trial in found.trials if trial.why_not
     ]
@@ -128,7 +128,9 @@ def show_search(found: Search, task: Task, output: OutputOptions) -> None:
     _show_run(found.result, facts, lines, task, output)
 
 
-def _show_run(result: Adaptation, facts: dict[str, Any], lines: list[str], task: Task, output: OutputOptions) -> None:
+def _show_run(
+    result: Adaptation, facts: dict[str, Any], lines: list[str], task: AdaptInputs, output: OutputOptions
+) -> None:
     """The verdict, what was skipped, lines of the command's own, and what to do next."""
     show_verdict(result.verdict, output.hidden)
     if output.as_json:
@@ -141,7 +143,7 @@ def _show_run(result: Adaptation, facts: dict[str, Any], lines: list[str], task:
         _show_end(result, task, inputs)
 
 
-def _show_end(result: Adaptation, task: Task, inputs: list[Unlabelled]) -> None:
+def _show_end(result: Adaptation, task: AdaptInputs, inputs: list[Unlabelled]) -> None:
     """The results of a run beside its verdict, and what to do next."""
     show_drift(result)
     show_absent(result.absent, len(task.classifier.classes))
@@ -163,8 +165,8 @@ def _example(data: Unlabelled) -> str:
 def show_absent(names: list[str], classes: int) -> None:
     """Names that no input seems to have: a fact about the data, or a wrong name."""
     if names:
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        listed = ", ".join(names[:MAX_NAMES])
+        more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+        listed = ", ".join(names[:MAX_LISTED_NAMES])
         print_out(f"{len(names)} of {classes} class names seem not to occur in the inputs: {listed}{more}")
 
 
@@ -280,7 +282,7 @@ def show_evaluation(result: Evaluation, title: str) -> None:
     out.print(table)
 
 
-MATRIX = 20  # most classes whose confusion matrix fits a terminal
+MAX_MATRIX_CLASSES = 20  # most classes whose confusion matrix fits a terminal
 
 
 def show_confusion(result: Evaluation) -> None:
@@ -289,11 +291,12 @@ def show_confusion(result: Evaluation) -> None:
     from rich.text import Text
 
     names = list(result.per_class)
-    if len(names) > MATRIX:
+    if len(names) > MAX_MATRIX_CLASSES:
         mistakes = [(n, i, k) for i, row in enumerate(result.confusion) for k, n in enumerate(row) if n and i != k]
-        for n, i, k in sorted(mistakes, reverse=True)[:MATRIX]:
+        for n, i, k in sorted(mistakes, reverse=True)[:MAX_MATRIX_CLASSES]:
             print_out(f"{n:6,} {names[i]} taken for {names[k]}")
-        print_out(f"The largest {min(MATRIX, len(mistakes))} of {len(mistakes)} confusions; --json holds all of them")
+        listed = min(MAX_MATRIX_CLASSES, len(mistakes))
+        print_out(f"The largest {listed} of {len(mistakes)} confusions; --json prints all of them")
         return
     table = Table()
     for heading in ("", *names):

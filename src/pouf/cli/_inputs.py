@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pouf.training.callbacks import Callback
 
 
-class Task(NamedTuple):
+class AdaptInputs(NamedTuple):
     classifier: Classifier
     data: Unlabelled | None
     shots: Shots | None
@@ -46,7 +46,7 @@ def check_options(options: RunOptions) -> None:
         raise InputError(f"give one of {' and '.join(named)}, and not both: each chooses a recipe")
 
 
-def read_task(options: RunOptions, reporter: ProgressReporter, shard: bool = False) -> Task:
+def read_adapt_inputs(options: RunOptions, reporter: ProgressReporter, shard: bool = False) -> AdaptInputs:
     """The classifier as it is before training, and what it is to learn from.
 
     Args:
@@ -79,7 +79,7 @@ def read_task(options: RunOptions, reporter: ProgressReporter, shard: bool = Fal
     elif options.shots is not None:
         modality = classifier.backbone.modality
         shots = read_shots(options.shots, classifier.classes, modality, columns, options.label_column)
-    task = Task(classifier, data, shots)
+    task = AdaptInputs(classifier, data, shots)
     reporter.introduce(task)
     return task
 
@@ -170,7 +170,7 @@ def _read_data(options: RunOptions, columns: Sequence[str]) -> Unlabelled | None
     return next((normalise(source, modality, columns, ids).data for modality, source in given), None)
 
 
-def adapt_arguments(task: Task, options: RunOptions) -> dict[str, Any]:
+def adapt_arguments(task: AdaptInputs, options: RunOptions) -> dict[str, Any]:
     """What the options say to `adapt` and `search` alike."""
     from pouf.options import KeepNames, Output
 

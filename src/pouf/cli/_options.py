@@ -41,12 +41,12 @@ UseOption = Annotated[
 ]
 
 # Settings of the recipe that have an option of their own; `--set` reaches the others.
-TRAINING = {
+TRAINING_SETTINGS = {
     "tune": "tuner.name", "steps": "steps", "batch-size": "batch_size", "lr": "optimisation.lr",
     "optimizer": "optimisation.name", "lambda": "objective.information", "augment": "augment", "views": "views",
     "temperature": "temperature", "seed": "seed",
 }  # fmt: skip
-SPEED = {
+SPEED_SETTINGS = {
     "chunk": "compute.chunk", "precision": "compute.precision", "shard": "compute.shard",
     "compile": "compute.compile", "checkpointing": "compute.checkpointing", "workers": "compute.workers",
     "save-every": "compute.save_every",
@@ -236,7 +236,7 @@ def _parameters(group: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     for each in fields(group):
         if each.name == "changes":
-            for panel, table in ((TrainingOption, TRAINING), (SpeedOption, SPEED)):
+            for panel, table in ((TrainingOption, TRAINING_SETTINGS), (SpeedOption, SPEED_SETTINGS)):
                 yield from (_setting_option(panel, name, dotted) for name, dotted in table.items())
         else:
             yield inspect.Parameter(
@@ -248,7 +248,9 @@ def _take(group: Any, given: dict[str, Any]) -> Any:
     """Build a group from options, which are removed."""
     values = {each.name: given.pop(each.name) for each in fields(group) if each.name != "changes"}
     if any(each.name == "changes" for each in fields(group)):
-        found = {dotted: given.pop(_variable(dotted)) for dotted in (*TRAINING.values(), *SPEED.values())}
+        found = {
+            dotted: given.pop(_variable(dotted)) for dotted in (*TRAINING_SETTINGS.values(), *SPEED_SETTINGS.values())
+        }
         values["changes"] = {dotted: value for dotted, value in found.items() if value is not None}
     return group(**values)
 

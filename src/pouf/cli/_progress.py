@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from pouf.bench.grid import Outcome
-    from pouf.cli._inputs import Task
+    from pouf.cli._inputs import AdaptInputs
     from pouf.cli._options import InferenceOptions
     from pouf.inference.encode import InferenceConfig
     from pouf.training.callbacks import Step
     from pouf.training.estimate import Estimate
 
-PATIENCE = 1.0  # seconds until the first line about a phase, without a terminal
-EVERY = 20.0  # seconds between lines, without a terminal
+FIRST_LINE_AFTER = 1.0  # seconds until the first line about a phase, without a terminal
+LINE_EVERY = 20.0  # seconds between lines, without a terminal
 
 
 class ProgressReporter(Callback):
@@ -75,11 +75,11 @@ class ProgressReporter(Callback):
         self._at(self.done + n)
 
     def on_start(self, recipe: Any, trainable: int, total: int) -> None:
-        from pouf.tuners import describe
+        from pouf.tuners import describe_trainable
 
         self.steps = recipe.steps
         self._introduce()
-        self.say(describe(trainable, total))
+        self.say(describe_trainable(trainable, total))
 
     def on_step(self, step: Step) -> None:
         from pouf.training.trainer import TRAINING
@@ -91,7 +91,7 @@ class ProgressReporter(Callback):
     def _since(self) -> float:
         return time.monotonic() if self.training is None else self.training
 
-    def introduce(self, task: Task) -> None:
+    def introduce(self, task: AdaptInputs) -> None:
         """Remember what the run is about, to print when it starts: an error in its settings stands alone."""
         parts = [plural(len(task.data), f"unlabelled {task.data.modality}")] if task.data is not None else []
         parts += [plural(len(task.shots.inputs), "labelled shot")] if task.shots is not None else []
@@ -128,9 +128,11 @@ class ProgressReporter(Callback):
 
     def _lines(self) -> None:
         """Print a line for each phase that takes long, then one now and then; runs in a thread of its own."""
-        while not self.ended.wait(min(PATIENCE, EVERY) / 4):
+        while not self.ended.wait(min(FIRST_LINE_AFTER, LINE_EVERY) / 4):
             now = time.monotonic()
-            if self.phase and (now - self.last_line >= EVERY or (not self.named and now - self.began >= PATIENCE)):
+            if self.phase and (
+                now - self.last_line >= LINE_EVERY or (not self.named and now - self.began >= FIRST_LINE_AFTER)
+            ):
                 self.last_line, self.named = now, True
                 looking = self.training is not None and self.began > self.training  # at a checkpoint
                 self.say(f"{self.paused}; " * looking + self.line(now - self.began))

@@ -47,7 +47,7 @@ def export(
     from pouf.runs.folder import Run
     from pouf.runs.inputs import load_classifiers, read_inputs
 
-    console.calm_libraries()
+    console.silence_libraries()
     if onnx == merge:
         raise InputError("export to what? Give --onnx or --merge")
     folder = Run(run)
@@ -107,13 +107,13 @@ def serve(
     uvicorn = optional("uvicorn", "serve", "serving a run")
     for package in ("fastapi", "python_multipart", "prometheus_client"):
         optional(package, "serve", "serving a run")
-    from pouf.integrations.serve.app import LOCAL, make_app
-    from pouf.integrations.serve.engine import Engine
+    from pouf.integrations.serve.app import LOCAL_HOSTS, make_app
+    from pouf.integrations.serve.engine import RunPredictor
     from pouf.integrations.serve.guard import Limits
 
-    console.calm_libraries()
+    console.silence_libraries()
     with _listen(host, port) as listening:
-        engine = Engine(
+        engine = RunPredictor(
             run, device=options.place(), trust_model=options.trust_model, neighbours=neighbours,
             cache=options.features_cache(),
         )  # fmt: skip
@@ -122,7 +122,7 @@ def serve(
             batch=batch_size,
         )  # fmt: skip
         local = _is_local(host)
-        app = make_app(engine, limits, (*LOCAL, host) if local else ("*",))
+        app = make_app(engine, limits, (*LOCAL_HOSTS, host) if local else ("*",))
         console.show_verdict(engine.run.verdict, quiet=options.hidden)
         if not local:
             console.print_err("Whoever can reach this machine can use this: there is no password.", "yellow")

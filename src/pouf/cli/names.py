@@ -40,7 +40,7 @@ def names(
     from pouf.models.load import DEFAULT_MODELS
     from pouf.validation.names import judge_wording
 
-    console.calm_libraries()
+    console.silence_libraries()
     texts = not (data.is_dir() or data.suffix == ".tar")
     kind = "text" if texts else "image"
     inputs = normalise(data, "text" if texts else "image", split_columns(text_column, ("text",))).data

@@ -70,7 +70,7 @@ def predict(
     from pouf.runs.folder import Run
     from pouf.runs.predictions import check_place
 
-    console.calm_libraries()
+    console.silence_libraries()
     samples, few = _samples(inputs, text)
     file = out if few or options.as_json else out or FILE
     if file is not None:

@@ -56,7 +56,7 @@ class Unlabelled(ABC):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def for_one_reader(self) -> Unlabelled:
+    def with_own_skips(self) -> Unlabelled:
         """The same samples, with a list of its own of those that can't be read: one model may answer where another
         can't."""
         own = copy.copy(self)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pouf.data.tables import BadRow, distinct, header, read_table
-from pouf.errors import InputError, nearest
+from pouf.errors import InputError, did_you_mean
 from pouf.reading import read_text
 
 # Unicode's categories of controls, invisible marks, halves of characters and line breaks; beside them letters and
@@ -43,14 +43,14 @@ class ClassSet(NamedTuple):
         return self.names if self.descriptions is None else dict(zip(self.names, self.descriptions, strict=True))
 
 
-def spoken(name: str) -> str:
+def display_name(name: str) -> str:
     """A class name as a person would say it: `back_pack` → `back pack`, as the paper does."""
     return " ".join(name.replace("_", " ").split())
 
 
 def same_name(name: str) -> str:
     """What two spellings of one class have in common: case, underscores, spaces and Unicode forms do not count."""
-    return unicodedata.normalize("NFKC", spoken(name)).casefold()
+    return unicodedata.normalize("NFKC", display_name(name)).casefold()
 
 
 def find_class(name: str, classes: Sequence[str]) -> int:
@@ -61,7 +61,7 @@ def find_class(name: str, classes: Sequence[str]) -> int:
     if wanted in known:
         return known.index(wanted)
     if len(begun) != 1:
-        several = f": it may be {', '.join(classes[k] for k in begun)}" if begun else nearest(wanted, known)
+        several = f": it may be {', '.join(classes[k] for k in begun)}" if begun else did_you_mean(wanted, known)
         raise InputError(f"no class {name!r} among {', '.join(classes[:5])}{', …' * (len(classes) > 5)}{several}")
     return begun[0]
 
@@ -111,7 +111,7 @@ def _check_name(name: str) -> str:
     """The name, stripped, if it is one."""
     if not isinstance(name, str):
         raise InputError(f"a class name must be a text, not {name!r}: give a word that says what the class is")
-    if not spoken(name):
+    if not display_name(name):
         raise InputError("a class name is empty: give each class a name, as the text side reads nothing else")
     plain = JOINERS.sub("", name.strip())
     if any(character in BLANK or unicodedata.category(character) in NOT_IN_NAMES for character in plain):

@@ -11,7 +11,7 @@ FIXED = 2
 MAX_WAITING = 32 * 2**20  # bytes that were read for their digest and wait for a decoder
 
 
-def digest_of(content: bytes) -> bytes:
+def content_digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=DIGEST_SIZE).digest()
 
 
@@ -44,7 +44,7 @@ class Contents:
         except OSError:
             return b""
         self._wait(index, content)
-        return self.remember(index, digest_of(content))
+        return self.remember(index, content_digest(content))
 
     def remember(self, index: int, digest: bytes, fixed: bool = False) -> bytes:
         """A digest that was computed elsewhere, by another process for example.
@@ -63,7 +63,7 @@ class Contents:
         content = self._waiting.pop(index, None)
         if content is None:
             content = self.read(index)
-            self.remember(index, digest_of(content))  # the file may be another than before
+            self.remember(index, content_digest(content))  # the file may be another than before
         else:
             self._waiting_size -= len(content)
         if self.peeking:

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.data.contents import Contents, digest_of
+from pouf.data.contents import Contents, content_digest
 from pouf.data.remote import RemoteFile, as_url, files_below, local_copy
 from pouf.errors import InputError, optional
 from pouf.reading import read_bytes
@@ -212,7 +212,7 @@ class Images(Unlabelled):
         if isinstance(item, RemoteFile) and item.mark:
             return self.contents.remember(index, item.digest(), fixed=True)
         if isinstance(item, Image.Image):
-            return self.contents.remember(index, digest_of(_pixels(item)))
+            return self.contents.remember(index, content_digest(_pixels(item)))
         return self.contents.digest(index)
 
     def known_digest(self, index: int) -> bytes | None:

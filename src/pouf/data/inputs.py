@@ -14,14 +14,14 @@ from torch import Tensor
 from pouf.data.base import Modality, Unlabelled
 from pouf.data.images import EXTENSIONS, Images, undecoded
 from pouf.data.streams import Stream
-from pouf.data.tables import READERS, find_columns
+from pouf.data.tables import TABLE_READERS, find_columns
 from pouf.data.texts import RowNumbers, Texts
-from pouf.data.vectors import FEATURES, Vectors, to_numpy
+from pouf.data.vectors import FEATURE_KEYS, Vectors, to_numpy
 from pouf.errors import InputError
 
 Inputs = Unlabelled | str | Path | Iterable[Any]  # pictures, arrays and datasets among the iterables
 COLUMNS: dict[Modality, Sequence[str]] = {
-    "image": ("image", "img", "bytes", "path"), "text": ("text", "sentence"), "vector": FEATURES,
+    "image": ("image", "img", "bytes", "path"), "text": ("text", "sentence"), "vector": FEATURE_KEYS,
 }  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def _names_a_file(text: str) -> bool:
     """A file that is there, or a single word that ends as tables do."""
     if len(text) < 256 and os.path.isfile(text):
         return True
-    return len(text.split()) == 1 and text.lower().endswith(tuple(READERS))
+    return len(text.split()) == 1 and text.lower().endswith(tuple(TABLE_READERS))
 
 
 def _vectors(inputs: Any, columns: Sequence[str]) -> NormalisedInput:

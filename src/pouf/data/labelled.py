@@ -17,7 +17,7 @@ from pouf.data.class_names import same_name
 from pouf.data.inputs import normalise
 from pouf.data.tables import BadRow, read_table
 from pouf.data.texts import Texts
-from pouf.data.vectors import FEATURES, LABELS, Vectors, read_arrays
+from pouf.data.vectors import FEATURE_KEYS, LABEL_KEYS, Vectors, read_arrays
 from pouf.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ def read_labelled(
 def _labelled_vectors(path: str | Path, classes: Sequence[str], known: dict[str, int], label: str) -> Labelled:
     """A file of vectors with a list of labels beside them: names of classes, or their positions."""
     arrays = read_arrays(path)
-    vectors = Vectors(arrays.vectors(FEATURES), str(path))
-    labels = arrays.first((label, *LABELS))
+    vectors = Vectors(arrays.vectors(FEATURE_KEYS), str(path))
+    labels = arrays.first((label, *LABEL_KEYS))
     if labels is None or len(labels) != len(vectors):
         raise InputError(f"{str(path)!r}: expected a list of {len(vectors)} labels beside the vectors, named {label!r}")
     found: list[int | str] = [
@@ -119,7 +119,7 @@ class Shots(NamedTuple):
 
     @classmethod
     def from_labelled(cls, labelled: Labelled, classes: int) -> Shots:
-        labels, inputs = torch.tensor(labelled.labels), labelled.inputs.for_one_reader()
+        labels, inputs = torch.tensor(labelled.labels), labelled.inputs.with_own_skips()
         for index in (labels == NO_LABEL).nonzero().flatten().tolist():
             inputs.skipped.setdefault(index, "it has no label")
         return cls(inputs, (labels[:, None] == torch.arange(classes)).float())

@@ -18,7 +18,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Read(NamedTuple):
+class ReadBatch(NamedTuple):
     """What came of a batch of draws."""
 
     indices: list[int]  # of the samples that could be read
@@ -27,7 +27,7 @@ class Read(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reader:
+class BatchReader:
     """Reads samples, changes them and makes tensors of them.
 
     Args:
@@ -41,7 +41,7 @@ class Reader:
     transform: Callable[[Any, int], Any] | None = None
     side: int | None = None
 
-    def __getitem__(self, draws: list[Draw]) -> Read:
+    def __getitem__(self, draws: list[Draw]) -> ReadBatch:
         indices, samples, failed = [], [], {}
         for index, seed in draws:
             try:
@@ -51,7 +51,7 @@ class Reader:
                 continue
             indices.append(index)
             samples.append(sample if self.transform is None else self.transform(sample, seed))
-        return Read(indices, tensors_of(samples, self.prepare), failed)
+        return ReadBatch(indices, tensors_of(samples, self.prepare), failed)
 
 
 def tensors_of(samples: Sequence[Any], prepare: Callable[[Sequence[Any]], Any]) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def tensors_of(samples: Sequence[Any], prepare: Callable[[Sequence[Any]], Any]) 
     return dict(tensors)
 
 
-class Reads(Protocol[T_co]):
+class SupportsRead(Protocol[T_co]):
     """What reads a batch of draws, here or in a worker process."""
 
     @property
@@ -71,7 +71,7 @@ class Reads(Protocol[T_co]):
     def __getitem__(self, draws: list[Draw], /) -> T_co: ...
 
 
-def read_batches(reader: Reads[T], batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[T]:
+def read_batches(reader: SupportsRead[T], batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[T]:
     """Batches in their order. `workers` processes read ahead.
 
     Who goes through them notes what can't be read in the data's `skipped`: several processes do so together, since the

@@ -13,14 +13,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pouf.data.contents import digest_of
+from pouf.data.contents import content_digest
 from pouf.errors import InputError
 from pouf.files import atomic_write
 
 # `Path` makes one slash of two. A single letter is a drive of Windows.
 URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
-LOCAL = ("file", "local", "memory")  # whose places begin with a slash
-OF_CONTENT = ("ETag", "md5Hash", "blob_id")  # what stores say of a file's content when they list it
+LOCAL_SCHEMES = ("file", "local", "memory")  # whose places begin with a slash
+CONTENT_FIELDS = ("ETag", "md5Hash", "blob_id")  # what stores say of a file's content when they list it
 
 
 class RemoteFile(NamedTuple):
@@ -31,13 +31,13 @@ class RemoteFile(NamedTuple):
     mark: str  # changes with the content; empty where the server does not say
 
     def read_bytes(self) -> bytes:
-        filesystem, place = _opened(self.url)
+        filesystem, place = _open_filesystem(self.url)
         with filesystem.open(place, "rb") as stream:
             return stream.read()  # type: ignore[no-any-return]
 
     def digest(self) -> bytes:
         """By what the store says of the content."""
-        return digest_of(f"{self.mark} {self.size}".encode())
+        return content_digest(f"{self.mark} {self.size}".encode())
 
 
 def as_url(path: str | Path) -> str | None:
@@ -46,12 +46,12 @@ def as_url(path: str | Path) -> str | None:
     if found is None:
         return None
     scheme, rest = found.groups()
-    return f"{scheme}://{'/' if scheme in LOCAL else ''}{rest}"
+    return f"{scheme}://{'/' if scheme in LOCAL_SCHEMES else ''}{rest}"
 
 
 def files_below(url: str, endings: Sequence[str]) -> Iterator[tuple[str, RemoteFile]]:
     """Files with these endings below a folder, or one such file, by their names in it, in their order."""
-    filesystem, root = _opened(url)
+    filesystem, root = _open_filesystem(url)
     try:
         found: dict[str, dict[str, Any]] = filesystem.find(root, detail=True)
     except Exception as error:  # each store has errors of its own
@@ -62,7 +62,7 @@ def files_below(url: str, endings: Sequence[str]) -> Iterator[tuple[str, RemoteF
         if name.lower().endswith(tuple(endings)) and not hidden:
             facts = found[place]
             size = facts.get("size")
-            mark = next((str(facts[fact]) for fact in OF_CONTENT if facts.get(fact)), "")
+            mark = next((str(facts[fact]) for fact in CONTENT_FIELDS if facts.get(fact)), "")
             yield name, RemoteFile(filesystem.unstrip_protocol(place), -1 if size is None else int(size), mark)
 
 
@@ -73,10 +73,10 @@ def local_copy(path: str | Path) -> Path:
         if os.path.islink(path) and not os.path.exists(path):
             raise InputError(f"{str(path)!r} is a link to {os.readlink(path)!r}, which is not there")
         return Path(path)
-    filesystem, place = _opened(url)
+    filesystem, place = _open_filesystem(url)
     try:
         facts = filesystem.info(place)
-        told = [str(facts.get(fact)) for fact in (*OF_CONTENT, "size", "mtime", "LastModified", "created")]
+        told = [str(facts.get(fact)) for fact in (*CONTENT_FIELDS, "size", "mtime", "LastModified", "created")]
         name = blake2b(" ".join([url, *told]).encode(), digest_size=16).hexdigest()
         folder = Path(os.environ.get("POUF_CACHE") or Path.home() / ".cache" / "pouf").expanduser() / "files" / name
         file = folder / url.rsplit("/", 1)[-1]
@@ -91,7 +91,7 @@ def local_copy(path: str | Path) -> Path:
     return file
 
 
-def _opened(url: str) -> tuple[Any, str]:
+def _open_filesystem(url: str) -> tuple[Any, str]:
     """The file system of an address, and the place in it."""
     import fsspec
 

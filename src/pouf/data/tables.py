@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pouf.data.remote import local_copy
-from pouf.errors import InputError, nearest, optional
+from pouf.errors import InputError, did_you_mean, optional
 from pouf.reading import encoding_of, read_bytes
 
 Columns = dict[str, list[Any]]  # by the names that were asked for, all of one length
@@ -32,22 +32,22 @@ def read_table(file: str | Path, *needed: str) -> Columns:
     """The needed columns of a file. Case does not matter in their names; all other columns stay unread."""
     file = local_copy(file)
     if file.is_dir():
-        raise InputError(f"{str(file)!r} is a folder; texts are read from one file: {', '.join(READERS)}")
+        raise InputError(f"{str(file)!r} is a folder; texts are read from one file: {', '.join(TABLE_READERS)}")
     if not file.is_file():
-        raise InputError(f"no such file or folder: {str(file)!r}; texts are read from {', '.join(READERS)} files")
-    reader = READERS.get(file.suffix.lower())
+        raise InputError(f"no such file or folder: {str(file)!r}; texts are read from {', '.join(TABLE_READERS)} files")
+    reader = TABLE_READERS.get(file.suffix.lower())
     if reader is None:
-        raise InputError(f"can't read {file.name!r} as texts: expected a file that ends in {', '.join(READERS)}")
+        raise InputError(f"can't read {file.name!r} as texts: expected a file that ends in {', '.join(TABLE_READERS)}")
     return reader(file, needed)
 
 
-def read_text(file: str | Path) -> str:
+def read_text_any_encoding(file: str | Path) -> str:
     """A text file in whatever encoding it has."""
     try:
         content = read_bytes(file)
     except OSError as error:
         raise InputError(f"can't read {str(file)!r}: {error.strerror or error}") from None
-    encoding = found_encoding(content[:4096])
+    encoding = detect_encoding(content[:4096])
     try:
         return content.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -64,7 +64,7 @@ def read_text(file: str | Path) -> str:
         ) from None
 
 
-def found_encoding(start: bytes) -> str:
+def detect_encoding(start: bytes) -> str:
     """By the mark at the start of a file; without one UTF-16 is known by its zeros, and all else is taken for UTF-8."""
     marked = encoding_of(start)
     if marked != "utf-8":
@@ -91,7 +91,7 @@ def _western(content: bytes) -> str | None:
 
 def header(file: Path, wanted: Sequence[str]) -> list[str]:
     """The names of a CSV file's columns; those that are wanted tell what they are divided by."""
-    text = read_text(file).lstrip("\r\n")
+    text = read_text_any_encoding(file).lstrip("\r\n")
     delimiter = _delimiter(text, wanted, "\t" if file.suffix.lower() == ".tsv" else ",")
     return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
 
@@ -107,7 +107,7 @@ def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> li
                 logger.warning("%s has no column %r: %r is read.", source, name, names[found[0]])
         if not found:
             there = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-            near = nearest(name, names[:1000])  # a file of a million columns is none of names
+            near = did_you_mean(name, names[:1000])  # a file of a million columns is none of names
             hint = {"text": "give text_column= to read another", "label": "give label_column= to read another"}
             advice = hint.get(name, "give one of these")
             if len(names) == 1 and len(names[0].split()) > 2:
@@ -121,13 +121,13 @@ def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> li
 
 def _plain(file: Path, needed: Sequence[str]) -> Columns:
     # Only line feeds and carriage returns end a line here: a text may hold Unicode's other separators.
-    lines = io.StringIO(read_text(file), newline=None).read().split("\n")
+    lines = io.StringIO(read_text_any_encoding(file), newline=None).read().split("\n")
     return _columns(lines[:-1] if not lines[-1] else lines, needed, str(file))
 
 
 def _delimited(file: Path, needed: Sequence[str]) -> Columns:
     csv.field_size_limit(2**31 - 1)  # the default refuses texts above 128 kB
-    text = read_text(file).lstrip("\r\n")
+    text = read_text_any_encoding(file).lstrip("\r\n")
     delimiter = _delimiter(text, needed, "\t" if file.suffix.lower() == ".tsv" else ",")
     # Strict about quotes: else one that is left open swallows the rows after it, in pandas and pyarrow too.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -219,13 +219,13 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _json_lines(file: Path, needed: Sequence[str]) -> Columns:
     # As in plain text, only \n ends a line: U+2028 may stand in a JSON string.
-    lines = read_text(file).rstrip().split("\n")
+    lines = read_text_any_encoding(file).rstrip().split("\n")
     return _columns([parse_json(line) for line in lines] if lines != [""] else [], needed, str(file))
 
 
 def _json(file: Path, needed: Sequence[str]) -> Columns:
     """A list of rows, or a table by its columns: lists, or by the names of the rows as pandas writes it."""
-    table = parse_json(read_text(file))
+    table = parse_json(read_text_any_encoding(file))
     if isinstance(table, BadRow):
         raise InputError(f"{str(file)!r}: {table}")
     if isinstance(table, dict):
@@ -273,7 +273,7 @@ def _parquet(file: Path, needed: Sequence[str]) -> Columns:
         raise InputError(f"{str(file)!r} is not a Parquet file that can be read: {error}") from None
 
 
-READERS: dict[str, Callable[[Path, Sequence[str]], Columns]] = {
+TABLE_READERS: dict[str, Callable[[Path, Sequence[str]], Columns]] = {
     ".csv": _delimited,
     ".tsv": _delimited,
     ".jsonl": _json_lines,

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.data.contents import DIGEST_SIZE, digest_of
+from pouf.data.contents import DIGEST_SIZE, content_digest
 from pouf.data.remote import as_url, local_copy
-from pouf.data.tables import BadRow, Columns, find_columns, found_encoding, parse_json, read_table
+from pouf.data.tables import BadRow, Columns, detect_encoding, find_columns, parse_json, read_table
 from pouf.errors import InputError
 
 IN_MEMORY = 64 * 2**20  # JSONL files above this size are read line by line
@@ -119,14 +119,14 @@ def _checked(item: Any) -> str | tuple[str, ...]:
 
 
 def _digest(item: Any) -> bytes:
-    return digest_of(repr(item).encode())
+    return content_digest(repr(item).encode())
 
 
 def _is_large(file: Path) -> bool:
     if file.suffix.lower() != ".jsonl" or not file.is_file() or file.stat().st_size <= IN_MEMORY:
         return False
     with file.open("rb") as stream:
-        return found_encoding(stream.read(4096)).startswith("utf-8")  # others are no lines of bytes
+        return detect_encoding(stream.read(4096)).startswith("utf-8")  # others are no lines of bytes
 
 
 class LargeTexts(Texts):

@@ -23,7 +23,7 @@ from pouf.data.texts import RowNumbers, Texts
 from pouf.errors import InputError, optional
 
 Array = NDArray[Any]
-ROWS = 65536  # looked at together
+BLOCK_ROWS = 65536  # looked at together
 logger = logging.getLogger(__name__)
 
 
@@ -51,12 +51,12 @@ class Vectors(Unlabelled):
             id_columns: lists that name the vectors, instead of `ids`.
         """
         arrays = read_arrays(file)
-        vectors = cls(arrays.vectors(FEATURES), str(file))
+        vectors = cls(arrays.vectors(FEATURE_KEYS), str(file))
         lists = {name: array.tolist() for name, array in arrays.by_name.items() if array.shape == (len(vectors),)}
         places = find_columns(list(lists), id_columns, str(file))
         vectors.set_ids({name: lists[list(lists)[i]] for name, i in zip(id_columns, places, strict=True)})
-        ids = next((lists[name] for name in IDS if name in lists), None)
-        for name in (*IDS, *PATHS, *TEXTS):
+        ids = next((lists[name] for name in ID_KEYS if name in lists), None)
+        for name in (*ID_KEYS, *PATH_KEYS, *TEXT_KEYS):
             if name in arrays.by_name and name not in lists:
                 logger.warning(
                     "%s: %r is not one entry for each of the %d vectors, and is not used", file, name, len(vectors)
@@ -68,7 +68,9 @@ class Vectors(Unlabelled):
         elif ids is not None:
             vectors.ids = [str(name) for name in ids]
             vectors.own_ids = {"id": ids}
-        paths, texts = (next((lists[name] for name in usual if name in lists), None) for usual in (PATHS, TEXTS))
+        paths, texts = (
+            next((lists[name] for name in usual if name in lists), None) for usual in (PATH_KEYS, TEXT_KEYS)
+        )
         if paths is not None:
             pictures = [Path(str(file).split("::")[0]).parent / str(path) for path in paths]
             if gone := sum(not picture.is_file() for picture in pictures):
@@ -136,7 +138,7 @@ def as_table(array: Any, source: str) -> Array:
 def row_maxima(values: Array) -> Array:
     """(n,), the largest absolute value of each row. A number that float32 can't hold counts as infinite."""
     with np.errstate(over="ignore"):
-        blocks = [_maxima(values[start : start + ROWS]) for start in range(0, len(values), ROWS)]
+        blocks = [_maxima(values[start : start + BLOCK_ROWS]) for start in range(0, len(values), BLOCK_ROWS)]
         return np.concatenate([np.zeros(0, np.float32), *blocks])
 
 
@@ -171,11 +173,11 @@ def to_numpy(tensor: Tensor) -> Array:
     return array
 
 
-FEATURES = ("features", "embeddings", "embedding", "x")
-PROTOTYPES = ("prototypes", "text", "embeddings", "embedding")
-NAMES = ("names", "classes", "class_names", "name")
-IDS, TEXTS, PATHS = ("ids", "id"), ("texts", "text"), ("paths", "path")
-LABELS = ("labels", "label", "y")
+FEATURE_KEYS = ("features", "embeddings", "embedding", "x")
+PROTOTYPE_KEYS = ("prototypes", "text", "embeddings", "embedding")
+CLASS_KEYS = ("names", "classes", "class_names", "name")
+ID_KEYS, TEXT_KEYS, PATH_KEYS = ("ids", "id"), ("texts", "text"), ("paths", "path")
+LABEL_KEYS = ("labels", "label", "y")
 
 
 class Arrays(NamedTuple):
@@ -213,11 +215,11 @@ def read_arrays(file: str | Path) -> Arrays:
     path, _, wanted = str(file).partition("::")
     path = str(local_copy(path))
     if not Path(path).is_file():
-        raise InputError(f"no file {path!r}: expected vectors in {', '.join(READERS)}")
-    reader = READERS.get(Path(path).suffix.lower())
+        raise InputError(f"no file {path!r}: expected vectors in {', '.join(VECTOR_READERS)}")
+    reader = VECTOR_READERS.get(Path(path).suffix.lower())
     if reader is None:
         raise InputError(
-            f"can't read {Path(path).name!r} as vectors: expected a file that ends in {', '.join(READERS)}"
+            f"can't read {Path(path).name!r} as vectors: expected a file that ends in {', '.join(VECTOR_READERS)}"
         )
     try:
         arrays = reader(Path(path))
@@ -241,12 +243,12 @@ def _npy(file: Path) -> dict[str, Array]:
             shape, is_fortran, dtype = header(stream)
             if shape and min(shape) > 0 and not dtype.hasobject:
                 order: Literal["F", "C"] = "F" if is_fortran else "C"
-                return {FEATURES[0]: np.memmap(stream, dtype, "r", stream.tell(), shape, order)}
+                return {FEATURE_KEYS[0]: np.memmap(stream, dtype, "r", stream.tell(), shape, order)}
     array = np.load(file, mmap_mode="r", allow_pickle=False)
     if not isinstance(array, np.ndarray):
         array.close()
         raise ValueError("it is an archive. If it is of numpy.savez, name it .npz; if of torch, save it as safetensors")
-    return {FEATURES[0]: array}
+    return {FEATURE_KEYS[0]: array}
 
 
 def _npz(file: Path) -> dict[str, Array]:
@@ -293,7 +295,7 @@ def _parquet(file: Path) -> dict[str, Array]:
     return arrays
 
 
-READERS: dict[str, Callable[[Path], dict[str, Array]]] = {
+VECTOR_READERS: dict[str, Callable[[Path], dict[str, Array]]] = {
     ".npy": _npy,
     ".npz": _npz,
     ".safetensors": _safetensors,

@@ -27,11 +27,11 @@ from pouf.models.windows import WINDOW_WEIGHT
 
 CLASSIFIER, INT8, DESCRIPTION = "classifier.onnx", "classifier.int8.onnx", "preprocessing.json"
 TOLERANCE = 1e-4  # of probabilities, between torch and onnxruntime
-MANY = 2**10  # words that no model reads in one window
-EXAMPLES = 16  # inputs that an exported model is tried on
-QUIET = ("torch.onnx", "onnxscript", "onnx_ir")
+LONG_TEXT_WORDS = 2**10  # words that no model reads in one window
+MAX_EXAMPLES = 16  # inputs that an exported model is tried on
+NOISY_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
-Named = Mapping[str, Tensor]
+Tensors = Mapping[str, Tensor]
 
 
 class Exported(NamedTuple):
@@ -96,11 +96,11 @@ def export_onnx(
             "inputs": len(samples), "real": data is not None, "largest_difference_from_torch": difference,
             "int8_same_class": agreement,
         }  # fmt: skip
-        write_json(partial / DESCRIPTION, describe(classifier, session) | {"files": files, "checked": checked})
+        write_json(partial / DESCRIPTION, describe_export(classifier, session) | {"files": files, "checked": checked})
     return Exported(folder, files, difference, agreement)
 
 
-def run(session: Any, tensors: Named) -> list[np.ndarray]:
+def run(session: Any, tensors: Tensors) -> list[np.ndarray]:
     """All outputs of a session of onnxruntime for named tensors."""
     outputs: list[np.ndarray] = session.run(None, {name: tensor.numpy() for name, tensor in tensors.items()})
     return outputs
@@ -136,7 +136,7 @@ class _TextSide(nn.Module):
         return self.encode(dict(zip(self.names, tensors, strict=True))).float()
 
 
-def _write(graph: _Classifier | _TextSide, tensors: Named, file: Path) -> None:
+def _write(graph: _Classifier | _TextSide, tensors: Tensors, file: Path) -> None:
     # Traced with several inputs: what is 1 while tracing stays 1 for ever.
     some = {name: tensor[[0, len(tensor) // 2, -1]] for name, tensor in tensors.items()}
     text = "input_ids" in tensors
@@ -162,7 +162,7 @@ def _write_text_side(classifier: Classifier, file: Path, onnxruntime: Any) -> No
     """The encoder of the class prompts of a dual encoder."""
     side = classifier.backbone.text_side
     assert side is not None
-    sentences = [prompt for own in classifier.prompts() for prompt in own][:EXAMPLES]
+    sentences = [prompt for own in classifier.prompts() for prompt in own][:MAX_EXAMPLES]
     tokens = side.pad(side.all_token_ids(sentences))
     graph = _TextSide(classifier.backbone, list(tokens))
     _write(graph, tokens, file)
@@ -214,7 +214,7 @@ def _quantise(file: Path, target: Path) -> None:
         )  # fmt: skip
 
 
-def describe(classifier: Classifier, session: Any) -> dict[str, Any]:
+def describe_export(classifier: Classifier, session: Any) -> dict[str, Any]:
     """What whoever calls the exported classifier has to know."""
     facts: dict[str, Any] = {
         "kind": classifier.kind,
@@ -228,16 +228,18 @@ def describe(classifier: Classifier, session: Any) -> dict[str, Any]:
 
 def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:
     """At least two inputs: some of those given that can be read, or made up."""
-    found: list[Any] = list(islice(_readable(classifier.backbone, examples), EXAMPLES)) if examples is not None else []
+    found: list[Any] = (
+        list(islice(_readable(classifier.backbone, examples), MAX_EXAMPLES)) if examples is not None else []
+    )
     if not found:
-        found = _made_up(classifier)[:EXAMPLES]
+        found = _made_up(classifier)[:MAX_EXAMPLES]
     if classifier.backbone.windows:  # what is one window while tracing stays one for ever
-        found = [" ".join([str(found[0])] * MANY), *found]
+        found = [" ".join([str(found[0])] * LONG_TEXT_WORDS), *found]
     return found if len(found) > 1 else found * 2
 
 
 def _readable(backbone: Backbone, data: Unlabelled) -> Iterator[Any]:
-    for place in range(0, len(data), max(1, len(data) // EXAMPLES)):
+    for place in range(0, len(data), max(1, len(data) // MAX_EXAMPLES)):
         try:
             yield data.read_for(place, backbone.image_size)
         except Unreadable:
@@ -247,7 +249,7 @@ def _readable(backbone: Backbone, data: Unlabelled) -> Iterator[Any]:
 def _made_up(classifier: Classifier) -> list[Any]:
     noise, backbone = np.random.default_rng(0), classifier.backbone
     if backbone.modality == "image":
-        pixels = noise.integers(0, 256, (EXAMPLES, 96, 96, 3), dtype=np.uint8)
+        pixels = noise.integers(0, 256, (MAX_EXAMPLES, 96, 96, 3), dtype=np.uint8)
         return [Image.fromarray(each) for each in pixels]
     if backbone.modality == "vector":
         return list(classifier.prototypes().detach().numpy())
@@ -259,7 +261,7 @@ def _made_up(classifier: Classifier) -> list[Any]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what the exporters say of their own insides."""
-    loggers = [logging.getLogger(name) for name in QUIET]
+    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
     levels = [each.level for each in loggers]
     root = logging.root.level
     for each in loggers:

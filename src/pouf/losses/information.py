@@ -58,7 +58,7 @@ def mutual_information(logits: Tensor, prior: Tensor | None = None, known: bool 
     return math.log(len(log_m)) - (of.exp() * (of - to)).sum() - _entropy(log_p)
 
 
-def share_told(logits: Tensor) -> float:
+def normalised_information(logits: Tensor) -> float:
     """I(X; Y) / H(mean_i p), how much of what there is to tell about the classes predictions tell: (n, k) -> 0 to 1."""
     return float(mutual_information(logits) / marginal_entropy(logits).clamp_min(1e-9))
 

@@ -15,8 +15,8 @@ from pouf.reading import read_tensors
 
 # As peft names them, so that `PeftModel.from_pretrained` opens the folder.
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-NAME = "default"  # of the one adapter there is, within peft's layers
-PREFIX = "base_model.model."  # of peft's names for the weights of a model
+PEFT_NAME = "default"  # of the one adapter there is, within peft's layers
+PEFT_PREFIX = "base_model.model."  # of peft's names for the weights of a model
 
 
 class Adapter:
@@ -49,7 +49,7 @@ class Adapter:
             f"{self.prefix}{path}.{name}": parameter
             for path, layer in self.layers.items()
             for name, parameter in layer.named_parameters()
-            if f".{NAME}." in f".{name}."
+            if f".{PEFT_NAME}." in f".{name}."
         }
 
     @contextmanager
@@ -58,7 +58,7 @@ class Adapter:
         """While open, the model has its usual layers, with the low-rank matrices multiplied out and added to them."""
         before = {path: layer.base_layer.weight.detach().clone() for path, layer in self.layers.items()}
         for layer in self.layers.values():
-            layer.base_layer.weight += layer.get_delta_weight(NAME)
+            layer.base_layer.weight += layer.get_delta_weight(PEFT_NAME)
         self.remove()
         try:
             yield
@@ -78,4 +78,4 @@ class Adapter:
         return {known.get(name, name): tensor for name, tensor in read_tensors(folder / ADAPTER).items()}
 
     def _saved_name(self, name: str) -> str:
-        return PREFIX + name.removeprefix(self.prefix).replace(f".{NAME}.", ".")
+        return PEFT_PREFIX + name.removeprefix(self.prefix).replace(f".{PEFT_NAME}.", ".")

@@ -88,7 +88,7 @@ class Backbone(nn.Module, ABC):
     supports_demonstrations: bool = False  # it reads solved examples beside a sample
     supports_windows: bool = False  # it can read long texts in windows
     windows: bool = False  # and does
-    supports_followed_texts: bool = False  # it can answer with a sentence after each text: see `MaskedLM.followed_by`
+    supports_suffix: bool = False  # it can answer with a sentence after each text: see `MaskedLM.with_suffix`
 
     sharded: bool = False  # its matrices lie in parts on several processes, which compute with them together
     _adapter: Adapter | None = None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pouf.errors import InputError
 from pouf.models.base import Tensors
-from pouf.models.cloze import MASK, Cloze, Piece, Sample, Slot
+from pouf.models.cloze import MASK, Cloze, Piece, Slot, TextSample
 from pouf.models.masked_lm import Head, MaskedLM
 from pouf.models.masked_text import MaskedText
 from pouf.recipe import Kind
@@ -37,7 +37,7 @@ class CausalText(MaskedText):
         at = next((i for i in range(len(framed)) if framed[i : i + len(bare)] == bare), 0)
         return framed[:at], []
 
-    def _fill(self, sample: Sample) -> list[Piece]:
+    def _fill(self, sample: TextSample) -> list[Piece]:
         pieces = self.cloze.fill(sample, GAP)
         kept = pieces[: [piece.string for piece in pieces].index(GAP)]
         if kept and not kept[-1].is_text:
@@ -61,7 +61,7 @@ class CausalLM(MaskedLM):
     """
 
     text_kind = CausalText
-    supports_followed_texts = False
+    supports_suffix = False
 
     @property
     def kind(self) -> Kind:

@@ -16,7 +16,7 @@ from pouf.errors import InputError
 MASK = "[MASK]"
 MAX_LENGTH = 256  # tokens of a filled template, unless told otherwise
 
-Sample = str | tuple[str, ...]  # one text, or a pair
+TextSample = str | tuple[str, ...]  # one text, or a pair
 
 # Where the fields of a template stand in a sample.
 FIELDS = {"text": 0, "text_a": 0, "text_b": 1}
@@ -48,9 +48,9 @@ class Piece(NamedTuple):
 class Example(NamedTuple):
     """A sample with solved ones around it, each a sample and the position of its class."""
 
-    sample: Sample
-    before: tuple[tuple[Sample, int], ...] = ()
-    after: tuple[tuple[Sample, int], ...] = ()
+    sample: TextSample
+    before: tuple[tuple[TextSample, int], ...] = ()
+    after: tuple[tuple[TextSample, int], ...] = ()
     own_limit: int | None = None  # most tokens of the sample's first text
     shot_limit: int | None = None  # most tokens of each text of a solved one
     cut_solved: bool = False  # where all is too long, cut the solved ones at their far end, rather than every text
@@ -107,7 +107,7 @@ class Cloze:
             used.add("text_a")  # the first of a pair is always there, asked for or not
         return tuple(field for field in FIELDS if field in used)
 
-    def fill(self, sample: Sample, mask: str) -> list[Piece]:
+    def fill(self, sample: TextSample, mask: str) -> list[Piece]:
         """The template around a sample, with `mask` in its gap."""
         texts = (sample,) if isinstance(sample, str) else sample
         if len(texts) != len(self.columns):
@@ -126,7 +126,7 @@ class Cloze:
             pieces.append(Piece(text, is_text=True, limit=part.limit))
         return pieces
 
-    def solve(self, sample: Sample, label: int) -> list[Piece]:
+    def solve(self, sample: TextSample, label: int) -> list[Piece]:
         """The template around a sample, with the word of its class in its gap."""
         word = self.words[label][0]
         # The word's token is the one with a space before it, also where nothing else stands before it.
@@ -136,7 +136,7 @@ class Cloze:
         """The template without a text, with the word of a class in its gap: "It was great."."""
         return "".join(part for part in self.parts if isinstance(part, str)).replace(MASK, self.words[label][0]).strip()
 
-    def followed_by(self, sentence: str) -> Cloze:
+    def with_suffix(self, sentence: str) -> Cloze:
         """The same question about texts that go on with this sentence, which is never shortened."""
         return replace(
             self, template=re.sub(r"\{[^{}]*\}", lambda slot: f"{slot[0]} {sentence}", self.template, count=1)

@@ -14,9 +14,9 @@ from pouf.data.base import Unreadable
 from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
-from pouf.models.cloze import Example, Sample
+from pouf.models.cloze import Example, TextSample
 
-ROWS = 64  # inputs encoded at once: more bring no speed, and need more padding
+EXAMPLES_AT_ONCE = 64  # inputs encoded at once: more bring no speed, and need more padding
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Demonstrations:
         own_limit, shot_limit: most tokens of the sample's first text, and of each text of a shot; None has none.
     """
 
-    shots: tuple[tuple[Sample, int], ...]
+    shots: tuple[tuple[TextSample, int], ...]
     place: Literal["after", "before"] = "after"
     samples: int = 16
     count: int = 32
@@ -65,7 +65,7 @@ class Demonstrations:
             )
         return cls(tuple(solved), **settings)  # type: ignore[arg-type]
 
-    def show(self, sample: Sample, draw: random.Random) -> Example:
+    def show(self, sample: TextSample, draw: random.Random) -> Example:
         """The sample with shots around it, itself never among them."""
         others = [shot for shot in self.shots if shot[0] != sample]
         alone = Example(sample, own_limit=self.own_limit, shot_limit=self.shot_limit)
@@ -75,16 +75,16 @@ class Demonstrations:
         of_class = [[shot for shot in others if shot[1] == label] for label in sorted({k for _, k in self.shots})]
         return alone._replace(after=tuple(draw.choice(shots) for shots in of_class if shots))
 
-    def at_random(self, sample: Sample, seed: int) -> Example:
+    def at_random(self, sample: TextSample, seed: int) -> Example:
         """For training: other shots for each seed."""
         return self.show(sample, random.Random(seed))
 
-    def views(self, sample: Sample) -> list[Example]:
+    def views(self, sample: TextSample) -> list[Example]:
         """For prediction: `samples` draws of shots, always the same for the same text."""
         return [self.show(sample, random.Random(f"{self.seed} {view} {sample}")) for view in range(self.samples)]
 
 
-class Shown:
+class DemonstrationEncoder:
     """A masked language model that sees each sample among its demonstrations: features are means over all draws.
 
     The logits are linear in the features, so that theirs are the mean of the draws' logits.
@@ -112,7 +112,7 @@ class Shown:
         order = lengths.argsort()
         parts = []
         # Processes that share the weights must go through the model equally often.
-        for rows in order.split(len(order) if self.sharded else ROWS):
+        for rows in order.split(len(order) if self.sharded else EXAMPLES_AT_ONCE):
             longest = int(lengths[rows[-1]])
             cut = {name: t[rows, :longest] if t.ndim == 2 else t[rows] for name, t in different.items()}
             parts.append(self.backbone.encode_inputs(cut))

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pouf.errors import InputError, nearest
+from pouf.errors import InputError, did_you_mean
 from pouf.models.base import Backbone
 from pouf.models.causal_lm import CausalLM
 from pouf.models.cloze import Cloze
 from pouf.models.dual_encoder import DualEncoder
 from pouf.models.masked_lm import HEADS, MaskedLM
-from pouf.models.open_clip import PREFIX as OPEN_CLIP
+from pouf.models.open_clip import OPEN_CLIP_PREFIX as OPEN_CLIP
 from pouf.models.open_clip import load_open_clip
 from pouf.models.sentence_encoder import LAYOUT_FILES, SentenceEncoder, read_layout
 from pouf.models.sequence_classifier import SequenceClassifier
@@ -70,8 +70,8 @@ def load_backbone(
             raise InputError(f"{name_or_path} reads images: a template with [MASK] is for language models")
         return load_open_clip(str(name_or_path))
     name = _local_or_hub(name_or_path)
-    source = _Source(name, revision, trust_model)
-    with _clear_errors(source, "roberta-base" if cloze else "openai/clip-vit-base-patch16"):
+    source = _ModelSource(name, revision, trust_model)
+    with _explain_errors(source, "roberta-base" if cloze else "openai/clip-vit-base-patch16"):
         config = AutoConfig.from_pretrained(name, **source.options)
         source.check_size(config)
         causal = cloze is not None and config.model_type not in HEADS
@@ -84,21 +84,21 @@ def load_backbone(
             raise _unsuitable(name, config)
         tokenizer = source.tokenizer()
         if cloze is not None and causal:
-            model, lacks = source.load(AutoModelForCausalLM, config=config)
-            source.check_whole(lacks)
+            model, missing = source.load(AutoModelForCausalLM, config=config)
+            source.check_whole(missing)
             return CausalLM(model, tokenizer, cloze)
         if cloze is not None:
             return MaskedLM(_masked_lm(source, config), tokenizer, cloze)
-        model, lacks = source.load(AutoModel, config=config)
+        model, missing = source.load(AutoModel, config=config)
         if hasattr(model, "get_image_features") and hasattr(model, "get_text_features"):
-            source.check_whole(lacks)
+            source.check_whole(missing)
             encoder = DualEncoder(model, tokenizer, AutoImageProcessor.from_pretrained(name, **source.options))
             encoder.check_image_processor(name)
             return encoder
         if tokenizer.pad_token is None or "pixel_values" in model.main_input_name:
             raise _unsuitable(name, config)
-        source.check_whole([weight for weight in lacks if "pooler" not in weight.split(".")])
-        _forget_pooler(model, lacks)
+        source.check_whole([weight for weight in missing if "pooler" not in weight.split(".")])
+        _zero_pooler(model, missing)
         layout = _layout_folder(source)
         known = (layout / "modules.json").is_file()
         generates = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -114,7 +114,7 @@ def load_backbone(
         return SentenceEncoder(model, tokenizer, pooling, longest, layout)
 
 
-class _Source(NamedTuple):
+class _ModelSource(NamedTuple):
     """Where a model comes from, and how far it is trusted."""
 
     name: str
@@ -157,7 +157,7 @@ class _Source(NamedTuple):
         transformers fills them with random numbers.
         """
         safe = None if self.trusted else True  # a pickle runs whatever code was put into it
-        with _without_bars():
+        with _hide_progress_bars():
             model, info = kind.from_pretrained(
                 self.name, **self.options, **more, dtype=PRECISION, use_safetensors=safe, output_loading_info=True,
                 ignore_mismatched_sizes=True,
@@ -166,16 +166,16 @@ class _Source(NamedTuple):
         if surplus := _surplus(model, info["unexpected_keys"]):
             raise InputError(
                 f"model {self.name!r} holds {len(surplus)} weights of its encoder that its config.json has no place "
-                f"for, such as {surplus[0]}: they would be left out. Get it again from where it came."
+                f"for, such as {surplus[0]}: they would be left out. Download it again."
             )
-        lacks = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
-        return model, sorted(lacks)
+        missing = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+        return model, sorted(missing)
 
-    def check_whole(self, lacks: Sequence[str]) -> None:
-        if lacks:
+    def check_whole(self, missing: Sequence[str]) -> None:
+        if missing:
             raise InputError(
-                f"model {self.name!r} is not whole: {len(lacks)} of its weights are missing or of another shape, such "
-                f"as {lacks[0]}. Get it again from where it came."
+                f"model {self.name!r} is incomplete: {len(missing)} of its weights are missing or have another shape, "
+                f"such as {missing[0]}. Download it again."
             )
 
 
@@ -188,10 +188,10 @@ def _surplus(model: Any, unexpected: Iterable[str]) -> list[str]:
 
 
 @torch.no_grad()
-def _forget_pooler(model: Any, lacks: Sequence[str]) -> None:
+def _zero_pooler(model: Any, missing: Sequence[str]) -> None:
     """A layer that is never used here, and that many checkpoints lack: zeros instead of another draw at each time."""
     for name, parameter in model.named_parameters():
-        if name in lacks:
+        if name in missing:
             parameter.zero_()
 
 
@@ -213,17 +213,17 @@ def load_sequence_classifier(
     """
     from transformers import AutoModelForSequenceClassification
 
-    source = _Source(_local_or_hub(name_or_path), revision, trust_model)
-    with _clear_errors(source, "roberta-base"), torch.random.fork_rng():
+    source = _ModelSource(_local_or_hub(name_or_path), revision, trust_model)
+    with _explain_errors(source, "roberta-base"), torch.random.fork_rng():
         torch.manual_seed(seed)
-        model, lacks = source.load(AutoModelForSequenceClassification, num_labels=outputs)
+        model, missing = source.load(AutoModelForSequenceClassification, num_labels=outputs)
         encoder = f"{model.base_model_prefix}."
-        new = {weight for weight in lacks if not weight.startswith(encoder) or "pooler" in weight.split(".")}
-        source.check_whole([weight for weight in lacks if not fresh or weight not in new])
+        new = {weight for weight in missing if not weight.startswith(encoder) or "pooler" in weight.split(".")}
+        source.check_whole([weight for weight in missing if not fresh or weight not in new])
         return SequenceClassifier(model, source.tokenizer(), max_length, seed)
 
 
-def lasting_name(name_or_path: str | Path) -> str:
+def absolute_name(name_or_path: str | Path) -> str:
     """What to call a model in a saved run: a local folder by its whole path."""
     name = str(name_or_path)
     return os.path.abspath(name) if name != EMBEDDED and os.path.isdir(name) else name
@@ -237,7 +237,7 @@ def _local_or_hub(name_or_path: str | Path) -> str:
 
 
 @contextmanager
-def _clear_errors(source: _Source, example: str) -> Iterator[None]:
+def _explain_errors(source: _ModelSource, example: str) -> Iterator[None]:
     try:
         yield
     except InputError:
@@ -250,29 +250,29 @@ def _clear_errors(source: _Source, example: str) -> Iterator[None]:
         elif not source.trusted and "no file named model.safetensors" in str(error):
             told += " Pickled weights (.bin) can run any code and are not loaded unless you trust the model."
         expected = f"Expected a local folder, a hub name such as {example}, or {EMBEDDED}"
-        raise InputError(f"{told} {expected}{nearest(source.name, [EMBEDDED]) or '.'}") from error
+        raise InputError(f"{told} {expected}{did_you_mean(source.name, [EMBEDDED]) or '.'}") from error
 
 
-def _masked_lm(source: _Source, config: Any) -> Any:
+def _masked_lm(source: _ModelSource, config: Any) -> Any:
     """The model with its head."""
     from transformers import AutoModelForMaskedLM
 
-    model, lacks = source.load(AutoModelForMaskedLM, config=config)
-    if lacks and getattr(config, "legacy", False):
+    model, missing = source.load(AutoModelForMaskedLM, config=config)
+    if missing and getattr(config, "legacy", False):
         config.legacy = False  # DeBERTa's own checkpoints hold the newer head, and their configs do not say so
-        model, lacks = source.load(AutoModelForMaskedLM, config=config)
+        model, missing = source.load(AutoModelForMaskedLM, config=config)
     encoder = f"{model.base_model_prefix}."
-    source.check_whole([weight for weight in lacks if weight.startswith(encoder)])
-    if lacks:
+    source.check_whole([weight for weight in missing if weight.startswith(encoder)])
+    if missing:
         raise InputError(
-            f"model {source.name!r} has no trained masked-LM head ({len(lacks)} weights are missing, such as "
-            f"{lacks[0]}): choose a checkpoint that was saved with one, as roberta-base. A sentence encoder is used "
+            f"model {source.name!r} has no trained masked-LM head ({len(missing)} weights are missing, such as "
+            f"{missing[0]}): choose a checkpoint that was saved with one, as roberta-base. A sentence encoder is used "
             "without [MASK], with class names in {}."
         )
     return model
 
 
-def _layout_folder(source: _Source) -> Path:
+def _layout_folder(source: _ModelSource) -> Path:
     """The folder with the files of sentence-transformers; from the hub these alone are fetched."""
     if os.path.isdir(source.name):
         return Path(source.name)
@@ -291,7 +291,7 @@ def _unsuitable(name: str, config: Any) -> InputError:
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def _hide_progress_bars() -> Iterator[None]:
     """Without a bar of transformers for each model that is read."""
     from transformers.utils import logging as transformers_logging
 
@@ -304,7 +304,7 @@ def _without_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def calm_libraries() -> None:
+def silence_libraries() -> None:
     """Our progress bars and messages are the ones to see, not those of the libraries."""
     from transformers.utils import logging as transformers_logging
 

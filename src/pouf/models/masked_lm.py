@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Scores, Tensors, of_model
-from pouf.models.cloze import Cloze, Example, Sample, Slot
+from pouf.models.cloze import Cloze, Example, Slot, TextSample
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.text_side import describe_tokenizer, replaced_embeddings, tokenizer_facts
-from pouf.models.windows import ROWS, WINDOW_WEIGHT, encode_windows, stack
+from pouf.models.windows import WINDOW_WEIGHT, WINDOWS_AT_ONCE, encode_windows, stack
 from pouf.parallel.shards import full
 from pouf.recipe import Kind
 
-TEMPERATURE = 0.1  # of the transport plan: the paper's for texts
-SLACK = 2  # tokens that a window may gain at its edges, where words are cut
+TRANSPORT_TEMPERATURE = 0.1  # of the transport plan: the paper's for texts
+WINDOW_SLACK = 2  # tokens that a window may gain at its edges, where words are cut
 CLOZE_STEPS = [
     "put the text into `template`, and `mask_token` in the place of [MASK]; the name of a special token inside a text "
     "is broken up by a space after its first character",
@@ -118,7 +118,7 @@ class MaskedLM(Backbone):
     encoder_makes_prototypes = False  # they are rows of the decoder
     supports_demonstrations = True
     supports_windows = True
-    supports_followed_texts = True
+    supports_suffix = True
 
     model: Any
     label_ids: Tensor
@@ -134,7 +134,7 @@ class MaskedLM(Backbone):
         ids = self.texts.label_ids()
         self.register_buffer("label_ids", torch.tensor([i for row in ids for i in row]), persistent=False)
         self.words_per_class = [len(row) for row in ids]
-        self.register_buffer("logit_scale", torch.tensor(math.log(1 / TEMPERATURE)), persistent=False)
+        self.register_buffer("logit_scale", torch.tensor(math.log(1 / TRANSPORT_TEMPERATURE)), persistent=False)
         self.input_prompt: nn.Parameter | None = None
 
     @property
@@ -200,11 +200,11 @@ class MaskedLM(Backbone):
     def preprocessing(self) -> str:
         return f"{self.texts.cloze.template} {self.texts.max_length} {tokenizer_facts(self.tokenizer)}"
 
-    def prepare(self, samples: Sequence[Sample | Example]) -> Tensors:
+    def prepare(self, samples: Sequence[TextSample | Example]) -> Tensors:
         reserved = 0 if self.input_prompt is None else len(self.input_prompt)
         if not self.windows or any(isinstance(sample, Example) for sample in samples):
             return self.texts(samples, room=reserved)
-        room = self.texts.text_room(reserved) - SLACK
+        room = self.texts.text_room(reserved) - WINDOW_SLACK
         rows = [self.texts.windows(str(sample), room) for sample in samples]
         return stack(
             self.texts([window for own in rows for window in own], room=reserved),
@@ -215,26 +215,26 @@ class MaskedLM(Backbone):
         slots = [part for part in self.cloze.parts if isinstance(part, Slot)]
         if len(slots) != 1 or slots[0].limit is not None:
             raise InputError(f"windows need a template for one text without a limit, not {self.cloze.template!r}")
-        if self.texts.text_room() <= 2 * SLACK:
+        if self.texts.text_room() <= 2 * WINDOW_SLACK:
             raise InputError(f"template {self.cloze.template!r} leaves no room for windows: raise the maximum length")
         super().use_windows()
 
-    def text_lengths(self, samples: Sequence[Sample | Example]) -> tuple[list[int], int] | None:
+    def text_lengths(self, samples: Sequence[TextSample | Example]) -> tuple[list[int], int] | None:
         if len(self.columns) != 1:
             return None
         ids = self.tokenizer([str(sample) for sample in samples], add_special_tokens=False, verbose=False)["input_ids"]
         return [len(own) for own in ids], self.texts.text_room()
 
-    def has_room_for(self, sentence: str) -> bool:
+    def has_room_for_suffix(self, sentence: str) -> bool:
         """Whether most of a text stays where this sentence follows it."""
         tokens = self.tokenizer(sentence, add_special_tokens=False)["input_ids"]
         return 4 * len(tokens) < longest_input(self.model.config, self.tokenizer)
 
     @contextmanager
-    def followed_by(self, sentence: str) -> Iterator[None]:
+    def with_suffix(self, sentence: str) -> Iterator[None]:
         """Every text goes on with this sentence, for a while."""
         own, longest = self.texts, longest_input(self.model.config, self.tokenizer)
-        asked = own.cloze.followed_by(sentence)
+        asked = own.cloze.with_suffix(sentence)
         more = len(self.tokenizer(sentence, add_special_tokens=False)["input_ids"])
         self.texts = self.text_kind(self.tokenizer, replace(asked, max_length=asked.max_length + more), longest)
         try:
@@ -246,7 +246,7 @@ class MaskedLM(Backbone):
         """Of windows the mean, whose logits are the means of theirs."""
         if WINDOW_WEIGHT not in batch:
             return self._encode(batch)
-        rows = batch[WINDOW_WEIGHT].numel() if self.sharded else ROWS
+        rows = batch[WINDOW_WEIGHT].numel() if self.sharded else WINDOWS_AT_ONCE
         return encode_windows(self._encode, batch, unit=False, rows=rows)
 
     def _encode(self, batch: Tensors) -> Tensor:

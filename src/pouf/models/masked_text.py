@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from pouf.errors import InputError
-from pouf.models.cloze import Cloze, Example, Piece, Sample
+from pouf.models.cloze import Cloze, Example, Piece, TextSample
 from pouf.models.windows import cut
 
 MASK_POSITION = "mask_position"
-KEPT = 4096  # filled templates whose tokens are kept at most, for the next time they are shown
+MAX_CACHED_SEGMENTS = 4096  # filled templates whose tokens are kept at most, for the next time they are shown
 
 
 class Span(NamedTuple):
@@ -64,7 +64,7 @@ class MaskedText:
         at = marked.index(self.tokenizer.mask_token_id)
         return marked[:at], marked[at + 1 :]
 
-    def _fill(self, sample: Sample) -> list[Piece]:
+    def _fill(self, sample: TextSample) -> list[Piece]:
         """The template around a sample, with its gap as the model reads it."""
         return self.cloze.fill(sample, self.tokenizer.mask_token)
 
@@ -72,7 +72,7 @@ class MaskedText:
         """Where the word is asked for."""
         return ids.index(self.tokenizer.mask_token_id)
 
-    def __call__(self, samples: Sequence[Sample | Example], room: int = 0) -> dict[str, Tensor]:
+    def __call__(self, samples: Sequence[TextSample | Example], room: int = 0) -> dict[str, Tensor]:
         """Token ids (n, length) padded to the longest, with `mask_position` (n,); `room` tokens are left free."""
         total = self.max_length - room
         longest = total - len(self._start) - len(self._end)
@@ -111,14 +111,14 @@ class MaskedText:
                 spelled[token] = word
         return ids
 
-    def _segments(self, sample: Sample | Example) -> list[Segment]:
+    def _segments(self, sample: TextSample | Example) -> list[Segment]:
         """The solved samples before, the sample's own, and those after it, each text within its own limit."""
         example = sample if isinstance(sample, Example) else Example(sample)
         own = self._fill(example.sample)
         first = next((i for i, piece in enumerate(own) if piece.is_text), 0)
         own[first] = _at_most(example.own_limit, own[first])
 
-        def solved(shown: Sequence[tuple[Sample, int]]) -> list[list[Piece]]:
+        def solved(shown: Sequence[tuple[TextSample, int]]) -> list[list[Piece]]:
             filled = [self.cloze.solve(other, label) for other, label in shown]
             return [[_at_most(example.shot_limit, piece) for piece in pieces] for pieces in filled]
 
@@ -148,7 +148,7 @@ class MaskedText:
     def _tokenize(self, segments: Sequence[Segment]) -> list[Any]:
         """Their encodings, separators around them included; those not yet known in one call."""
         new = [segment for segment in dict.fromkeys(segments) if segment not in self._known]
-        if len(self._known) + len(new) > KEPT:
+        if len(self._known) + len(new) > MAX_CACHED_SEGMENTS:
             self._known, new = {}, list(dict.fromkeys(segments))
         if new:
             strings = [s.left + "".join(piece.string for piece in s.pieces) + s.right for s in new]
@@ -178,7 +178,7 @@ class MaskedText:
             encoding, segment, [n if limit is None else min(n, limit) for n, limit in zip(keep, limits, strict=True)]
         )
 
-    def _fitting(self, row: list[Segment], sample: Sample | Example, longest: int) -> list[Segment]:
+    def _fitting(self, row: list[Segment], sample: TextSample | Example, longest: int) -> list[Segment]:
         """Not longer than that: of solved samples before it as many as leave it whole, the farthest go first; then
         tokens from the end of the longest texts. The template and the mask stay.
 
@@ -239,16 +239,16 @@ class MaskedText:
 
     def _near(self, word: str) -> list[str]:
         """Words of the vocabulary that are spelled alike and are one token."""
-        spoken = {token.lstrip("Ġ▁ ") for token in self.tokenizer.get_vocab() if not token.startswith("##")}
+        known_words = {token.lstrip("Ġ▁ ") for token in self.tokenizer.get_vocab() if not token.startswith("##")}
         stem = word.lower()[: max(3, len(word) // 2)]
-        alike = [w for w in spoken if len(w) > 2 and w.isalpha() and w.lower().startswith(stem)]
+        alike = [w for w in known_words if len(w) > 2 and w.isalpha() and w.lower().startswith(stem)]
         close = difflib.get_close_matches(word, sorted(alike), n=12, cutoff=0.3)
         if len(close) < 3:
-            close += difflib.get_close_matches(word, sorted(w for w in spoken if len(w) > 2), n=6, cutoff=0.6)
+            close += difflib.get_close_matches(word, sorted(w for w in known_words if len(w) > 2), n=6, cutoff=0.6)
         return [w for w in dict.fromkeys(close) if len(self._in_context(w)) == 1][:3]
 
 
-def _without_far_end(ids: list[int], sample: Sample | Example, longest: int) -> list[int]:
+def _without_far_end(ids: list[int], sample: TextSample | Example, longest: int) -> list[int]:
     """As LM-BFF cuts: the head where solved samples stand before the sample, else the tail."""
     if len(ids) <= longest:
         return ids

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import ClassSet
-from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, as_table, read_arrays, row_maxima, usual_scale
+from pouf.data.vectors import CLASS_KEYS, PROTOTYPE_KEYS, Vectors, as_table, read_arrays, row_maxima, usual_scale
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
 from pouf.reading import read_tensors
@@ -113,8 +113,8 @@ class Precomputed(Backbone):
 def read_prototypes(file: str | Path) -> tuple[Tensor, list[str] | None]:
     """One vector per class, (k, d), and the names of the classes where the file has them."""
     arrays = read_arrays(file)
-    named = arrays.first(NAMES)
-    prototypes = torch.from_numpy(np.array(as_table(arrays.vectors(PROTOTYPES), str(file)), dtype=np.float32))
+    named = arrays.first(CLASS_KEYS)
+    prototypes = torch.from_numpy(np.array(as_table(arrays.vectors(PROTOTYPE_KEYS), str(file)), dtype=np.float32))
     if named is not None and named.ndim != 1:
         raise InputError(f"{str(file)!r}: expected a list of names beside the prototypes, not shape {named.shape}")
     return prototypes, None if named is None else [str(name) for name in named.tolist()]

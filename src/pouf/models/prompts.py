@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from pouf.data.class_names import ClassSet, read_lines, spoken
+from pouf.data.class_names import ClassSet, display_name, read_lines
 from pouf.data.taxonomy import Taxonomy
 from pouf.errors import InputError
 from pouf.models.text_side import TextSide
@@ -71,5 +71,5 @@ def class_texts(classes: ClassSet) -> tuple[tuple[str, ...], ...]:
     Where names are paths, as `animal/dog`, the names of the ancestors as well: prototypes are means over all of them.
     """
     if classes.descriptions is None and (taxonomy := Taxonomy.of(classes.names)) is not None:
-        return tuple(tuple(map(spoken, taxonomy.texts(k))) for k in range(len(classes.names)))
-    return classes.descriptions or tuple((spoken(name),) for name in classes.names)
+        return tuple(tuple(map(display_name, taxonomy.texts(k))) for k in range(len(classes.names)))
+    return classes.descriptions or tuple((display_name(name),) for name in classes.names)

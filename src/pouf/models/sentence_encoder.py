@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors, of_model
 from pouf.models.text_side import TextSide, describe_tokenizer, tokenizer_facts
-from pouf.models.windows import ROWS, WINDOW_WEIGHT, cut, encode_windows, stack
+from pouf.models.windows import WINDOW_WEIGHT, WINDOWS_AT_ONCE, cut, encode_windows, stack
 from pouf.reading import read_json
 
 LAYOUT_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-REMEDY = "get the model again from where it came"
-TEMPERATURE = 0.1  # these models have none of their own; the paper's for texts
+REMEDY = "download the model again"
+SENTENCE_TEMPERATURE = 0.1  # these models have none of their own; the paper's for texts
 
 
 def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class SentenceEncoder(Backbone):
         self.tokenizer = tokenizer
         self.pool = POOLINGS[pooling]
         self.extras = extras
-        self.register_buffer("logit_scale", torch.tensor(math.log(1 / TEMPERATURE)), persistent=False)
+        self.register_buffer("logit_scale", torch.tensor(math.log(1 / SENTENCE_TEMPERATURE)), persistent=False)
         embedding = model.get_input_embeddings()  # type: ignore[operator]
         self.text_side = TextSide(tokenizer, partial(_encode, model, self.pool), embedding, max_length)
 
@@ -96,7 +96,7 @@ class SentenceEncoder(Backbone):
     def encode_inputs(self, batch: Tensors) -> Tensor:
         encode = partial(_encode, self.model, self.pool)
         if self.windows:
-            rows = batch[WINDOW_WEIGHT].numel() if self.sharded else ROWS
+            rows = batch[WINDOW_WEIGHT].numel() if self.sharded else WINDOWS_AT_ONCE
             return encode_windows(encode, batch, unit=True, rows=rows)
         return encode(batch)
 

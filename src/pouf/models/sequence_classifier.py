@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.models.base import Backbone, Scores, Tensors, of_model
-from pouf.models.cloze import Sample
+from pouf.models.cloze import TextSample
 from pouf.models.text_side import describe_tokenizer, tokenizer_facts
 
-NEAREST = 1e-4  # that a share comes to 0 and 1
+MIN_SHARE = 1e-4  # that a share comes to 0 and 1
 
 
 class SequenceClassifier(Backbone):
@@ -42,7 +42,7 @@ class SequenceClassifier(Backbone):
     def preprocessing(self) -> str:
         return f"{self.max_length} {tokenizer_facts(self.tokenizer)}"
 
-    def prepare(self, samples: Sequence[Sample]) -> Tensors:
+    def prepare(self, samples: Sequence[TextSample]) -> Tensors:
         pairs = [(sample,) if isinstance(sample, str) else sample for sample in samples]
         columns = [list(column) for column in zip(*pairs, strict=True)]
         return dict(
@@ -65,7 +65,7 @@ class SequenceClassifier(Backbone):
 
     def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
         if self.regression:
-            y = features[:, 0] + (features[:, 0].clamp(NEAREST, 1 - NEAREST) - features[:, 0]).detach()
+            y = features[:, 0] + (features[:, 0].clamp(MIN_SHARE, 1 - MIN_SHARE) - features[:, 0]).detach()
             logits = torch.stack([1 - y, y], 1).log()
             return Scores(logits, logits, 1 / self.logit_scale.exp())
         return Scores(F.normalize(features, dim=1) @ prototypes.T, features @ prototypes.T, 1 / self.logit_scale.exp())

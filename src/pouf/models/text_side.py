@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-CHUNK = 256  # sentences encoded at once
+PROMPTS_AT_ONCE = 256  # sentences encoded at once
 
-CHUNKS = 1024  # sets of prompts that stay tokenized: as many as the chunks of a step
+MAX_CACHED_CHUNKS = 1024  # sets of prompts that stay tokenized: as many as the chunks of a step
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     positions: Tensor  # (m,), where its sentences stand among all
     tokens: dict[str, Tensor]  # (m, length)
 
@@ -51,7 +51,7 @@ class TextSide:
         self.max_length = max_length
         self.full_length = full_length
         # The prompts of a run stay the same from step to step: they are tokenized once.
-        self._tokenized: dict[tuple[str, ...], list[Chunk]] = {}
+        self._tokenized: dict[tuple[str, ...], list[PromptChunk]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_tokenized": {}}
@@ -93,18 +93,18 @@ class TextSide:
                 return framed[:start], framed[start + len(bare) :]
         raise ValueError(f"the tokenizer changes a sentence when it frames it: {bare} became {framed}")
 
-    def _chunks_of(self, sentences: tuple[str, ...]) -> list[Chunk]:
+    def _chunks_of(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
         if sentences not in self._tokenized:
-            if len(self._tokenized) == CHUNKS:
+            if len(self._tokenized) == MAX_CACHED_CHUNKS:
                 del self._tokenized[next(iter(self._tokenized))]  # the oldest
             self._tokenized[sentences] = self._tokenize(sentences)
         return self._tokenized[sentences]
 
-    def _tokenize(self, sentences: tuple[str, ...]) -> list[Chunk]:
+    def _tokenize(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
         ids = self.all_token_ids(sentences)
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        chunks = [order[start : start + CHUNK] for start in range(0, len(order), CHUNK)]
-        return [Chunk(torch.tensor(chunk), self.pad([ids[i] for i in chunk])) for chunk in chunks]
+        chunks = [order[start : start + PROMPTS_AT_ONCE] for start in range(0, len(order), PROMPTS_AT_ONCE)]
+        return [PromptChunk(torch.tensor(chunk), self.pad([ids[i] for i in chunk])) for chunk in chunks]
 
 
 def tokenizer_facts(tokenizer: Any) -> str:

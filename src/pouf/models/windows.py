@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 WINDOW_WEIGHT = "window_weight"  # (n, w), tokens of each window; 0 for those that fill up
-ROWS = 256  # windows encoded at once, where no gradient is needed
-MEASURED = 1000  # texts whose length is looked at
+WINDOWS_AT_ONCE = 256  # windows encoded at once, where no gradient is needed
+MAX_MEASURED_TEXTS = 1000  # texts whose length is looked at
 
 
 def cut(tokens: Sequence[T], room: int) -> list[Sequence[T]]:
@@ -50,7 +50,9 @@ def stack(batch: Tensors, lengths: Sequence[Sequence[int]]) -> Tensors:
     return {name: tensor[index] for name, tensor in batch.items()} | {WINDOW_WEIGHT: weight.float()}
 
 
-def encode_windows(encode: Callable[[Tensors], Tensor], batch: Tensors, unit: bool, rows: int = ROWS) -> Tensor:
+def encode_windows(
+    encode: Callable[[Tensors], Tensor], batch: Tensors, unit: bool, rows: int = WINDOWS_AT_ONCE
+) -> Tensor:
     """Means over the windows of each text, weighted by their tokens: what `stack` made -> (n, d).
 
     Args:
@@ -100,7 +102,7 @@ def measure_cut(backbone: Backbone, data: Unlabelled) -> Cut | None:
     if backbone.windows or data.modality != "text" or data.streamed or not len(data):
         return None
     samples = []
-    for index in range(0, len(data), max(1, len(data) // MEASURED)):
+    for index in range(0, len(data), max(1, len(data) // MAX_MEASURED_TEXTS)):
         try:
             samples.append(data.read(index))
         except Unreadable:

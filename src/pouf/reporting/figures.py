@@ -23,13 +23,13 @@ from pouf.reporting.pages import as_text, shorten, thumbnail
 from pouf.reporting.svg import COLOURS, EIGHT, Series, chart, drawing, legend, marker, polygon, tag, text
 
 CLASSES = len(COLOURS)  # that have a colour, a name and a row of their own
-STARS = 100  # prototypes that are drawn
-SIDE = 400  # of a map
-TOGETHER = 3  # most stars that share a label
+MAX_STARS = 100  # prototypes that are drawn
+MAP_SIDE = 400  # of a map
+MAX_STARS_PER_LABEL = 3  # most stars that share a label
 HALO = {"paint_order": "stroke", "stroke": "var(--card)", "stroke_width": 3, "stroke_linejoin": "round"}
 
 
-class View(NamedTuple):
+class FeatureView(NamedTuple):
     """A classifier's view of the same inputs."""
 
     features: Tensor  # (n, d), each of length 1
@@ -39,8 +39,8 @@ class View(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    before: View
-    after: View
+    before: FeatureView
+    after: FeatureView
     inputs: Unlabelled  # those that both views are of, in their order
     classes: Sequence[str]
     labelled: bool
@@ -57,7 +57,7 @@ class Comparison(NamedTuple):
             return None
 
 
-def look(
+def compare_features(
     zero_shot: Callable[[], Classifier],
     adapted: Callable[[], Classifier],
     data: Unlabelled,
@@ -82,20 +82,22 @@ def look(
             said = classifier.log_probabilities(encoded).exp()
             prototypes = F.normalize(classifier.prototypes().float(), dim=1).cpu()
         shown = said.argmax(1) if labels is None else torch.tensor([labels[chosen[i]] for i in encoded.indices])
-        views.append(View(F.normalize(encoded.features.float(), dim=1), prototypes, shown, said))
+        views.append(FeatureView(F.normalize(encoded.features.float(), dim=1), prototypes, shown, said))
     readable = [i for i in range(len(sample)) if i not in sample.skipped]
     before, after = views
     return Comparison(before, after, Subset(sample, readable), classifier.classes, labels is not None)
 
 
-def stars(view: View) -> list[int]:
+def stars(view: FeatureView) -> list[int]:
     """The classes whose prototypes are drawn: all, or those of the most inputs where there are very many."""
     k = len(view.prototypes)
     counts = torch.bincount(view.labels, minlength=k)
-    return sorted(counts.argsort(descending=True, stable=True)[:STARS].tolist()) if k > STARS else list(range(k))
+    return (
+        sorted(counts.argsort(descending=True, stable=True)[:MAX_STARS].tolist()) if k > MAX_STARS else list(range(k))
+    )
 
 
-def embed(view: View, centred: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def embed(view: FeatureView, centred: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """One t-SNE of features and prototypes together, paper fig. 1: (n, 2) and (k, 2); the same for the same view.
 
     Of more than 100 prototypes those of `stars` are placed: more can't be told apart, and take most of the time.
@@ -114,12 +116,12 @@ def embed(view: View, centred: bool = False) -> tuple[NDArray[np.float32], NDArr
     return placed[: len(view.features)], placed[len(view.features) :]
 
 
-def nearest(view: View, k: int, count: int = 5) -> list[int]:
+def nearest_to_prototype(view: FeatureView, k: int, count: int = 5) -> list[int]:
     """The inputs nearest to a prototype, the nearest first."""
     return (view.features @ view.prototypes[k]).topk(min(count, len(view.features))).indices.tolist()
 
 
-def similarities(view: View) -> Tensor:
+def similarities(view: FeatureView) -> Tensor:
     """Cosine of each feature with the prototype of its class: (n,)."""
     return (view.features * view.prototypes[view.labels]).sum(1)
 
@@ -149,9 +151,9 @@ def _side_by_side(comparison: Comparison, centred: bool) -> Markup:
     left, right = both_maps(comparison, centred)
     height = int(left.split('"')[3])  # of <svg width="" height="">
     about = ", each centred by their own mean" if centred else ""
-    titles = [text(x, 14, name + about) for x, name in ((8, "zero-shot"), (SIDE + 24, "adapted"))]
-    maps = [tag("g", part, transform=f"translate({x} 18)") for x, part in ((0, left), (SIDE + 16, right))]
-    return drawing(2 * SIDE + 16, height + 18, *titles, *maps)
+    titles = [text(x, 14, name + about) for x, name in ((8, "zero-shot"), (MAP_SIDE + 24, "adapted"))]
+    maps = [tag("g", part, transform=f"translate({x} 18)") for x, part in ((0, left), (MAP_SIDE + 16, right))]
+    return drawing(2 * MAP_SIDE + 16, height + 18, *titles, *maps)
 
 
 def both_maps(comparison: Comparison, centred: bool = False) -> list[Markup]:
@@ -167,12 +169,12 @@ def both_maps(comparison: Comparison, centred: bool = False) -> list[Markup]:
 def _scale_and_height(both: NDArray[np.float32]) -> tuple[float, int]:
     """The same scale up and across, so that distances can be compared; no empty space above and below."""
     across, up = (both.max(0) - both.min(0)).tolist()
-    scale = (SIDE - 24) / max(across, up, 1e-6)
-    return scale, max(SIDE // 2, 24 + math.ceil(scale * up))
+    scale = (MAP_SIDE - 24) / max(across, up, 1e-6)
+    return scale, max(MAP_SIDE // 2, 24 + math.ceil(scale * up))
 
 
 def tsne(
-    view: View,
+    view: FeatureView,
     classes: Sequence[str],
     centred: bool = False,
     changed: Sequence[bool] | None = None,
@@ -190,7 +192,7 @@ def tsne(
     both = np.concatenate(embed(view, centred)) if both is None else both
     scale, least = _scale_and_height(both)
     height = max(height, least)
-    placed = (np.array([SIDE, height]) / 2 + scale * (both - (both.min(0) + both.max(0)) / 2)).tolist()
+    placed = (np.array([MAP_SIDE, height]) / 2 + scale * (both - (both.min(0) + both.max(0)) / 2)).tolist()
     n, labels, few = len(view.features), view.labels.tolist(), len(classes) <= CLASSES
     changed = changed if changed is not None else [False] * n
     parts = [
@@ -208,8 +210,8 @@ def tsne(
         marks = [(_point(True, 0, 0), "prediction changed"), (_point(False, 0, 0), "unchanged")]
     else:
         parts += _labels(placed[n:], names, placed[:n], height)
-    named, end = legend(marks, SIDE, height)
-    return drawing(SIDE, end, *parts, tag("g", *named, class_="legend"))
+    named, end = legend(marks, MAP_SIDE, height)
+    return drawing(MAP_SIDE, end, *parts, tag("g", *named, class_="legend"))
 
 
 def _point(changed: bool, x: float, y: float, **attributes: object) -> Markup:
@@ -224,12 +226,12 @@ def _labels(
     taken = [(x, y, 7.0) for x, y in stars]  # middle, and half of the width
     parts = []
     for together in _in_one_place(stars):
-        if len(together) > TOGETHER:
+        if len(together) > MAX_STARS_PER_LABEL:
             continue
         (x, y), name = stars[together[0]], shorten(", ".join(names[k] for k in together), 40)
         half = 3.0 * len(name) + 2
         for across, down in _around(x, y, half):
-            inside = half <= across <= SIDE - half and 8 <= down <= height - 8
+            inside = half <= across <= MAP_SIDE - half and 8 <= down <= height - 8
             free = all(abs(across - a) > half + b or abs(down - d) > 12 for a, d, b in taken)
             if inside and free and all(abs(across - a) > half + 3 or abs(down - b) > 9 for a, b in points):
                 taken.append((across, down, half))
@@ -262,7 +264,10 @@ def _around(x: float, y: float, half: float) -> Iterator[tuple[float, float]]:
 def nearest_inputs(comparison: Comparison, classes: Sequence[int] = ()) -> list[tuple[int, list[int], list[int]]]:
     """Classes, and the inputs nearest to their prototypes before and after: those given, or the most changed first."""
     before, after = comparison[:2]
-    near = [(k, nearest(before, k), nearest(after, k)) for k in classes or range(len(comparison.classes))]
+    near = [
+        (k, nearest_to_prototype(before, k), nearest_to_prototype(after, k))
+        for k in classes or range(len(comparison.classes))
+    ]
     if classes:
         return near
     return sorted(near, key=lambda row: -len({*row[1]} ^ {*row[2]}))[:CLASSES]

@@ -21,7 +21,7 @@ from pouf.errors import plural
 from pouf.files import write_text
 from pouf.inference.encode import InferenceConfig
 from pouf.recipe import Recipe
-from pouf.reporting.figures import CLASSES, Comparison, both_maps, histogram, line, look, nearest_inputs
+from pouf.reporting.figures import CLASSES, Comparison, both_maps, compare_features, histogram, line, nearest_inputs
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
 from pouf.reporting.svg import LIGHT
 from pouf.runs.folder import Run
@@ -32,10 +32,10 @@ from pouf.validation.diagnostics import rows_of
 from pouf.validation.evaluation import wilson
 from pouf.validation.verdict import Verdict
 
-POINTS = 500  # inputs that are drawn
-CHANGED = 30
-PAIRS = 12  # of classes that are taken for each other
-THUMB = 48  # pixels
+MAX_POINTS = 500  # inputs that are drawn
+MAX_CHANGED_SHOWN = 30
+MAX_PAIRS_SHOWN = 12  # of classes that are taken for each other
+THUMBNAIL_SIDE = 48  # pixels
 REPORT = "report.html"
 BEGIN, END = "<!--verdict-->", "<!--/verdict-->"  # around what a review changes later
 TUNED = {
@@ -44,7 +44,7 @@ TUNED = {
     "prototypes": "the class prototypes", "map": "a linear map of the vectors",
 }  # fmt: skip
 SIDES = ("zero-shot", "adapted")
-UP = "↑ higher is better"
+HIGHER_IS_BETTER = "↑ higher is better"
 
 
 def write_report(
@@ -65,7 +65,7 @@ def write_report(
         labels: positions of their classes, where they are known: accuracies and a confusion matrix are added.
         result: the run itself, where it has just come to its end; else its classifiers are loaded.
         trust_model: as in `Classifier.from_pretrained`.
-        comparison: from `before_and_after`, where several processes made it together.
+        comparison: from `compare_before_and_after`, where several processes made it together.
     """
     there, inference = Run(run), inference or InferenceConfig()
 
@@ -75,7 +75,9 @@ def write_report(
         return Classifier.from_pretrained(run, use=use, device=device, trust_model=trust_model)
 
     if comparison is None:
-        comparison = look(partial(at, "zero-shot"), partial(at, there.adapted), data, labels, inference, POINTS)
+        comparison = compare_features(
+            partial(at, "zero-shot"), partial(at, there.adapted), data, labels, inference, MAX_POINTS
+        )
     compared: dict[str, Use] = {"zero-shot": "zero-shot", "last step": "last", "advised": "advised"}
     guesses = {}
     for name, use in compared.items() if labels is not None else ():
@@ -86,12 +88,12 @@ def write_report(
     return file
 
 
-def before_and_after(result: Adaptation, data: Unlabelled, inference: InferenceConfig) -> Comparison | None:
+def compare_before_and_after(result: Adaptation, data: Unlabelled, inference: InferenceConfig) -> Comparison | None:
     """What a report shows of a run that has just come to its end, by all its processes; None without checkpoints."""
     if result.checkpoints is None:
         return None
-    return look(
-        partial(result.at, "zero-shot"), partial(result.at, result.verdict.adapted), data, None, inference, POINTS
+    return compare_features(
+        partial(result.at, "zero-shot"), partial(result.at, result.verdict.adapted), data, None, inference, MAX_POINTS
     )
 
 
@@ -237,7 +239,7 @@ def _item(comparison: Comparison, i: int) -> dict[str, str]:
         for p in (view.probabilities[i] for view in comparison[:2])
     )
     return {
-        "image": thumbnail(sample, THUMB) if isinstance(sample, Image.Image) else "",
+        "image": thumbnail(sample, THUMBNAIL_SIDE) if isinstance(sample, Image.Image) else "",
         "text": shorten(as_text(sample), 160),
         "name": comparison.inputs.ids[i],
         "before": before,
@@ -250,7 +252,7 @@ def _changed(items: list[dict[str, str]], comparison: Comparison) -> list[dict[s
     before, after = (view.probabilities for view in comparison[:2])
     other = before.argmax(1) != after.argmax(1)
     order = (before - after).abs().sum(1).argsort(descending=True).tolist()
-    return [items[i] for i in order if other[i]][:CHANGED]
+    return [items[i] for i in order if other[i]][:MAX_CHANGED_SHOWN]
 
 
 def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
@@ -268,7 +270,7 @@ def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names
         cells = [list(zip(*row, strict=True)) for row in zip(counts.tolist(), shaded.tolist(), strict=True)]
         confusion = list(zip(names, cells, strict=True))
     wrong = counts.clone().fill_diagonal_(0).flatten()
-    places = wrong.argsort(descending=True, stable=True)[:PAIRS].tolist()
+    places = wrong.argsort(descending=True, stable=True)[:MAX_PAIRS_SHOWN].tolist()
     pairs = [(names[place // k], names[place % k], int(wrong[place])) for place in places if wrong[place]]
     return {"n": len(truth), "rows": rows, "confusion": confusion, "pairs": pairs}
 
@@ -298,8 +300,13 @@ def _curves(steps: list[dict[str, Any]], verdict: Verdict, k: int) -> list[tuple
     if verdict.snapshots:
         most = math.log(max(3, verdict.diagnostics.inputs if verdict.diagnostics else 3) - 1)  # of an entropy
         curves += [
-            Curve("agreement with the second half of the run: the highest is chosen", along("agreement"), (0, 1), UP),
-            Curve("second opinion: density of neighbourhoods", along("neighbourhood"), (0, most), UP),
-            Curve("second opinion: agreement with a clustering", along("clustering"), (0, 1), UP),
+            Curve(
+                "agreement with the second half of the run: the highest is chosen",
+                along("agreement"),
+                (0, 1),
+                HIGHER_IS_BETTER,
+            ),
+            Curve("second opinion: density of neighbourhoods", along("neighbourhood"), (0, most), HIGHER_IS_BETTER),
+            Curve("second opinion: agreement with a clustering", along("clustering"), (0, 1), HIGHER_IS_BETTER),
         ]
     return [(each.caption, line(each.points, verdict.chosen, each.span, each.good)) for each in curves]

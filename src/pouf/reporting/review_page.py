@@ -23,7 +23,7 @@ from pouf.reporting.html import update_verdict
 from pouf.reporting.pages import as_text, render, script_data, thumbnail
 from pouf.runs.folder import Run
 from pouf.runs.names import VERDICT
-from pouf.validation.review import NONE, Question, Review, ReviewResult, read_answers
+from pouf.validation.review import NO_CLASS, Review, ReviewQuestion, ReviewResult, read_answers
 
 PLAN, TABLE, PAGE = "review.json", "review.csv", "review.html"
 KEYS = "123456789abcdefghijklmnopqrstuvwxyz"  # 0 is none of the classes
@@ -55,7 +55,7 @@ def _texts(file: Path) -> dict[str, str]:
     return {str(id): str(text) for id, text in zip(table["id"], table["text"], strict=True)}
 
 
-def _asked_before(run: Path, counts: dict[str, dict[str, int]]) -> list[Question]:
+def _asked_before(run: Path, counts: dict[str, dict[str, int]]) -> list[ReviewQuestion]:
     """The questions of the review that is there, if it is of the same predictions: its answers count as well then."""
     if not (run / PLAN).is_file():
         return []
@@ -69,7 +69,7 @@ def read_review(run: Path) -> Review:
     return read_json(run / PLAN, Review, "ask again")
 
 
-def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], classes: Sequence[str]) -> str:
+def _page(run: Path, questions: Sequence[ReviewQuestion], samples: Sequence[Any], classes: Sequence[str]) -> str:
     # What the models said is not shown: it would lead the reader.
     items = [
         {
@@ -82,7 +82,7 @@ def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], clas
     # Answers that the browser keeps belong to these questions alone.
     key = hashlib.sha256(json.dumps([run.resolve().name, [q.id for q in questions]]).encode()).hexdigest()[:16]
     many = len(classes) > len(KEYS)
-    told = {"key": key, "items": items, "classes": _keyed(classes), "none": NONE, "many": many}
+    told = {"key": key, "items": items, "classes": _keyed(classes), "none": NO_CLASS, "many": many}
     return render(
         "review.html",
         title=f"pouf: {plural(len(items), 'question')} about {run.resolve().name}",

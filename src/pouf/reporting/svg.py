@@ -44,7 +44,7 @@ def drawing(width: int, height: int, *parts: Markup) -> Markup:
                xmlns="http://www.w3.org/2000/svg", font_size=11, font_family="system-ui, sans-serif")  # fmt: skip
 
 
-def write(figure: Markup, file: Path) -> Path:
+def write_svg(figure: Markup, file: Path) -> Path:
     """A file of its own, on white; without variables, which not every viewer knows."""
     light = LIGHT | {"card": "#ffffff"}
     # Only our own attributes hold bare quotes, so that no name or text is taken for a variable.

@@ -36,9 +36,9 @@ class Tuner:
         return sum(parameter.numel() for parameter in self.parameters.values())
 
 
-def describe(trainable: int, total: int) -> str:
+def describe_trainable(trainable: int, total: int) -> str:
     """trainable 2,049 of 149,622,785 (0.001 %)"""
     return f"trainable {trainable:,} of {total:,} ({100 * trainable / total:.3g} %)"
 
 
-__all__ = ["Target", "Tuner", "TunerSettings", "describe"]
+__all__ = ["Target", "Tuner", "TunerSettings", "describe_trainable"]

@@ -19,8 +19,8 @@ from pouf.inference.encode import InferenceConfig
 from pouf.validation.diagnostics import share
 from pouf.validation.names import ordinary_words
 
-WORDS = "words"  # the list that comes with the package
-SAMPLE = 512  # inputs of the task that are looked at, where there are no others
+ORDINARY_WORDS = "words"  # the list that comes with the package
+MAX_INPUTS = 512  # inputs of the task that are looked at, where there are no others
 
 
 class Drift(NamedTuple):
@@ -47,7 +47,7 @@ def other_names(given: Classes | str, classifier: Classifier) -> tuple[str, ...]
     if not classifier.backbone.reads_names:
         raise InputError("other names can't be kept: there is no text side here that could read them")
     if isinstance(given, str):
-        names = ordinary_words() if given == WORDS else read_classes(given).names
+        names = ordinary_words() if given == ORDINARY_WORDS else read_classes(given).names
     else:
         names = class_set(given).names
     own = {same_name(name) for name in classifier.classes}
@@ -112,5 +112,5 @@ def name_prototypes(classifier: Classifier, names: Sequence[str]) -> Tensor:
 def _some(data: Unlabelled, seed: int) -> Unlabelled:
     if data.streamed:
         raise InputError("the data are a stream, which can't be looked at twice: give labelled inputs of other names")
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:SAMPLE]
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:MAX_INPUTS]
     return Subset(data, sorted(order.tolist()))

@@ -19,7 +19,7 @@ from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import processes
 
-ROWS = 8192  # samples that are scored at once
+SCORED_AT_ONCE = 8192  # samples that are scored at once
 
 
 class ClassFigures(NamedTuple):
@@ -75,8 +75,8 @@ def compare(
 
     def counted(classifier: Classifier, own: FeatureSet, prototypes: Tensor, bias: Tensor | None = None) -> Counts:
         counts = Counts.none(len(classifier.classes))
-        rows = iter(labels.split(ROWS))
-        for block in classifier.score_blocks(own, prototypes, ROWS):
+        rows = iter(labels.split(SCORED_AT_ONCE))
+        for block in classifier.score_blocks(own, prototypes, SCORED_AT_ONCE):
             logs = block.log_probabilities if bias is None else block.log_probabilities - bias
             counts.add(logs.argmax(1), next(rows))
         return counts
@@ -163,7 +163,7 @@ class Counts(NamedTuple):
 @torch.no_grad()
 def _log_marginal(classifier: Classifier, own: FeatureSet, prototypes: Tensor) -> Tensor:
     """log mean_i p(y|x_i) over the inputs of all processes: (k,)."""
-    sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, prototypes, ROWS)]
+    sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, prototypes, SCORED_AT_ONCE)]
     told = processes().gather_objects((sums, len(own.indices)))
     each = [row for rows, _ in told for row in rows]
     n = sum(count for _, count in told)

@@ -22,13 +22,13 @@ from pouf.inference.encode import InferenceConfig
 from pouf.validation.diagnostics import FEW_CLASSES
 
 DISAGREE, AGREE = "disagree", "agree"
-SHOWN = 128  # images of a review are shown at up to twice this side
-NONE = "none of these"  # an answer: the input belongs to no class
+REVIEW_IMAGE_SIDE = 128  # images of a review are shown at up to twice this side
+NO_CLASS = "none of these"  # an answer: the input belongs to no class
 logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 
-class Question(NamedTuple):
+class ReviewQuestion(NamedTuple):
     """An input to look at."""
 
     id: str
@@ -41,7 +41,7 @@ class Review(NamedTuple):
     """Questions, and how many inputs there are of each kind."""
 
     counts: dict[str, dict[str, int]]  # stratum -> class that the adapted model predicts -> inputs
-    questions: list[Question]
+    questions: list[ReviewQuestion]
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -52,7 +52,7 @@ class Review(NamedTuple):
         return {"counts": self.counts, "questions": [question._asdict() for question in self.questions]}
 
 
-class Estimate(NamedTuple):
+class ShareEstimate(NamedTuple):
     """A share of the inputs with its 95 % confidence interval."""
 
     value: float
@@ -62,8 +62,8 @@ class Estimate(NamedTuple):
 
 class ReviewResult(NamedTuple):
     answered: int
-    zero_shot: Estimate
-    adapted: Estimate
+    zero_shot: ShareEstimate
+    adapted: ShareEstimate
     adapted_wins: int  # of the answered inputs on which they disagree
     zero_shot_wins: int
     none_of_these: int  # answers that name no class: whatever is predicted for these inputs is wrong
@@ -77,14 +77,14 @@ class ReviewResult(NamedTuple):
             f"{name} is right in {100 * value:.1f} % (95 % confidence interval {100 * low:.1f} to {100 * high:.1f})"
             for name, (value, low, high) in (("zero-shot", self.zero_shot), ("adapted", self.adapted))
         ]
-        none = f" Answered {NONE!r}: {self.none_of_these}." if self.none_of_these else ""
+        none = f" Answered {NO_CLASS!r}: {self.none_of_these}." if self.none_of_these else ""
         return f"By {plural(self.answered, 'answer')}, {' and '.join(told)}.{none} {self.advice}"
 
     def to_json(self) -> dict[str, Any]:
         return self._asdict() | {"zero_shot": self.zero_shot._asdict(), "adapted": self.adapted._asdict()}
 
 
-def ask(
+def sample_questions(
     zero_shot: Classifier,
     adapted: Classifier,
     data: Unlabelled,
@@ -123,22 +123,22 @@ def ask(
     random.Random(seed).shuffle(chosen)
     names = adapted.classes
     questions = [
-        Question(data.ids[indices[row]], group, names[int(guesses[0][row])], names[int(guesses[1][row])])
+        ReviewQuestion(data.ids[indices[row]], group, names[int(guesses[0][row])], names[int(guesses[1][row])])
         for group, row in chosen
     ]
     counts = {group: Counter(names[int(guesses[1][row])] for row in rows) for group, rows in groups.items()}
     return Review({group: dict(of) for group, of in counts.items()}, questions), [
-        data.show(indices[row], SHOWN) for _, row in chosen
+        data.show(indices[row], REVIEW_IMAGE_SIDE) for _, row in chosen
     ]
 
 
 def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[str] = ()) -> dict[str, str]:
-    """id -> class or `NONE`, from a CSV or JSONL file with columns id and label; rows without a label are left out.
+    """id -> class or `NO_CLASS`, from a CSV or JSONL file with columns id and label; rows without a label are left out.
 
     Args:
         id_columns: of the run's own data. The first of them may stand in the place of id: the user's own table.
     """
-    known = {same_name(NONE): NONE, "none": NONE} | {same_name(name): name for name in classes}
+    known = {same_name(NO_CLASS): NO_CLASS, "none": NO_CLASS} | {same_name(name): name for name in classes}
     answers: dict[str, str] = {}
     for identifier, label in _labels(file, id_columns[:1]):
         label = "" if label is None or isinstance(label, BadRow) else str(label).strip()
@@ -147,7 +147,7 @@ def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[
         if isinstance(identifier, BadRow):
             raise InputError(f"{str(file)!r}: a row without id; expected the columns id and label")
         if same_name(label) not in known:
-            expected = f"{', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}, or {NONE!r}"
+            expected = f"{', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}, or {NO_CLASS!r}"
             raise InputError(f"{str(file)!r}: label {label!r} of {identifier} is no class: expected {expected}")
         before = answers.setdefault(str(identifier).strip(), known[same_name(label)])
         if before != known[same_name(label)]:
@@ -156,9 +156,9 @@ def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[
 
 
 def answered_shots(data: Unlabelled, file: str | Path, classes: Sequence[str]) -> Shots:
-    """The answers of a review as labelled examples, among the data that it was about; `NONE` is left out."""
+    """The answers of a review as labelled examples, among the data that it was about; `NO_CLASS` is left out."""
     answers = read_answers(file, classes, data.id_columns)
-    labels = {name: list(classes).index(label) for name, label in answers.items() if label != NONE}
+    labels = {name: list(classes).index(label) for name, label in answers.items() if label != NO_CLASS}
     places = [place for place, name in enumerate(data.ids) if name in labels]
     if not places:
         raise InputError(f"{str(file)!r} has no answer about {data.source}: give the data that the review was about")
@@ -202,7 +202,7 @@ def score_answers(review: Review, answers: Mapping[str, str], classes: Sequence[
         for which in ("zero_shot", "adapted")
     )
     wins, losses = sum(right("adapted", DISAGREE)), sum(right("zero_shot", DISAGREE))
-    none = sum(answers[question.id] == NONE for question in answered)
+    none = sum(answers[question.id] == NO_CLASS for question in answered)
     better, advice = _advice(wins, losses)
     prior, moved = _other_shares(review, answers, classes)
     advice = f"{advice} {moved}" if moved else advice
@@ -222,7 +222,7 @@ def _other_shares(review: Review, answers: Mapping[str, str], classes: Sequence[
     sizes = {(stratum, name): n for stratum, of in review.counts.items() for name, n in of.items()}
     said: dict[tuple[str, str], list[str]] = {group: [] for group in sizes}
     for question in review.questions:
-        if answers.get(question.id, NONE) != NONE:
+        if answers.get(question.id, NO_CLASS) != NO_CLASS:
             said.setdefault((question.stratum, question.adapted), []).append(answers[question.id])
     total = sum(sizes.values())
     predicted = [sum(n for (_, of), n in sizes.items() if of == name) / total for name in classes]
@@ -248,7 +248,7 @@ def _other_shares(review: Review, answers: Mapping[str, str], classes: Sequence[
     )
 
 
-def _stratified(right: Mapping[K, list[bool]], sizes: Mapping[K, int], comparisons: int = 1) -> Estimate:
+def _stratified(right: Mapping[K, list[bool]], sizes: Mapping[K, int], comparisons: int = 1) -> ShareEstimate:
     """The share over all groups, each weighed by its size. A group without answers may be anything from 0 to 1."""
     from scipy.stats import norm
 
@@ -268,7 +268,7 @@ def _stratified(right: Mapping[K, list[bool]], sizes: Mapping[K, int], compariso
             left = 1 - n / size if size > n else 0.0  # nothing is uncertain once all are answered
             variance += weight**2 * smoothed * (1 - smoothed) / n * left
     half = float(norm.ppf(1 - 0.025 / max(1, comparisons))) * math.sqrt(variance)
-    return Estimate(value, max(0.0, value - half + low), min(1.0, value + half + high))
+    return ShareEstimate(value, max(0.0, value - half + low), min(1.0, value + half + high))
 
 
 def _advice(wins: int, losses: int) -> tuple[str | None, str]:

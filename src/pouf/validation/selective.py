@@ -15,13 +15,13 @@ from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig, View
 from pouf.parallel.process_group import processes
 
-VIEWS = 3  # slightly changed looks at each input
+PERTURBED_VIEWS = 3  # slightly changed looks at each input
 UNKNOWN = "unknown"
 
 
 def reliability_views(data: Unlabelled) -> list[View]:
     """What the classifier is asked about each input, to be encoded together."""
-    return [View(), *(View(perturbation(data.modality, number)) for number in range(VIEWS))]
+    return [View(), *(View(perturbation(data.modality, number)) for number in range(PERTURBED_VIEWS))]
 
 
 def expected_probabilities(
@@ -38,7 +38,7 @@ def expected_probabilities(
     counts as a voice that tuning could not bend. This is an estimate, not a guarantee.
     """
     looks = [classifier.log_probabilities(encoded).exp()]
-    for number in range(VIEWS):
+    for number in range(PERTURBED_VIEWS):
         view = classifier.store(inference).share(data, perturbation(data.modality, number))
         looks.append(classifier.log_probabilities(view).exp())
     looks.append(zero_shot.log_probabilities(zero_shot.store(inference).share(data)).exp())
@@ -64,7 +64,7 @@ def check_rate(rate: float) -> None:
         raise InputError(f"can't abstain at {rate:g}: expected a rate of errors from 0 to below 1, as 0.05")
 
 
-def kept_at(rate: float, estimated: Tensor) -> Tensor:
+def within_error_rate(rate: float, estimated: Tensor) -> Tensor:
     """(n,) bool: as many predictions as possible, the surest first, so that their mean estimated error is <= rate."""
     check_rate(rate)
     order = estimated.argsort(descending=True)
@@ -120,9 +120,11 @@ def unreliable(
 
 
 def _kept_by_all(rate: float, estimated: Tensor) -> list[bool]:
-    """`kept_at` among the inputs of all processes: for those of this one."""
+    """`within_error_rate` among the inputs of all processes: for those of this one."""
     every = processes().gather_objects(estimated)
-    kept: list[bool] = kept_at(rate, torch.cat(every)).split([len(part) for part in every])[processes().rank].tolist()
+    kept: list[bool] = (
+        within_error_rate(rate, torch.cat(every)).split([len(part) for part in every])[processes().rank].tolist()
+    )
     return kept
 
 

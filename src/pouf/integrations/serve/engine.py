@@ -20,12 +20,12 @@ from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.models.base import evaluating
-from pouf.models.demonstrations import Shown
+from pouf.models.demonstrations import DemonstrationEncoder
 from pouf.reporting.pages import as_text, shorten, thumbnail
 from pouf.runs.folder import Run
 
-THUMB = 72  # pixels
-NEAR = 4  # training inputs that are shown with each answer
+THUMBNAIL_SIDE = 72  # pixels
+SHOWN_NEIGHBOURS = 4  # training inputs that are shown with each answer
 
 
 class Busy(Exception):
@@ -39,7 +39,9 @@ class FixedClassifier:
     def __init__(self, classifier: Classifier) -> None:
         self.classifier = classifier.eval()
         demonstrations = classifier.demonstrations
-        self.encoder = classifier.backbone if demonstrations is None else Shown(classifier.backbone, demonstrations)
+        self.encoder = (
+            classifier.backbone if demonstrations is None else DemonstrationEncoder(classifier.backbone, demonstrations)
+        )
         with evaluating(classifier):
             self.prototypes = classifier.prototypes()
 
@@ -73,7 +75,7 @@ class Answer(NamedTuple):
     near: list[tuple[float, Neighbour]]  # cosines of the features, the nearest first
 
 
-class Engine:
+class RunPredictor:
     """Classifies inputs with a run.
 
     Args:
@@ -134,7 +136,7 @@ class Engine:
         near: list[list[tuple[float, Neighbour]]] = [[] for _ in samples]
         if self.neighbours:
             cosines = F.normalize(features.cpu(), dim=1) @ self.unit.T
-            top = cosines.topk(min(NEAR, len(self.neighbours)), dim=1)
+            top = cosines.topk(min(SHOWN_NEIGHBOURS, len(self.neighbours)), dim=1)
             near = [
                 [(value, self.neighbours[i]) for value, i in zip(values, places, strict=True)]
                 for values, places in zip(top.values.tolist(), top.indices.tolist(), strict=True)
@@ -144,10 +146,10 @@ class Engine:
 
 def _neighbour(data: Subset, place: int, predicted: str) -> Neighbour:
     try:
-        sample = data.show(place, THUMB)
+        sample = data.show(place, THUMBNAIL_SIDE)
     except Unreadable:  # removed since it was encoded
         sample = ""
-    picture = thumbnail(sample, THUMB) if isinstance(sample, Image.Image) else ""
+    picture = thumbnail(sample, THUMBNAIL_SIDE) if isinstance(sample, Image.Image) else ""
     text = "" if picture or data.modality == "vector" else shorten(as_text(sample), 160)
     return Neighbour(str(data.ids[place]), picture, text, predicted)
 

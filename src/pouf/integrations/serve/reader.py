@@ -20,20 +20,20 @@ from pouf.data.inputs import normalise
 from pouf.data.tables import read_table
 from pouf.data.texts import Texts
 from pouf.errors import InputError
-from pouf.integrations.serve.engine import Engine
+from pouf.integrations.serve.engine import RunPredictor
 from pouf.integrations.serve.guard import Limits
-from pouf.integrations.serve.schemas import Question
+from pouf.integrations.serve.schemas import PredictRequest
 
 
-class Reader:
+class RequestReader:
     """Reads requests as samples of the model; an `InputError` where it can't."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
+    def __init__(self, engine: RunPredictor, limits: Limits) -> None:
         self.classifier, self.limits = engine.classifier, limits
         self.modality, self.columns = engine.classifier.backbone.modality, engine.classifier.columns
         self.width = engine.adapted.prototypes.shape[1]
 
-    def of_question(self, question: Question) -> list[Any]:
+    def samples(self, question: PredictRequest) -> list[Any]:
         given = {name: value for name, value in question.model_dump().items() if value is not None}
         if list(given) != [f"{self.modality}s"]:
             raise InputError(f"this model reads {self.modality}s: give {self.modality}s and nothing else")
@@ -55,7 +55,7 @@ class Reader:
     def decode(self, contents: Sequence[bytes]) -> list[Image.Image]:
         return [self._sample(i, content) for i, content in enumerate(contents)]
 
-    def of_table(self, name: str, content: bytes, column: str) -> Texts:
+    def texts(self, name: str, content: bytes, column: str) -> Texts:
         if self.modality != "text":
             raise InputError(f"this model reads {self.modality}s: a table is for texts")
         columns = tuple(column.split(",")) if column else self.columns

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pouf.recipe import Kind
 
 
-class Question(BaseModel):
+class PredictRequest(BaseModel):
     """Inputs to classify: one of the three, as the model reads it."""
 
     model_config = ConfigDict(extra="forbid")
@@ -21,16 +21,16 @@ class Question(BaseModel):
     vectors: list[list[float]] | None = Field(None, description="vectors of the model that made the prototypes")
 
 
-class Named(BaseModel):
+class MostLikely(BaseModel):
     predicted: str = Field(serialization_alias="class", description="the most likely class")
     probability: float
 
 
-class Side(Named):
+class ModelPrediction(MostLikely):
     probabilities: dict[str, float] = Field(description="of the most likely classes, the first one first")
 
 
-class Near(BaseModel):
+class NearestInput(BaseModel):
     """A training input near to this one."""
 
     name: str
@@ -40,31 +40,31 @@ class Near(BaseModel):
     cosine: float
 
 
-class Prediction(Named):
+class Prediction(MostLikely):
     """By what the run advises; with `details`, both sides and the nearest training inputs."""
 
     by: Literal["zero-shot", "adapted"]
-    zero_shot: Side | None = None
-    adapted: Side | None = None
-    near: list[Near] | None = None
+    zero_shot: ModelPrediction | None = None
+    adapted: ModelPrediction | None = None
+    near: list[NearestInput] | None = None
 
     def short(self) -> Prediction:
         return Prediction(predicted=self.predicted, probability=self.probability, by=self.by)
 
 
-class Predictions(BaseModel):
+class PredictResponse(BaseModel):
     predictions: list[Prediction]
 
 
-class Row(Named):
+class TableRow(MostLikely):
     row: str
     text: str
     zero_shot: str
     adapted: str
 
 
-class Table(BaseModel):
-    rows: list[Row]
+class TableResponse(BaseModel):
+    rows: list[TableRow]
     skipped: list[str] = Field(description="rows that could not be read, and why")
 
 
@@ -81,5 +81,5 @@ class Info(BaseModel):
     pouf: str
 
 
-class Fault(BaseModel):
+class ErrorResponse(BaseModel):
     error: str
