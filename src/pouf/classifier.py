@@ -536,7 +536,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def infer(self, data: Unlabelled, inference: InferenceConfig = INFERENCE) -> Predictions:
         """Log-probabilities of all that can be read, and why the others can't."""
-        data = data.with_own_skips()
+        data = data.with_own_skipped()
         encoded = self.encode(data, inference)
         return Predictions(encoded.indices, self.log_probabilities(encoded), data.skipped)
 
@@ -641,7 +641,7 @@ class Classifier(nn.Module, ModelHubMixin):
         data = inputs if isinstance(inputs, Unlabelled) else self.data(inputs)
         found = self.copy()
         found.postprocessor = None
-        encoded = found.store(inference).share(data.with_own_skips())
+        encoded = found.store(inference).share(data.with_own_skipped())
         if sum(processes().gather_objects(len(encoded.indices))) < 2:
             raise InputError("a correction is of many inputs together: give more than one")
         name = name or ("clusters" if len(self.classes) > 2 else "prior-correction")
@@ -652,7 +652,7 @@ class Classifier(nn.Module, ModelHubMixin):
         self, inputs: Inputs, batch_size: int, text_column: str | None = None
     ) -> tuple[NormalisedInput, FeatureSet]:
         given = self._parse(inputs, text_column)
-        given = given._replace(data=given.data.with_own_skips())
+        given = given._replace(data=given.data.with_own_skipped())
         encoded = self.encode(given.data, InferenceConfig(batch_size))
         if given.data.skipped:
             index, reason = next(iter(given.data.skipped.items()))

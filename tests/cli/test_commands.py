@@ -402,7 +402,7 @@ def test_other_mistakes_are_one_line_too(arguments: list[str], words: str, tmp_p
 def test_labels_that_are_no_class_are_said(run: Path, tmp_path: Path, few_digits: Path) -> None:
     shutil.copytree(few_digits / "two", tmp_path / "deux")
     result = in_a_process("evaluate", run, tmp_path, cwd=tmp_path, code=2)
-    assert "none of the classes, such as 'deux'" in one_line_error(result)
+    assert "no class, such as 'deux'" in one_line_error(result)
 
 
 def test_a_run_that_diverges_keeps_its_last_good_weights(few_digits: Path, tmp_path: Path) -> None:
@@ -622,7 +622,7 @@ def test_ids_that_are_not_distinct_stay_in_predictions_but_do_not_name_questions
     (tmp_path / "texts.csv").write_text("who,text\n" + "".join(f"{i % 3},good film {i}\n" for i in range(8)))
     usual = ("adapt", "--model", model, "--texts", "texts.csv", "--classes", "good,bad", "--steps", 2)
     said = pouf(*usual, "--id-column", "who", "--out", "run", cwd=tmp_path)
-    assert "texts.csv: the ids in 'who' are not all there and distinct" in said.stderr
+    assert "texts.csv: the ids in 'who' are incomplete or not distinct" in said.stderr
     own = list(csv.DictReader((tmp_path / "run" / "predictions.csv").open()))
     assert [row["who"] for row in own] == [str(i % 3) for i in range(8)]
     pouf("review", "run", "--n", 8, cwd=tmp_path)

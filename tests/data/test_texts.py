@@ -99,7 +99,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 def test_batches_hold_texts_of_similar_length_and_features_come_back_in_order(tmp_path: Path) -> None:
     texts = ["cat " * n + "dog" for n in (9, 1, 7, 3, 8, 2)]
-    assert [[draw.place for draw in batch] for batch in Texts(texts).batches(2)] == [[1, 5], [3, 2], [4, 0]]
+    assert [[draw.position for draw in batch] for batch in Texts(texts).batches(2)] == [[1, 5], [3, 2], [4, 0]]
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), ["good", "bad"])
     alone = torch.cat([classifier.features([text]) for text in texts])
     assert torch.allclose(classifier.features(texts, batch_size=2), alone, atol=1e-5)
@@ -122,7 +122,7 @@ def test_labelled_texts_match_classes_by_name(tmp_path: Path) -> None:
 def test_labels_that_are_no_class_are_an_error(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a", "label": "fine"}\n{"text": "b", "label": "bad"}')
-    with pytest.raises(InputError, match="1 of 2 labels are none of the classes, such as 'bad'"):
+    with pytest.raises(InputError, match="1 of 2 labels are no class, such as 'bad'"):
         read_labelled(file, ["fine", "good"], "text")
 
 
@@ -134,5 +134,5 @@ def test_labelled_images_take_the_nearest_folder_that_is_a_class(tmp_path: Path)
         Image.new("RGB", (4, 4)).save(tmp_path / name)
     assert read_labelled(tmp_path, ["mug", "back pack"], "image").labels == [1, 0]
     Image.new("RGB", (4, 4)).save(tmp_path / "3.png")
-    with pytest.raises(InputError, match="1 of 3 labels are none of the classes"):
+    with pytest.raises(InputError, match="1 of 3 labels are no class"):
         read_labelled(tmp_path, ["mug", "back pack"], "image")

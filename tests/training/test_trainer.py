@@ -81,7 +81,7 @@ def test_one_sgd_step_is_the_gradient_of_the_papers_loss(few_digits: Path, tiny:
 def test_a_batch_holds_no_sample_twice_and_an_epoch_holds_every_sample(pictures: list[Image.Image]) -> None:
     data = Images(pictures)
     batches = data.random_batches(5, torch.Generator().manual_seed(0))
-    drawn = [[draw.place for draw in next(batches)] for _ in range(40)]
+    drawn = [[draw.position for draw in next(batches)] for _ in range(40)]
     assert all(len(set(batch)) == 5 for batch in drawn)
     for first, second in zip(drawn[::2], drawn[1::2], strict=True):  # 12 samples: two batches an epoch, two left over
         assert len(set(first) | set(second)) == 10
@@ -90,7 +90,7 @@ def test_a_batch_holds_no_sample_twice_and_an_epoch_holds_every_sample(pictures:
 
 def test_data_smaller_than_the_batch_come_whole(pictures: list[Image.Image]) -> None:
     batches = Images(pictures).random_batches(96, torch.Generator().manual_seed(0))
-    assert [sorted(draw.place for draw in next(batches)) for _ in range(3)] == [list(range(12))] * 3
+    assert [sorted(draw.position for draw in next(batches)) for _ in range(3)] == [list(range(12))] * 3
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     assert len(train(classifier, Images(pictures), SHORT.with_settings(batch_size=96)).history) == 4
 

@@ -182,7 +182,7 @@ def make_cloze(
     names = classes.names
     if words is not None and classes.descriptions is not None:
         raise InputError("the classes come with words of their own: give no others beside them")
-    taxonomy = Taxonomy.of(names)
+    taxonomy = Taxonomy.from_names(names)
     own = names if taxonomy is None else [taxonomy.texts(k)[0] for k in range(len(names))]
     entries = list(classes.descriptions or own if words is None else words)
     if len(entries) != len(names):

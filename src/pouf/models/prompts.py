@@ -70,6 +70,6 @@ def class_texts(classes: ClassSet) -> tuple[tuple[str, ...], ...]:
 
     Where names are paths, as `animal/dog`, the names of the ancestors as well: prototypes are means over all of them.
     """
-    if classes.descriptions is None and (taxonomy := Taxonomy.of(classes.names)) is not None:
+    if classes.descriptions is None and (taxonomy := Taxonomy.from_names(classes.names)) is not None:
         return tuple(tuple(map(display_name, taxonomy.texts(k))) for k in range(len(classes.names)))
     return classes.descriptions or tuple((display_name(name),) for name in classes.names)

@@ -192,7 +192,7 @@ def _shares(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _groups(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Where names are paths: the sums of the shares of the classes below each ancestor, before and after."""
-    taxonomy = Taxonomy.of(comparison.classes)
+    taxonomy = Taxonomy.from_names(comparison.classes)
     if taxonomy is None:
         return []
     before, after = (taxonomy.sums(view.probabilities).mean(0).tolist() for view in comparison[:2])
@@ -204,8 +204,11 @@ def _neighbours(comparison: Comparison, items: list[dict[str, str]]) -> list[dic
     rows = []
     for k, *both in nearest_inputs(comparison):
         sides = [
-            [items[i] | {"i": i, "wrong": comparison.labelled and int(comparison.after.labels[i]) != k} for i in places]
-            for places in both
+            [
+                items[i] | {"i": i, "wrong": comparison.labelled and int(comparison.after.labels[i]) != k}
+                for i in indices
+            ]
+            for indices in both
         ]
         rows.append({"name": comparison.classes[k], "sides": dict(zip(SIDES, sides, strict=True))})
     return rows
@@ -270,8 +273,8 @@ def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names
         cells = [list(zip(*row, strict=True)) for row in zip(counts.tolist(), shaded.tolist(), strict=True)]
         confusion = list(zip(names, cells, strict=True))
     wrong = counts.clone().fill_diagonal_(0).flatten()
-    places = wrong.argsort(descending=True, stable=True)[:MAX_PAIRS_SHOWN].tolist()
-    pairs = [(names[place // k], names[place % k], int(wrong[place])) for place in places if wrong[place]]
+    indices = wrong.argsort(descending=True, stable=True)[:MAX_PAIRS_SHOWN].tolist()
+    pairs = [(names[index // k], names[index % k], int(wrong[index])) for index in indices if wrong[index]]
     return {"n": len(truth), "rows": rows, "confusion": confusion, "pairs": pairs}
 
 

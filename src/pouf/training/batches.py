@@ -156,8 +156,8 @@ class InputBatches(Iterator[Side]):
         rows = [rows_by_index(table.indices) for table in tables]
         for batch in self.draws:
             self.draws.done()
-            own = [draw for draw in batch if draw.place in rows[0]]
-            indices = [draw.place for draw in own]
+            own = [draw for draw in batch if draw.position in rows[0]]
+            indices = [draw.position for draw in own]
             if len(tables) == 1:
                 features = tables[0].features[[rows[0][index] for index in indices]]
             elif own:

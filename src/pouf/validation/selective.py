@@ -100,7 +100,7 @@ def unreliable(
     expected = expected_probabilities(classifier, zero_shot, data, encoded, inference)
     guess = classifier.log_probabilities(encoded).argmax(1)
     estimated = expected.gather(1, guess[:, None]).squeeze(1)
-    taxonomy = Taxonomy.of(classifier.classes)
+    taxonomy = Taxonomy.from_names(classifier.classes)
     kept = _kept_by_all(rate, estimated)
     left_out = [row for row, stays in enumerate(kept) if not stays]
     parents: dict[int, str] = {}
