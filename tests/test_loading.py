@@ -112,7 +112,7 @@ def test_layers_that_the_config_leaves_out_are_an_error(models: Path, tmp_path: 
     model = shutil.copytree(models / kind, tmp_path / kind)
     change_json(model / "config.json", *LAYERS[kind], value=1)
     with pytest.raises(
-        InputError, match=r"holds 16 weights of its encoder that .* no place for, such as .*layers?\.1\."
+        InputError, match=r"has 16 encoder weights that don't fit its config.json, such as .*layers?\.1\."
     ):
         open_model(model)
 
@@ -388,7 +388,7 @@ def test_code_of_a_model_is_not_run_and_nobody_is_asked(
         if kind == "clip":
             open_model(model)
         else:
-            with pytest.raises(InputError, match="code of its own, which is not run"):
+            with pytest.raises(InputError, match="comes with Python code, which is not run"):
                 open_model(model)
     assert not mark.exists()
 

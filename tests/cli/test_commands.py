@@ -321,7 +321,7 @@ def test_a_masked_language_model_goes_all_the_way(reviews: Path) -> None:
     [
         (("--words", "terribly,great"), "label word 'terribly' is"),
         (("--words", "great"), "1 label words for 2 classes"),
-        (("--classes", "words.json"), "the classes come with words of their own"),
+        (("--classes", "words.json"), "the class descriptions already give the words"),
         (("--template", "{text} it was [MASK] [MASK]."), "2 masks, expected one"),
         (("--text-column", "review,other"), "names 2 columns, expected one column"),
         (("--demonstrations",), "demonstrations are shots in a template: give shots"),

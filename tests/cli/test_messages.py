@@ -32,8 +32,8 @@ MISTAKES = {
         ["reviews.csv", "--text-column", "a,b"],
         "--text-column 'a,b' names 2 columns, expected",
     ),
-    "a link to nowhere": (["link.csv"], "'link.csv' is a link to 'gone.csv', which is not there"),
-    "a folder's link to nowhere": (["--images", "photos"], "'photos' is a link to 'gone', which is not there"),
+    "a link to nowhere": (["link.csv"], "'link.csv' is a link to 'gone.csv', which does not exist"),
+    "a folder's link to nowhere": (["--images", "photos"], "'photos' is a link to 'gone', which does not exist"),
     "semicolons": (["reviews.csv", "--classes", "bad;good"], "separate names by commas: bad,good"),
     "one class": (["reviews.csv", "--classes", "good"], "name at least two, as a,b,c"),
     "a run is there": (

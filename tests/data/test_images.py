@@ -353,7 +353,7 @@ def test_a_cut_archive_says_what_is_lost(tmp_path: Path, tiny: Classifier, where
     encoded = tiny.encode(data)
     assert len(encoded.indices) == (3 if where == "after a member" else 2)
     (reason,) = data.skipped.values()
-    assert reason == "the archive is cut or damaged here" and "a.tar/from byte" in data.ids[-1]
+    assert reason == "the archive is truncated or damaged here" and "a.tar/from byte" in data.ids[-1]
 
 
 def test_photographs_of_iphones_are_read_and_other_files_are_named(
@@ -377,7 +377,7 @@ def test_a_flat_folder_of_labelled_images_is_said(tmp_path: Path, caplog: pytest
     (tmp_path / "mug").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "mug" / "1.png")
     assert read_labelled(tmp_path / "mug", ["back pack", "mug"], "image").labels == [1]
-    assert "has no sub-folders: all 1 images are taken for 'mug'" in caplog.text
+    assert "has no sub-folders: all 1 images are labelled 'mug'" in caplog.text
 
 
 def test_images_are_free_once_nobody_uses_them() -> None:

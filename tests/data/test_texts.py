@@ -82,7 +82,7 @@ def test_a_text_longer_than_the_csv_modules_limit_is_read(tmp_path: Path) -> Non
         ("a.csv", b"", "no texts in"),
         ("a.jsonl", b"", "no texts in"),
         ("a.csv", b"text\n\x81\xfe\n", "not UTF-8"),
-        ("a.parquet", b"nonsense", "not a Parquet file"),
+        ("a.parquet", b"nonsense", "not a readable Parquet file"),
         ("a.docx", b"x", "expected a file that ends in .csv"),
     ],
 )

@@ -326,7 +326,7 @@ def test_vectors_and_the_description_of_the_api(tmp_path: Path) -> None:
         assert served.ask("POST", "/api/predict", {"vectors": [vector[:3]]})[1]["error"].startswith("vector 0 has 3")
         spec = served.ask("GET", "/openapi.json")[1]
         assert {"/api/predict", "/api/files", "/api/table", "/api/info", "/health", "/metrics"} <= spec["paths"].keys()
-        assert "vectors of the model that made the prototypes" in served.ask("GET", "/docs")[1]
+        assert "vectors of the model that computed the prototypes" in served.ask("GET", "/docs")[1]
         assert "Numbers of one vector" in served.ask("GET", "/")[1]
     finally:
         served.stop()

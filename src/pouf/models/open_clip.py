@@ -1,4 +1,4 @@
-"""Checkpoints of open_clip, those of timm among them, through the library where it is installed."""
+"""Models of open_clip and timm, through the open_clip library."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class OpenClip(Backbone):
 
 
 def load_open_clip(name: str) -> OpenClip:
-    """A model by `open_clip:ARCHITECTURE/WEIGHTS`, or by where open_clip finds it, as `open_clip:hf-hub:timm/…`."""
+    """A model by `open_clip:ARCHITECTURE/WEIGHTS`, or by another name of open_clip, as `open_clip:hf-hub:timm/…`."""
     library = optional("open_clip", "open-clip", f"the model {name!r}")
     given = name.removeprefix(OPEN_CLIP_PREFIX)
     elsewhere = given.startswith(("hf-hub:", "local-dir:"))

@@ -1,4 +1,4 @@
-"""The page and the JSON API of a run, as an ASGI application."""
+"""The web page and the JSON API of a run, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def make_app(engine: RunPredictor, limits: Limits | None = None, hosts: Sequence
     faults: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (408, 413, 422, 429, 503)}
     app = FastAPI(
         title="pouf", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        description="A zero-shot classifier that was adapted without labels, beside what it was before.",
+        description="A zero-shot classifier that was adapted without labels, next to its zero-shot predictions.",
     )  # fmt: skip
     app.add_middleware(
         Guard, limits=limits, metrics=metrics, bodies=bodies, json_paths=JSON_PATHS,

@@ -1,4 +1,4 @@
-"""Requests as samples of a model."""
+"""Samples from requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pouf.integrations.serve.schemas import PredictRequest
 
 
 class RequestReader:
-    """Reads requests as samples of the model; an `InputError` where it can't."""
+    """Reads samples from requests; raises `InputError` if it can't."""
 
     def __init__(self, engine: RunPredictor, limits: Limits) -> None:
         self.classifier, self.limits = engine.classifier, limits
@@ -34,10 +34,10 @@ class RequestReader:
         self.width = engine.adapted.prototypes.shape[1]
 
     def samples(self, question: PredictRequest) -> list[Any]:
-        given = {name: value for name, value in question.model_dump().items() if value is not None}
-        if list(given) != [f"{self.modality}s"]:
+        fields = {name: value for name, value in question.model_dump().items() if value is not None}
+        if list(fields) != [f"{self.modality}s"]:
             raise InputError(f"this model reads {self.modality}s: give {self.modality}s and nothing else")
-        (items,) = given.values()
+        (items,) = fields.values()
         self._check_count(items, "inputs", self.limits.inputs)
         if self.modality == "image":
             return [_from_base64(i, item) for i, item in enumerate(items)]
@@ -76,11 +76,11 @@ class RequestReader:
                     texts.skipped[i] = str(why)
         return texts
 
-    def _check_count(self, items: Any, what: str, most: int) -> None:
+    def _check_count(self, items: Any, what: str, limit: int) -> None:
         if not len(items):
             raise InputError(f"no {what}: give at least one")
-        if len(items) > most:
-            raise InputError(f"{len(items):,} {what}, but {most:,} at most at once: send them in parts")
+        if len(items) > limit:
+            raise InputError(f"{len(items):,} {what}, but at most {limit:,} at once: send them in parts")
 
     def _pixels(self, i: int, content: bytes) -> int:
         side = self.classifier.backbone.image_size or 0
@@ -90,7 +90,7 @@ class RequestReader:
             return short * long + side * side * long // max(short, 1)  # its shorter side becomes the model's
 
     def _sample(self, i: int, item: Any) -> Any:
-        """One input as the model reads it."""
+        """One sample in the form that the model reads."""
         if self.modality == "text" and (len(item) if isinstance(item, list) else 1) != len(self.columns):
             raise InputError(f"text {i}: expected {'a pair of texts' if len(self.columns) == 2 else 'one text'}")
         if self.modality == "vector" and len(item) != self.width:
@@ -105,7 +105,7 @@ class RequestReader:
 def _opened(i: int, content: bytes) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged metadata, and of a size that is checked here
+            warnings.simplefilter("ignore")  # of damaged metadata, and of the size, which is checked here
             with Image.open(io.BytesIO(content)) as image:
                 yield image
     except UnidentifiedImageError:

@@ -1,4 +1,4 @@
-"""Requests and answers of the API."""
+"""Requests and responses of the API."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from pouf.recipe import Kind
 
 
 class PredictRequest(BaseModel):
-    """Inputs to classify: one of the three, as the model reads it."""
+    """Inputs to classify: the field of the model's modality."""
 
     model_config = ConfigDict(extra="forbid")
 
-    texts: list[str | list[str]] | None = Field(
-        None, description="texts, or pairs of texts where the model reads pairs"
-    )
+    texts: list[str | list[str]] | None = Field(None, description="texts, or pairs of texts if the model reads pairs")
     images: list[str] | None = Field(None, description="image files in base64")
-    vectors: list[list[float]] | None = Field(None, description="vectors of the model that made the prototypes")
+    vectors: list[list[float]] | None = Field(None, description="vectors of the model that computed the prototypes")
 
 
 class MostLikely(BaseModel):
@@ -27,21 +25,21 @@ class MostLikely(BaseModel):
 
 
 class ModelPrediction(MostLikely):
-    probabilities: dict[str, float] = Field(description="of the most likely classes, the first one first")
+    probabilities: dict[str, float] = Field(description="of the most likely classes, in descending order")
 
 
 class NearestInput(BaseModel):
-    """A training input near to this one."""
+    """A training input that is similar to this one."""
 
     name: str
-    image: str = Field(description="a small picture as a data address, or nothing")
+    image: str = Field(description="a small picture as a data URL, or empty")
     text: str
     predicted: str
     cosine: float
 
 
 class Prediction(MostLikely):
-    """By what the run advises; with `details`, both sides and the nearest training inputs."""
+    """By the advised classifier; with `details`, also both classifiers and the nearest training inputs."""
 
     by: Literal["zero-shot", "adapted"]
     zero_shot: ModelPrediction | None = None
@@ -65,11 +63,11 @@ class TableRow(MostLikely):
 
 class TableResponse(BaseModel):
     rows: list[TableRow]
-    skipped: list[str] = Field(description="rows that could not be read, and why")
+    skipped: list[str] = Field(description="unreadable rows, with the reason")
 
 
 class Info(BaseModel):
-    model: str | None = Field(description="its name; of a local folder the end of its path")
+    model: str | None = Field(description="name of the model; for a local folder the end of its path")
     kind: Kind
     classes: list[str]
     templates: list[str]
