@@ -227,11 +227,12 @@ def describe_export(classifier: Classifier, session: Any) -> dict[str, Any]:
 
 def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:
     """At least two inputs: readable ones of the examples, or synthetic ones."""
-    found: list[Any] = (
-        list(islice(_readable(classifier.backbone, examples), MAX_EXAMPLES)) if examples is not None else []
-    )
-    if not found:
+    if examples is None:
         found = _synthetic(classifier)[:MAX_EXAMPLES]
+    else:
+        found = list(islice(_readable(classifier.backbone, examples), MAX_EXAMPLES))
+        if not found:
+            raise InputError(f"no example from {examples.source} can be read: give others, or none")
     if classifier.backbone.windows:  # several windows, or the number would become static
         found = [" ".join([str(found[0])] * LONG_TEXT_WORDS), *found]
     return found if len(found) > 1 else found * 2
