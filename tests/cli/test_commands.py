@@ -166,7 +166,7 @@ def test_texts_come_as_arguments_or_from_standard_input(
         zip(["a good film", "bad.", "what"], expected, strict=True)
     )
     assert not list(tmp_path.iterdir())
-    for wrong, words in (((), "give one of INPUT and --text"), (("no.csv",), "no.csv"), (("",), "it is empty")):
+    for wrong, words in (((), "give either INPUT or --text"), (("no.csv",), "no.csv"), (("",), "it is empty")):
         assert words in one_line_error(pouf("predict", adapted_texts / "run", *wrong, cwd=tmp_path, code=2))
 
 

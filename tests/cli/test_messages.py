@@ -55,7 +55,7 @@ def test_a_mistake_is_one_line_with_its_cause(case: str, folder: Path) -> None:
 
 def test_an_input_that_is_not_there_is_told_before_anything_else(folder: Path) -> None:
     error = one_line_error(pouf("predict", "nowhere", "nothere.csv", cwd=folder, code=2))
-    assert "no such file or folder: 'nothere.csv'; a text of one word is given with --text" in error
+    assert "no such file or folder: 'nothere.csv'; give a text of one word with --text" in error
 
 
 def test_a_model_is_no_run(folder: Path) -> None:

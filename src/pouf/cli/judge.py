@@ -1,4 +1,4 @@
-"""`pouf evaluate`, `pouf report`, `pouf review` and `pouf figures`: what a run is worth, and what it looks like."""
+"""`pouf evaluate`, `pouf report`, `pouf review` and `pouf figures`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _load(run: Path, options: InferenceOptions, *uses: str) -> list[Classifier]:
     from pouf.runs.inputs import load_classifiers
 
     console.silence_libraries()
-    return load_classifiers(run, *uses, device=options.place(), trust_model=options.trust_model)
+    return load_classifiers(run, *uses, device=options.resolve_device(), trust_model=options.trust_model)
 
 
 @grouped("run", "labelled", "text_column", "label_column", "confusion", "as_json")
@@ -92,7 +92,9 @@ def report(
     (classifier,) = _load(run, options, "advised")
     data, labels = read_labelled_or_not(Run(run), classifier, inputs, labelled, text_column, label_column)
     with encoding(options) as inference:
-        file = write_report(run, data, labels, out, inference, device=options.place(), trust_model=options.trust_model)
+        file = write_report(
+            run, data, labels, out, inference, device=options.resolve_device(), trust_model=options.trust_model
+        )
     console.show_result({"report": str(file)}, f"The report is in {file}", options)
 
 
@@ -111,7 +113,7 @@ def review(
     text_column: TextColumn = None,
     id_column: IdColumn = None,
 ) -> None:
-    """Pick the inputs most worth labelling; with --answers, say what the labels show."""
+    """Choose the inputs most worth labelling; with --answers, evaluate the run by the labels."""
     from pouf.reporting.review_page import write_review
     from pouf.runs.folder import Run
     from pouf.runs.inputs import read_inputs
@@ -152,8 +154,8 @@ def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
     questions, labels = read_review(run), read_answers(answers, classes, folder.id_columns())
     if not labels:
         raise InputError(
-            f"no label is filled in yet in {str(answers)!r}: give each input you can answer the name of a class or "
-            f"{NO_CLASS!r} in the column label, or click through {str(run / PAGE)!r} and give the file that it saves"
+            f"no label is filled in yet in {str(answers)!r}: put the name of a class or {NO_CLASS!r} into the column "
+            f"label, or answer in {str(run / PAGE)!r} and give the file that it saves"
         )
     result = score_answers(questions, labels, classes)
     record(run, result)
@@ -166,14 +168,14 @@ def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
     lines.append(f"The verdict and the report in {run} now say so.")
     advised = "zero-shot" if folder.verdict.advised == "zero-shot" else "adapted"
     if result.better not in (None, advised):
-        lines.append(f"That is not what the run advises: pouf predict {run} INPUT --use {result.better}")
+        lines.append(f"The run advises otherwise: pouf predict {run} INPUT --use {result.better}")
     if command := _with_answers(folder.manifest.get("command") or [], run, answers):
         lines.append(f"To learn from the answers as well:\n  {command}")
     console.show_result(result.to_json(), "\n".join(lines), options)
 
 
 def _with_answers(command: list[str], run: Path, answers: Path) -> str:
-    """The command that made the run, with the answers and a folder of its own; none for a run from Python."""
+    """The command of the run, with the answers and another output folder; empty for a run from Python."""
     if command[1:2] != ["adapt"]:
         return ""
     words = list(command[1:])

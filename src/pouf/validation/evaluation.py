@@ -49,7 +49,7 @@ class Evaluation(NamedTuple):
     confusion: list[list[int]]  # (k, k) counts: rows are labels, columns predictions of the advised classifier
 
     def to_json(self) -> dict[str, Any]:
-        """All fields except the confusion matrix, whose size is quadratic in the classes, and the list of skipped inputs."""
+        """All fields but the confusion matrix (quadratic in the classes) and the list of skipped inputs."""
         per_class = {name: own._asdict() for name, own in self.per_class.items()}
         facts = self._asdict() | {"per_class": per_class, "skipped": len(self.skipped)}
         return {name: value for name, value in facts.items() if name != "confusion"}
