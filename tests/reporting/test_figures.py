@@ -17,7 +17,7 @@ from pouf.demo import DIGITS
 from pouf.reporting.figures import (
     Comparison,
     FeatureView,
-    _in_one_place,
+    _overlapping,
     compare_features,
     embed,
     histogram,
@@ -189,10 +189,10 @@ def test_names_of_prototypes_lie_on_no_star_no_point_and_no_other_name() -> None
     )
 
 
-def test_two_prototypes_in_one_place_share_a_label() -> None:
+def test_two_prototypes_overlapping_share_a_label() -> None:
     view = some_view(2, 60)._replace(prototypes=F.normalize(torch.ones(2, 16), dim=1))
     assert texts(parse(tsne(view, ["bad", "good"]))).count("bad, good") == 1
-    assert _in_one_place([(0, 0), (50, 0), (9, 0), (100, 0), (16, 0)]) == [[1], [3], [0, 2, 4]]
+    assert _overlapping([(0, 0), (50, 0), (9, 0), (100, 0), (16, 0)]) == [[1], [3], [0, 2, 4]]
 
 
 def test_bars_hold_every_input() -> None:
