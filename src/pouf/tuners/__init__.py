@@ -1,4 +1,4 @@
-"""What is trained. A tuner names its parameters and says which side of the model they change."""
+"""Tuners: which parameters are trained, and which side of the model they change."""
 
 from __future__ import annotations
 
