@@ -237,7 +237,7 @@ def test_every_command_and_option_in_the_docs_exists() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for line in [*command_lines(text), *(code.replace("\n", " ") for code in INLINE.findall(prose(text)))]:
-            called = re.search(r"(?:^|\s)pouf ((?:bench )?[a-z-]+)(.*)", line)
+            called = re.search(r"(?<!from)(?:^|\s)pouf ((?:bench )?[a-z][a-z-]*)(.*)", line)
             used = re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", called[2] if called else line)
             if called:
                 assert called[1] in known, f"{page.name}: {line}"

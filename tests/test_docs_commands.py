@@ -59,7 +59,7 @@ def parse(arguments: list[str]) -> str:
 
 def test_every_pouf_command_is_parsed_by_the_command_line_itself(place: Path) -> None:
     parsed = {parse(arguments) for _, line in all_commands() if (arguments := pouf_arguments(line)) is not None}
-    assert parsed == {"adapt", "predict", "evaluate", "review", "search", "export", "serve", "bench list",
+    assert parsed == {"adapt", "predict", "evaluate", "review", "search", "names", "export", "serve", "bench list",
                       "bench make-data", "bench run"}  # fmt: skip
     for wrong in (["adapt", "--clases", "a,b"], ["adapt", "--steps", "many"], ["predict"]):
         with pytest.raises(Exception, match=r"clases|integer|Missing"):
@@ -116,7 +116,11 @@ def answer(review: Path, answers: Path) -> None:
         writer.writerows(rows)
 
 
-OWN_NAMES = {"cat,dog,sea lion": "one,seven,nine,zero,two,three,four,five,six,eight", "cat,dog": "one,seven"}
+OWN_NAMES = {
+    "cat,dog,sea lion": "one,seven,nine,zero,two,three,four,five,six,eight",
+    "cat,dog": "one,seven",
+    "entity,human,number": "bad,good",
+}
 RUN_HERE = [page.name for page in PAGES if page.name not in RUN_ELSEWHERE and runnable(page.name)]
 
 
