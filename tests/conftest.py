@@ -113,12 +113,9 @@ def material(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
             shutil.copy(image, folder / "more-photos")
             (folder / "labelled-photos" / image.parent.name).mkdir(parents=True, exist_ok=True)
             shutil.copy(image, folder / "labelled-photos" / image.parent.name)
-    shutil.copy(next((folder / "photos").iterdir()), folder / "one.png")
     (folder / "digits.txt").write_text("".join(f"{name}\n" for name in DIGITS))
-    (folder / "descriptions.txt").write_text("a bad film\na good film\n")
     for name, texts in (("reviews", REVIEWS * 4), ("questions", REVIEWS * 4), ("more-reviews", REVIEWS[::-1])):
         (folder / f"{name}.csv").write_text("text\n" + "".join(f"{text} {i}\n" for i, text in enumerate(texts)))
-    (folder / "questions.txt").write_text("\n".join(f"{text} {i}" for i, text in enumerate(REVIEWS * 4)))
     sentence_encoder(folder / "sentence-transformers" / "all-MiniLM-L6-v2")
     shutil.copytree(Path(pouf.__file__).parent / "assets" / "tiny-clip", folder / "openai/clip-vit-base-patch16")
     masked_lm(folder / "roberta-base", "roberta")
