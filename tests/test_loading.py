@@ -151,7 +151,7 @@ PROCESSORS = {
     "size 0": {"size": {"height": 0, "width": 0}, "crop_size": {"height": 0, "width": 0}},
     "size 7": {"size": {"height": 7, "width": 7}, "crop_size": {"height": 7, "width": 7}},
     "size 100000": {"size": {"shortest_edge": 100_000}, "crop_size": {"height": 100_000, "width": 100_000}},
-    "resampling": {"resample": 99},
+    "resampling": {"resample": 99}, "a name of it": {"resample": "bicubic"},
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from pouf.cli.judge import evaluate, figures, report, review
 from pouf.cli.names import names
 from pouf.cli.predict import predict
 from pouf.errors import Diverged, InputError, ProcessLost
-from pouf.interruption import catching
+from pouf.interruption import INTERRUPTED, catching
 
 DEBUG = "--debug"
 
@@ -75,6 +75,8 @@ def main() -> NoReturn:
         sys.exit(1)
     except SystemExit as ended:  # by a signal
         code = ended.code
+    except KeyboardInterrupt:  # one that waited until the command was done
+        code = INTERRUPTED
     except Exception as error:
         message, code = _message(error)
         if debug:

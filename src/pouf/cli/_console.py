@@ -191,7 +191,7 @@ def show_predictions(
         facts = found.to_json() | ({"verdict": verdict.message} if verdict is not None else {})
         print_json(facts if file is None else facts | {"predictions": str(file)})
         return
-    _show_unreadable(found.skipped, found.n, None)
+    show_unreadable(found.skipped, found.n)
     for row in found.rows:
         print_out(_format_prediction(row, named=len(found.rows) > 1))
     if output.quiet:
@@ -317,10 +317,10 @@ def show_verdict(verdict: Verdict, quiet: bool) -> None:
 def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
     for data in inputs:
         skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
-        _show_unreadable(skipped, len(data) - len(skipped), run)
+        show_unreadable(skipped, len(data) - len(skipped), run)
 
 
-def _show_unreadable(skipped: Mapping[str, str], n: int, run: Path | None) -> None:
+def show_unreadable(skipped: Mapping[str, str], n: int, run: Path | None = None) -> None:
     if skipped:
         name, why = next(iter(skipped.items()))
         where = f"; all are listed in {run / 'skipped.jsonl'}" if run else ""

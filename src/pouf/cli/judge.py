@@ -66,7 +66,7 @@ def evaluate(
     if group.is_main and options.as_json:
         console.print_json(result.to_json() | ({"confusion": result.confusion} if confusion else {}))
     elif group.is_main and not options.quiet:
-        console.show_skipped([data.inputs], None)
+        console.show_unreadable(result.skipped, result.n)
         console.show_evaluation(result, f"{result.n:,} labelled {advised.backbone.modality}s in {labelled}")
         if confusion:
             console.show_confusion(result)

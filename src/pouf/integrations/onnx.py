@@ -228,9 +228,12 @@ def describe(classifier: Classifier, session: Any) -> dict[str, Any]:
 
 def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:
     """At least two inputs: some of those given that can be read, or made up."""
-    found: list[Any] = list(islice(_readable(classifier.backbone, examples), EXAMPLES)) if examples is not None else []
-    if not found:
+    if examples is None:
         found = _made_up(classifier)[:EXAMPLES]
+    else:
+        found = list(islice(_readable(classifier.backbone, examples), EXAMPLES))
+        if not found:
+            raise InputError(f"no example from {examples.source} can be read: give others, or none")
     if classifier.backbone.windows:  # what is one window while tracing stays one for ever
         found = [" ".join([str(found[0])] * MANY), *found]
     return found if len(found) > 1 else found * 2

@@ -79,6 +79,9 @@ class DualEncoder(Backbone):
         sizes = [getattr(self.image_processor, kind, None) for kind in ("size", "crop_size")]
         sides = [side for size in sizes if size is not None for side in dict(size).values() if side is not None]
         why = next((f"a side of {side} pixels" for side in sides if not 0 < side <= MAX_SIDE), "")
+        filters, named = list(Image.Resampling), getattr(self.image_processor, "resample", None)
+        if named is not None and named not in filters:  # transformers would take another without a word
+            why = f"resampling {named!r} is none of {', '.join(f'{each.value} {each.name}' for each in filters)}"
         try:
             assert self.image_size is not None
             image = Image.new("RGB", (self.image_size, self.image_size), "gray")

@@ -45,12 +45,13 @@ class Evaluation(NamedTuple):
     intervals: dict[str, tuple[float, float]]  # of these accuracies, Wilson's at 95 %
     macro_f1: dict[str, float]  # of each: the mean F1 of all classes that occur, as label or as prediction
     per_class: dict[str, ClassFigures]
-    skipped: int
+    skipped: dict[str, str]  # id → why it can't be read
     confusion: list[list[int]]  # (k, k) counts: rows are labels, columns what is advised
 
     def to_json(self) -> dict[str, Any]:
-        """All but the confusion matrix, which grows with the square of the classes."""
-        facts = self._asdict() | {"per_class": {name: own._asdict() for name, own in self.per_class.items()}}
+        """All but the confusion matrix, which grows with the square of the classes, and the list of what is skipped."""
+        per_class = {name: own._asdict() for name, own in self.per_class.items()}
+        facts = self._asdict() | {"per_class": per_class, "skipped": len(self.skipped)}
         return {name: value for name, value in facts.items() if name != "confusion"}
 
 
@@ -65,7 +66,7 @@ def compare(
 
     Where several processes share the work, each scores its own share; counts of classes are all that they exchange.
     """
-    inputs, group = labelled.inputs, processes()
+    inputs, group = labelled.inputs.for_one_reader(), processes()
     if inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())
     before = zero_shot.store(inference).share(inputs)
@@ -99,7 +100,7 @@ def compare(
         intervals={name: wilson(counts.right, n) for name, counts in total.items()},
         macro_f1={name: counts.macro_f1() for name, counts in total.items()},
         per_class=_per_class(total, advised.classes),
-        skipped=len(inputs.skipped),
+        skipped={inputs.ids[i]: inputs.skipped[i] for i in sorted(inputs.skipped)},
         confusion=total["advised"].pairs.tolist(),
     )
 
