@@ -77,7 +77,7 @@ class DriftBaseline:
     ) -> None:
         self.names, self.inference = names, inference
         self.labels = inputs.labels if isinstance(inputs, Labelled) else None
-        self.inputs = inputs.inputs.for_one_reader() if isinstance(inputs, Labelled) else _sample(inputs, seed)
+        self.inputs = inputs.inputs.with_own_skipped() if isinstance(inputs, Labelled) else _sample(inputs, seed)
         self.before = self._predict(classifier, inference)
 
     def drift(self, classifier: Classifier) -> Drift:

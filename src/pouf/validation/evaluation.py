@@ -66,7 +66,7 @@ def compare(
 
     With several processes, each scores its share of the inputs, and only counts are exchanged.
     """
-    inputs, group = labelled.inputs.for_one_reader(), processes()
+    inputs, group = labelled.inputs.with_own_skipped(), processes()
     if inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())
     before = zero_shot.store(inference).share(inputs)
