@@ -76,11 +76,11 @@ def load_backbone(
         tokenizer = source.tokenizer()
         model, missing = source.load(AutoModel, config=config)
         if hasattr(model, "get_image_features") and hasattr(model, "get_text_features"):
-            source.check_whole(missing)
+            source.check_complete(missing)
             return _dual_encoder(source, model, tokenizer)
         if tokenizer.pad_token is None or "pixel_values" in model.main_input_name:
             raise _unsuitable(source.name, config)
-        source.check_whole([weight for weight in missing if "pooler" not in weight.split(".")])
+        source.check_complete([weight for weight in missing if "pooler" not in weight.split(".")])
         _zero_pooler(model, missing)
         return _sentence_encoder(source, config, model, tokenizer)
 
@@ -101,7 +101,7 @@ def _load_language_model(source: _ModelSource, config: Any, cloze: Cloze) -> Mas
     if config.model_type in HEADS:
         return MaskedLM(_masked_lm(source, config), tokenizer, cloze)
     model, missing = source.load(AutoModelForCausalLM, config=config)
-    source.check_whole(missing)
+    source.check_complete(missing)
     return CausalLM(model, tokenizer, cloze)
 
 
@@ -191,7 +191,7 @@ class _ModelSource(NamedTuple):
         missing = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
         return model, sorted(missing)
 
-    def check_whole(self, missing: Sequence[str]) -> None:
+    def check_complete(self, missing: Sequence[str]) -> None:
         if missing:
             raise InputError(
                 f"model {self.name!r} is incomplete: {len(missing)} of its weights are missing or have another shape, "
@@ -240,7 +240,7 @@ def load_sequence_classifier(
         model, missing = source.load(AutoModelForSequenceClassification, num_labels=outputs)
         encoder = f"{model.base_model_prefix}."
         new = {weight for weight in missing if not weight.startswith(encoder) or "pooler" in weight.split(".")}
-        source.check_whole([weight for weight in missing if not fresh or weight not in new])
+        source.check_complete([weight for weight in missing if not fresh or weight not in new])
         return SequenceClassifier(model, source.tokenizer(), max_length, seed)
 
 
@@ -283,7 +283,7 @@ def _masked_lm(source: _ModelSource, config: Any) -> Any:
         config.legacy = False  # DeBERTa's own checkpoints have the newer head, which their configs do not declare
         model, missing = source.load(AutoModelForMaskedLM, config=config)
     encoder = f"{model.base_model_prefix}."
-    source.check_whole([weight for weight in missing if weight.startswith(encoder)])
+    source.check_complete([weight for weight in missing if weight.startswith(encoder)])
     if missing:
         raise InputError(
             f"model {source.name!r} has no trained masked-LM head ({len(missing)} weights are missing, such as "

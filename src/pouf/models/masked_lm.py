@@ -86,7 +86,7 @@ def _modernbert(model: Any) -> Head:
     return Head(model.head, model.decoder.weight, model.decoder.bias)
 
 
-# By `config.model_type`. To add an architecture, say where its head keeps its parts.
+# By `config.model_type`. To add an architecture, add a function that returns the parts of its head.
 HEADS: dict[str, Callable[[Any], Head]] = {
     "albert": _albert,
     "bert": _bert,
