@@ -183,10 +183,6 @@ def wilson(right: int, n: int) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def accuracy(guess: Tensor, labels: Tensor) -> float:
-    return (guess == labels).double().mean().item()
-
-
 def _per_class(counts: dict[str, Counts], classes: Sequence[str]) -> dict[str, ClassFigures]:
     found: dict[str, ClassFigures] = {}
     pairs = counts["advised"].pairs
