@@ -1,4 +1,4 @@
-"""`pouf names`: which wording of the classes fits the inputs, before anything is trained."""
+"""`pouf names`: how well wordings of the classes fit the inputs, before training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def names(
     from pouf.models.load import DEFAULT_MODELS
     from pouf.validation.names import judge_wording
 
-    console.calm_libraries()
+    console.silence_libraries()
     texts = not (data.is_dir() or data.suffix == ".tar")
     kind = "text" if texts else "image"
     inputs = normalise(data, "text" if texts else "image", split_columns(text_column, ("text",))).data
@@ -58,7 +58,7 @@ def names(
                 if backbone is None:
                     first = Classifier.from_pretrained(
                         model or DEFAULT_MODELS[kind], wording, own, trust_model=options.trust_model
-                    ).to(options.place())
+                    ).to(options.resolve_device())
                     backbone = first.backbone
                 found = judge_wording(Classifier(backbone, wording, own), inputs, inference)
                 rows.append({"classes": given, "count": len(read.names), "template": sentence, **found._asdict()})
