@@ -56,3 +56,4 @@ class AdaptOptions:
     refine: bool | None = None
     seed: int | None = None
     max_minutes: float | None = None
+    teacher: Any = None  # see `pouf.training.teachers.read`

@@ -27,6 +27,7 @@ class Task(NamedTuple):
     classifier: Classifier
     data: Unlabelled | None
     shots: Shots | None
+    teacher: Any = None
 
 
 def check_options(options: RunOptions) -> None:
@@ -79,9 +80,20 @@ def read_task(options: RunOptions, reporter: ProgressReporter, shard: bool = Fal
     elif options.shots is not None:
         modality = classifier.backbone.modality
         shots = read_shots(options.shots, classifier.classes, modality, columns, options.label_column)
-    task = Task(classifier, data, shots)
+    task = Task(classifier, data, shots, _teacher(options, classifier, reporter))
     reporter.introduce(task)
     return task
+
+
+def _teacher(options: RunOptions, classifier: Classifier, reporter: ProgressReporter) -> Any:
+    """A file by its name, or a model on the device."""
+    from pouf.data.teacher import is_file_of_answers
+    from pouf.training.teachers import load
+
+    if options.teacher is None or is_file_of_answers(options.teacher):
+        return options.teacher
+    reporter.on_phase(f"loading the teacher {options.teacher}")
+    return load(options.teacher, classifier, options.trust_model).to(options.place())
 
 
 class _Question(NamedTuple):
@@ -179,7 +191,8 @@ def adapt_arguments(task: Task, options: RunOptions) -> dict[str, Any]:
     return {
         "method": options.method, "recipe": options.preset or options.recipe, "max_minutes": options.max_minutes,
         "settings": options.changes | parse_settings(options.settings or []), "shots": task.shots,
-        "demonstrations": options.demonstrations, "prior": proportions(options.prior), "refine": options.refine,
+        "teacher": task.teacher, "demonstrations": options.demonstrations, "prior": proportions(options.prior),
+        "refine": options.refine,
         "cache": options.features_cache(), "command": sys.argv,
         "output": Output(options.out, options.resume, options.overwrite, options.report),
         "keep": KeepNames(options.keep_classes, options.keep_data) if options.keep_classes is not None else None,
