@@ -57,3 +57,4 @@ class AdaptOptions:
     seed: int | None = None
     max_minutes: float | None = None
     teacher: Any = None  # see `pouf.training.teachers.read`
+    second_features: Any = None  # see `pouf.training.teachers.second_opinion`

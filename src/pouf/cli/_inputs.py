@@ -191,8 +191,8 @@ def adapt_arguments(task: Task, options: RunOptions) -> dict[str, Any]:
     return {
         "method": options.method, "recipe": options.preset or options.recipe, "max_minutes": options.max_minutes,
         "settings": options.changes | parse_settings(options.settings or []), "shots": task.shots,
-        "teacher": task.teacher, "demonstrations": options.demonstrations, "prior": proportions(options.prior),
-        "refine": options.refine,
+        "teacher": task.teacher, "second_features": options.second_features,
+        "demonstrations": options.demonstrations, "prior": proportions(options.prior), "refine": options.refine,
         "cache": options.features_cache(), "command": sys.argv,
         "output": Output(options.out, options.resume, options.overwrite, options.report),
         "keep": KeepNames(options.keep_classes, options.keep_data) if options.keep_classes is not None else None,

@@ -175,10 +175,7 @@ def draft_plan(
             "as it is now"
         )
     inputs = unlabelled(classifier, data)
-    if options.teacher is not None:
-        prior = given_shares(options, classifier)
-        teacher = teachers.read(options.teacher, classifier, inputs, InferenceConfig(cache=cache), prior)
-        options = replace(options, teacher=teacher)
+    options = _with_teacher(options, classifier, inputs, InferenceConfig(cache=cache))
     plan_with = partial(resolve_plan, classifier, inputs)
     if options.max_minutes is None:
         return plan_with(options)
@@ -240,6 +237,18 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     told = Path(str(recipe)).stem if own else method
     inputs = None if learns_from_shots_alone and shots is not None else data
     return Plan(inputs, settled, learns, told, preparation, TargetShares(known, known), teacher)
+
+
+def _with_teacher(
+    options: AdaptOptions, classifier: Classifier, data: Unlabelled | None, inference: InferenceConfig
+) -> AdaptOptions:
+    """With the answers themselves in the place of who gives them."""
+    teacher, prior = options.teacher, given_shares(options, classifier)
+    if teacher is not None:
+        teacher = teachers.read(teacher, classifier, data, inference, prior)
+    if options.second_features is not None:
+        teacher = teachers.second_opinion(options.second_features, classifier, data, inference, prior, teacher)
+    return replace(options, teacher=teacher, second_features=None)
 
 
 def given_shares(options: AdaptOptions, classifier: Classifier) -> Tensor | None:

@@ -12,13 +12,16 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled, Unreadable
 from pouf.data.class_names import ClassSet, same_name
-from pouf.data.teacher import Teacher, is_file_of_answers, read_teacher
+from pouf.data.teacher import Teacher, is_file_of_answers, places_by_id, read_teacher
+from pouf.data.vectors import FEATURES, IDS, Vectors, read_arrays
 from pouf.errors import InputError, nearest
-from pouf.inference.encode import InferenceConfig
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
+from pouf.models.base import Scores
 from pouf.models.cross_encoder import CrossEncoder
-from pouf.models.load import load_cross_encoder
+from pouf.models.load import load_backbone, load_cross_encoder
 from pouf.models.prompts import class_texts, fill
 from pouf.postprocess.refinement import trust_in_equal_shares
+from pouf.postprocess.second_space import second_space
 from pouf.postprocess.sinkhorn import relaxed_offsets
 from pouf.saving import is_saved
 
@@ -58,6 +61,55 @@ def read(
     return corrected(Teacher.from_rows(given, data, classifier.classes), prior)
 
 
+def second_opinion(
+    given: Any,
+    classifier: Classifier,
+    data: Unlabelled | None,
+    inference: InferenceConfig,
+    prior: Tensor | None = None,
+    teacher: Teacher | None = None,
+) -> Teacher:
+    """Zero-shot's predictions, or a teacher's where it answered, refined in the space of other features of the data.
+
+    Args:
+        given: features (n, d), a file of them, or the name of an encoder.
+    """
+    if data is None or data.streamed:
+        raise InputError("second features are of unlabelled data that can be read again: give some, and no stream")
+    first, second = classifier.encode(data.for_one_reader(), inference), _second_features(given, classifier, data)
+    both = sorted(set(first.indices) & set(second.indices))
+    scores = classifier.scores(first.only(set(both)))
+    logits, temperature = classifier.log_probabilities(first.only(set(both))), scores.temperature.cpu()
+    if teacher is not None:
+        answers = teacher.probabilities[both]
+        logits = torch.where(answers.sum(1, keepdim=True) > 0, answers.clamp_min(1e-4).log(), logits)
+        temperature = torch.zeros(())  # nothing to sharpen
+    rows, weight = second_space(Scores(logits, logits, temperature), second.only(set(both)).features, prior)
+    logger.info("the second space has a weight of %.2f in the predictions that are learned from", weight)
+    return _placed(rows, both, data, f"predictions refined in a second space, with a weight of {weight:.2f}")
+
+
+def _second_features(given: Any, classifier: Classifier, data: Unlabelled) -> FeatureSet:
+    if isinstance(given, (str, Path)) and not is_file_of_answers(given):
+        backbone = load_backbone(given).to(classifier.device)
+        if backbone.modality != data.modality:
+            raise InputError(f"second_features: {given} reads {backbone.modality}s, the inputs are {data.modality}s")
+        return FeatureStore(backbone, InferenceConfig()).features(data.for_one_reader())
+    source, ids = "second_features", None
+    if isinstance(given, (str, Path)):
+        arrays = read_arrays(given)
+        source, given, found = str(given), arrays.vectors(FEATURES), arrays.first(IDS)
+        ids = None if found is None else [str(name).strip() for name in found.tolist()]
+    vectors = Vectors(given, source)
+    places = places_by_id(ids, len(vectors), data, source)
+    if len(places) < len(data):
+        missing = sorted(set(range(len(data))) - set(places))[0]
+        raise InputError(f"{source}: {len(places)} rows for {len(data)} inputs: {data.ids[missing]!r} has none")
+    order = torch.tensor(places).argsort()
+    known = [place for place in range(len(data)) if int(order[place]) not in vectors.skipped]
+    return FeatureSet(known, vectors.tensor()[order[known]].float())
+
+
 def load(name: str | Path, student: Classifier, trust_model: bool = False) -> Classifier | CrossEncoder:
     """A run; or a model, which is asked about the student's classes as the student is."""
     if is_saved(name):
@@ -66,10 +118,10 @@ def load(name: str | Path, student: Classifier, trust_model: bool = False) -> Cl
     if scorer is not None:
         return scorer
     classes = ClassSet(student.classes, student.descriptions).as_given()
-    return Classifier.from_pretrained(name, classes, _templates(student), trust_model=trust_model)
+    return Classifier.from_pretrained(name, classes, templates_of(student), trust_model=trust_model)
 
 
-def _templates(student: Classifier) -> tuple[str, ...] | None:
+def templates_of(student: Classifier) -> tuple[str, ...] | None:
     """Of prompts; those of a language model have a gap, and are for such models alone."""
     return None if student.backbone.kind in ("cloze", "causal", "vector") else student.templates
 
@@ -100,7 +152,7 @@ def _scored(teacher: CrossEncoder, student: Classifier, data: Unlabelled) -> Tea
             raise InputError(f"{teacher.name!r} reads one text beside the class, the inputs are pairs")
         texts[place] = sample
     own = class_texts(ClassSet(student.classes, student.descriptions))
-    prompts = [[prompt for text in each for prompt in fill(_templates(student) or ("{}",), text)] for each in own]
+    prompts = [[prompt for text in each for prompt in fill(templates_of(student) or ("{}",), text)] for each in own]
     rows = teacher.log_probabilities(list(texts.values()), prompts).exp()
     return _placed(rows, list(texts), data, teacher.name)
 
