@@ -23,7 +23,7 @@ QUICK = {"steps": 40, "snapshots": 4}
 
 
 def task(n: int = 240) -> tuple[torch.Tensor, torch.Tensor, Classifier]:
-    features, prototypes = groups(n=n, spread=0.3, apart=0.4)
+    features, prototypes = groups(n=n, spread=0.3, apart=0.3)
     return features, torch.arange(n) % 6, Classifier.from_vectors(prototypes, NAMES, temperature=0.1)
 
 

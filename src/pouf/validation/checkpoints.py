@@ -75,6 +75,7 @@ class Checkpoints:
     keeps: Tensor | None = None
     known_shares: Tensor | None = None
     started_adapted = False  # what is called zero-shot here had been adapted before this run
+    teacher: Teacher | None = None
     overpredicted = ""  # the class that zero-shot was found to predict too often, where the run keeps other shares
 
     def __init__(

@@ -88,8 +88,8 @@ class Diagnostics(NamedTuple):
     names_span: float = 1.0  # share of those that tell the inputs less apart
     names_worst: str = ""  # the names that fit worst
     teacher_inputs: int = 0  # that were looked at and that a teacher answered, where one is learned from
-    teacher_zero_shot: float | None = None  # agreement of teacher and zero-shot
-    teacher_adapted: float | None = None  # of teacher and adapted
+    teacher_zero_shot: float = 1.0  # agreement of teacher and zero-shot
+    teacher_adapted: float = 1.0  # of teacher and adapted
     teacher_kappa: float = 1.0  # of teacher and zero-shot, beyond chance
     teacher_clusters: float = 1.0  # kappa of the teacher with the clusters that its answers make of the features
     teacher_usage: float = 1.0  # exp H of the teacher's classes, as a share of zero-shot's
@@ -393,8 +393,8 @@ def rows_of(diagnostics: Diagnostics | None) -> list[tuple[str, str, str, str]]:
     shown = {} if diagnostics is None else {row.label: row.fields for row in METRICS if row.fields != NOT_SHOWN}
     rows = []
     for label, fields in shown.items():
-        if any(name and getattr(diagnostics, name) is None for name in fields):
-            continue  # of a run without a teacher
+        if label == TEACHER and diagnostics is not None and not diagnostics.teacher_inputs:
+            continue
         before, after = (f"{getattr(diagnostics, name):.2f}" if name else "" for name in fields)
         limits = (f"{row.level}: {row.condition_in_words}" for row in METRICS if row.label == label and row.name)
         rows.append((label, before, after, "; ".join(limits)))

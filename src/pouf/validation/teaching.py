@@ -13,6 +13,7 @@ from pouf.postprocess.agreement import kappa
 from pouf.postprocess.clusters import leave_one_out
 from pouf.validation.diagnostics import share
 
+AGREED = 0.5  # kappa of teacher and zero-shot with the two exchanged
 SWAPPED = 8  # inputs of a pair of classes, with fewer of which an exchange may be chance
 
 
@@ -34,7 +35,10 @@ def teacher_facts(teacher: Tensor, zero_shot: Tensor, features: Tensor, classes:
 
 
 def _swapped(labels: Tensor, others: Tensor, classes: tuple[str, ...]) -> str:
-    """Two classes that teacher and zero-shot have the other way round: most inputs of each are the other's."""
+    """Two classes that teacher and zero-shot have the other way round: most inputs of each are the other's.
+
+    Where they agree on little else, an exchange tells nothing.
+    """
     k = len(classes)
     counts = torch.bincount(labels * k + others, minlength=k * k).view(k, k)
     own = counts.diagonal()
@@ -43,5 +47,8 @@ def _swapped(labels: Tensor, others: Tensor, classes: tuple[str, ...]) -> str:
     a, b = divmod(int(worst), k)
     exchanged = int(counts[a, b] + counts[b, a])
     if exchanged < SWAPPED or crossed[a, b] <= max(own[a], own[b]):
+        return ""
+    exchanged_labels = torch.where(labels == a, b, torch.where(labels == b, a, labels))
+    if kappa(exchanged_labels, others) < AGREED:
         return ""
     return f"{classes[a]!r} and {classes[b]!r}"
