@@ -47,7 +47,7 @@ from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
 from pouf.validation.evaluation import accuracy
-from pouf.validation.review import ask, score_answers
+from pouf.validation.review import sample_questions, score_answers
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -258,7 +258,7 @@ def answered(of: Labelled, data: Subset, truth: torch.Tensor, answers: int, seed
     """Accuracy after a review: adapted again with the shares that it gives. None where it gives none."""
     adapted = of.classifier()
     adapted = adapted.adapt(data, seed=seed).classifier
-    review, _ = ask(of.classifier(), adapted, data, answers, seed=seed)
+    review, _ = sample_questions(of.classifier(), adapted, data, answers, seed=seed)
     names = dict(zip(data.ids, (adapted.classes[k] for k in truth), strict=True))
     prior = score_answers(review, names, adapted.classes).prior
     if prior is None:

@@ -25,7 +25,7 @@ from pouf.data.base import Subset, Unlabelled
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
 from pouf.validation.evaluation import accuracy
-from pouf.validation.selective import kept_at, reliability
+from pouf.validation.selective import reliability, within_error_rate
 
 RATES = (0.02, 0.05, 0.1)
 ANIMALS = ("a cat", "a dog", "a horse", "a bird", "a fish", "a cow")
@@ -94,7 +94,7 @@ def run_case(case: Case) -> dict[str, Any]:
         is_right = classifier.log_probabilities(encoded).argmax(1) == case.labels
         estimated = reliability(classifier, zero_shot, case.data, encoded, InferenceConfig())
         for rate in RATES:
-            kept = kept_at(rate, estimated)
+            kept = within_error_rate(rate, estimated)
             wrong = 1 - is_right[kept].double().mean().item() if kept.any() else None
             abstained[f"{rate:g}"] = {"n": len(kept), "kept": int(kept.sum()), "wrong": wrong}
     return {

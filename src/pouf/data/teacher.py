@@ -14,11 +14,9 @@ from torch import Tensor
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import same_name
 from pouf.data.labelled import Shots
-from pouf.data.tables import READERS as TABLES
-from pouf.data.tables import BadRow, Columns, read_table
-from pouf.data.vectors import IDS, NAMES, as_table, read_arrays
-from pouf.data.vectors import READERS as ARRAYS
-from pouf.errors import InputError, nearest
+from pouf.data.tables import TABLE_READERS, BadRow, Columns, read_table
+from pouf.data.vectors import IDS, NAMES, VECTOR_READERS, as_table, read_arrays
+from pouf.errors import InputError, did_you_mean
 
 TOLERANCE = 0.02  # by which the probabilities of an input may miss 1, as rounded ones do
 LABELS = (("label", "confidence"), ("class", "probability"))  # columns of a file with one class for each row
@@ -95,7 +93,7 @@ def places_by_id(ids: Sequence[str] | None, rows: int, data: Unlabelled, source:
 
 def is_file_of_answers(name: str | Path) -> bool:
     """Whether this names a table or an array, and no model."""
-    return Path(str(name).partition("::")[0]).suffix.lower() in (*TABLES, *ARRAYS)
+    return Path(str(name).partition("::")[0]).suffix.lower() in (*TABLE_READERS, *VECTOR_READERS)
 
 
 def read_teacher(file: str | Path, classes: Sequence[str], data: Unlabelled) -> Teacher:
@@ -104,7 +102,7 @@ def read_teacher(file: str | Path, classes: Sequence[str], data: Unlabelled) -> 
     Files of predictions that pouf wrote are read too. A row whose cells are blank, or zeros, has no answer.
     """
     source = str(file)
-    if Path(source.partition("::")[0]).suffix.lower() in ARRAYS.keys() - TABLES.keys():
+    if Path(source.partition("::")[0]).suffix.lower() in VECTOR_READERS.keys() - TABLE_READERS.keys():
         return _from_arrays(source, classes, data)
     id_columns = ("id", "row", "path", *data.id_columns)
     ids = next((table[name] for name in id_columns if (table := _columns(file, [name])) is not None), None)
@@ -138,7 +136,9 @@ def _from_arrays(file: str, classes: Sequence[str], data: Unlabelled) -> Teacher
         there = [same_name(str(name)) for name in names.tolist()]
         for name in classes:
             if same_name(name) not in there:
-                raise InputError(f"{file!r} has no class {name!r}, only: {', '.join(there[:10])}{nearest(name, there)}")
+                raise InputError(
+                    f"{file!r} has no class {name!r}, only: {', '.join(there[:10])}{did_you_mean(name, there)}"
+                )
         rows = rows[:, [there.index(same_name(name)) for name in classes]]
     ids = arrays.first(IDS)
     return Teacher.from_rows(rows, data, classes, None if ids is None else ids.tolist(), file)
@@ -167,7 +167,7 @@ def _spread(labels: Sequence[Any], confidences: Sequence[Any], classes: Sequence
         if _is_blank(label):
             continue
         if same_name(str(label)) not in known:
-            raise InputError(f"{source}: {str(label)!r} in row {row} is no class{nearest(str(label), classes)}")
+            raise InputError(f"{source}: {str(label)!r} in row {row} is no class{did_you_mean(str(label), classes)}")
         sure = 1.0 if _is_blank(confidence) else _number(confidence, row, source)
         if not 0 < sure <= 1 or math.isnan(sure):
             raise InputError(f"{source}: row {row} has the confidence {sure:g}: expected a number above 0, at most 1")

@@ -14,7 +14,7 @@ from pouf.data.base import Unlabelled, Unreadable
 from pouf.data.class_names import ClassSet, same_name
 from pouf.data.teacher import Teacher, is_file_of_answers, places_by_id, read_teacher
 from pouf.data.vectors import FEATURES, IDS, Vectors, read_arrays
-from pouf.errors import InputError, nearest
+from pouf.errors import InputError, did_you_mean
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models.base import Scores
 from pouf.models.cross_encoder import CrossEncoder
@@ -132,7 +132,7 @@ def _predicted(teacher: Classifier, student: Classifier, data: Unlabelled, infer
     there = [same_name(name) for name in teacher.classes]
     for name in student.classes:
         if same_name(name) not in there:
-            raise InputError(f"the teacher knows no class {name!r}{nearest(name, teacher.classes)}")
+            raise InputError(f"the teacher knows no class {name!r}{did_you_mean(name, teacher.classes)}")
     found = teacher.infer(data, inference)
     columns = [there.index(same_name(name)) for name in student.classes]
     rows = found.log_probabilities[:, columns].log_softmax(1).exp()

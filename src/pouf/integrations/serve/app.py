@@ -1,4 +1,4 @@
-"""The page and the JSON API of a run, as an ASGI application."""
+"""The web page and the JSON API of a run, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -18,19 +18,29 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from torch import Tensor
 
 from pouf import __version__
-from pouf.data.tables import READERS
+from pouf.data.tables import TABLE_READERS
 from pouf.data.texts import Texts
 from pouf.errors import InputError
-from pouf.integrations.serve.engine import Answer, Batcher, Busy, Engine
+from pouf.integrations.serve.engine import Answer, Batcher, Busy, RunPredictor
 from pouf.integrations.serve.guard import BUSY, RETRY, Budget, Guard, Limits, Metrics, fault
-from pouf.integrations.serve.reader import Reader
-from pouf.integrations.serve.schemas import Fault, Info, Near, Prediction, Predictions, Question, Row, Side, Table
+from pouf.integrations.serve.reader import RequestReader
+from pouf.integrations.serve.schemas import (
+    ErrorResponse,
+    Info,
+    ModelPrediction,
+    NearestInput,
+    Prediction,
+    PredictRequest,
+    PredictResponse,
+    TableResponse,
+    TableRow,
+)
 from pouf.reporting.pages import render, script_data
 from pouf.reporting.svg import LIGHT
 
-LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
 ImageFiles = Annotated[list[UploadFile], File(description="images")]
-TableFile = Annotated[UploadFile, File(description=f"a table of texts: {', '.join(READERS)}")]
+TableFile = Annotated[UploadFile, File(description=f"a table of texts: {', '.join(TABLE_READERS)}")]
 ColumnName = Annotated[str, Form(description="column of the texts, or two for pairs: a,b")]
 TopClasses = Annotated[int, Query(ge=1, description="with details: number of classes with their probabilities")]
 Details = Annotated[bool, Query(description="zero-shot and adapted side by side, and the nearest training inputs")]
@@ -38,7 +48,7 @@ JSON_PATHS = ("/api/predict",)
 logger = logging.getLogger(__name__)
 
 
-def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
+def make_app(engine: RunPredictor, limits: Limits | None = None, hosts: Sequence[str] = LOCAL_HOSTS) -> FastAPI:
     """The page, the API, their limits and metrics.
 
     Args:
@@ -55,10 +65,10 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
         yield
         batcher.stop()
 
-    faults: dict[int | str, dict[str, Any]] = {code: {"model": Fault} for code in (408, 413, 422, 429, 503)}
+    faults: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (408, 413, 422, 429, 503)}
     app = FastAPI(
         title="pouf", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        description="A zero-shot classifier that was adapted without labels, beside what it was before.",
+        description="A zero-shot classifier that was adapted without labels, next to its zero-shot predictions.",
     )  # fmt: skip
     app.add_middleware(
         Guard, limits=limits, metrics=metrics, bodies=bodies, json_paths=JSON_PATHS,
@@ -66,7 +76,7 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
     )  # fmt: skip
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     _handle_errors(app)
-    about, reader = _info(engine, limits), Reader(engine, limits)
+    about, reader = _info(engine, limits), RequestReader(engine, limits)
     page = render("serve.html", info=about, verdict=engine.run.verdict, title=engine.run.folder.resolve().name,
                   light=LIGHT, info_json=script_data(about.model_dump()))  # fmt: skip
 
@@ -83,7 +93,7 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
         """Whether it answers at all, however much is waiting; if not, restart it."""
         return {"status": "ok"}
 
-    @app.get("/ready", responses={503: {"model": Fault}})
+    @app.get("/ready", responses={503: {"model": ErrorResponse}})
     async def ready() -> dict[str, str]:
         """Whether there is room for another request; if not, send none for a while."""
         if batcher.is_full or bodies.free < limits.upload:
@@ -110,33 +120,35 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
         async with pixels.reserve(size):
             return await batcher(await run_in_threadpool(reader.decode, contents))
 
-    async def predict(samples: Sequence[Any], details: bool, top: int) -> Predictions:
+    async def predict(samples: Sequence[Any], details: bool, top: int) -> PredictResponse:
         answers = await (classify_images if reader.modality == "image" else batcher)(samples)
         predictions = [_prediction(engine, answer, about.advised, top) for answer in answers]
-        return Predictions(predictions=predictions if details else [each.short() for each in predictions])
+        return PredictResponse(predictions=predictions if details else [each.short() for each in predictions])
 
     @app.post("/api/predict", responses=faults, response_model_exclude_none=True)
-    async def predict_json(question: Question, details: Details = False, top: TopClasses = 10) -> Predictions:
+    async def predict_json(question: PredictRequest, details: Details = False, top: TopClasses = 10) -> PredictResponse:
         """Classify texts, images in base64 or vectors: whichever the model reads."""
-        return await predict(await run_in_threadpool(reader.of_question, question), details, top)
+        return await predict(await run_in_threadpool(reader.samples, question), details, top)
 
     @app.post("/api/files", responses=faults, response_model_exclude_none=True)
-    async def predict_files(files: ImageFiles, details: Details = False, top: TopClasses = 10) -> Predictions:
+    async def predict_files(files: ImageFiles, details: Details = False, top: TopClasses = 10) -> PredictResponse:
         """Classify image files."""
         reader.check_files(files)
         return await predict([await file.read() for file in files], details, top)
 
     @app.post("/api/table", responses=faults)
-    async def predict_table(file: TableFile, column: ColumnName = "") -> Table:
+    async def predict_table(file: TableFile, column: ColumnName = "") -> TableResponse:
         """Classify every text of a table."""
-        texts = await run_in_threadpool(reader.of_table, file.filename or "", await file.read(), column)
+        texts = await run_in_threadpool(reader.texts, file.filename or "", await file.read(), column)
         there = [i for i in range(len(texts)) if i not in texts.skipped]
-        rows: list[Row] = []
+        rows: list[TableRow] = []
         for start in range(0, len(there), limits.batch):  # one batch at a time: others want answers too
             some = there[start : start + limits.batch]
             answers = await batcher([texts.read(i) for i in some])
             rows += [_row(engine, texts, i, a, about.advised) for i, a in zip(some, answers, strict=True)]
-        return Table(rows=rows, skipped=[f"row {texts.ids[i]}: {why}" for i, why in sorted(texts.skipped.items())])
+        return TableResponse(
+            rows=rows, skipped=[f"row {texts.ids[i]}: {why}" for i, why in sorted(texts.skipped.items())]
+        )
 
     return app
 
@@ -163,7 +175,7 @@ def _handle_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, explain)
 
 
-def _info(engine: Engine, limits: Limits) -> Info:
+def _info(engine: RunPredictor, limits: Limits) -> Info:
     classifier, verdict = engine.classifier, engine.run.verdict
     name = None if classifier.model is None else "/".join(Path(classifier.model).parts[-2:])
     return Info(
@@ -174,26 +186,28 @@ def _info(engine: Engine, limits: Limits) -> Info:
     )  # fmt: skip
 
 
-def _side(engine: Engine, probabilities: Tensor, top: int) -> Side:
+def _side(engine: RunPredictor, probabilities: Tensor, top: int) -> ModelPrediction:
     best = probabilities.topk(min(top, len(probabilities)))
     names = [engine.classifier.classes[k] for k in best.indices.tolist()]
     shares = dict(zip(names, (round(p, 6) for p in best.values.tolist()), strict=True))
-    return Side(predicted=names[0], probability=shares[names[0]], probabilities=shares)
+    return ModelPrediction(predicted=names[0], probability=shares[names[0]], probabilities=shares)
 
 
-def _prediction(engine: Engine, answer: Answer, advised: Literal["zero-shot", "adapted"], top: int) -> Prediction:
+def _prediction(engine: RunPredictor, answer: Answer, advised: Literal["zero-shot", "adapted"], top: int) -> Prediction:
     before, after = _side(engine, answer.zero_shot, top), _side(engine, answer.adapted, top)
     used = before if advised == "zero-shot" else after
-    near = [Near(cosine=round(cosine, 4), **each._asdict()) for cosine, each in answer.near]
+    near = [NearestInput(cosine=round(cosine, 4), **each._asdict()) for cosine, each in answer.near]
     return Prediction(
         predicted=used.predicted, probability=used.probability, by=advised, zero_shot=before, adapted=after, near=near
     )
 
 
-def _row(engine: Engine, texts: Texts, i: int, answer: Answer, advised: Literal["zero-shot", "adapted"]) -> Row:
+def _row(
+    engine: RunPredictor, texts: Texts, i: int, answer: Answer, advised: Literal["zero-shot", "adapted"]
+) -> TableRow:
     used, text = _prediction(engine, answer, advised, 1), texts.read(i)
     before, after = (_side(engine, side, 1).predicted for side in (answer.zero_shot, answer.adapted))
-    return Row(
+    return TableRow(
         row=str(texts.ids[i]), text=text if isinstance(text, str) else " | ".join(text), predicted=used.predicted,
         probability=used.probability, zero_shot=before, adapted=after,
     )  # fmt: skip
