@@ -77,5 +77,5 @@ def test_a_bad_file_is_an_error_with_the_first_offender(data: Texts, tmp_path: P
 
 def test_few_answers_have_batches_of_their_own(data: Texts) -> None:
     one = Teacher(torch.tensor([[0.0, 0, 0], [0, 1, 0], [0, 0, 0]])).shots(data)
-    assert one.inputs.places == [1] and one.targets.tolist() == [[0, 1, 0]]
+    assert one.inputs.indices == [1] and one.targets.tolist() == [[0, 1, 0]]
     assert Teacher(torch.tensor(ROWS)).shots(data).inputs is data

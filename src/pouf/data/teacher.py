@@ -15,7 +15,7 @@ from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import same_name
 from pouf.data.labelled import Shots
 from pouf.data.tables import TABLE_READERS, BadRow, Columns, read_table
-from pouf.data.vectors import IDS, NAMES, VECTOR_READERS, as_table, read_arrays
+from pouf.data.vectors import CLASS_KEYS, ID_KEYS, VECTOR_READERS, as_table, read_arrays
 from pouf.errors import InputError, did_you_mean
 
 TOLERANCE = 0.02  # by which the probabilities of an input may miss 1, as rounded ones do
@@ -33,11 +33,16 @@ class Teacher(NamedTuple):
         """(n,), which inputs have an answer."""
         return self.probabilities.sum(1) > 0
 
+    @property
+    def mostly_answered(self) -> bool:
+        """Whether at least half of the inputs have an answer."""
+        return 2 * int(self.answered.sum()) >= len(self.probabilities)
+
     def shots(self, data: Unlabelled) -> Shots:
         """To learn from: all inputs or, where less than half have an answer, those alone: few would be in any batch."""
-        rows = self.answered.nonzero().flatten().tolist()
-        if 2 * len(rows) >= len(self.probabilities):
+        if self.mostly_answered:
             return Shots(data, self.probabilities)
+        rows = self.answered.nonzero().flatten().tolist()
         return Shots(Subset(data, rows), self.probabilities[rows])
 
     def to_json(self) -> dict[str, Any]:
@@ -131,7 +136,7 @@ def _columns(file: str | Path, names: Sequence[str]) -> Columns | None:
 
 def _from_arrays(file: str, classes: Sequence[str], data: Unlabelled) -> Teacher:
     arrays = read_arrays(file)
-    rows, names = arrays.vectors(("probabilities",)), arrays.first(NAMES)
+    rows, names = arrays.vectors(("probabilities",)), arrays.first(CLASS_KEYS)
     if names is not None and len(names) == rows.shape[1]:
         there = [same_name(str(name)) for name in names.tolist()]
         for name in classes:
@@ -140,7 +145,7 @@ def _from_arrays(file: str, classes: Sequence[str], data: Unlabelled) -> Teacher
                     f"{file!r} has no class {name!r}, only: {', '.join(there[:10])}{did_you_mean(name, there)}"
                 )
         rows = rows[:, [there.index(same_name(name)) for name in classes]]
-    ids = arrays.first(IDS)
+    ids = arrays.first(ID_KEYS)
     return Teacher.from_rows(rows, data, classes, None if ids is None else ids.tolist(), file)
 
 

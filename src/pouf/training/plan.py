@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -215,6 +216,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
         chosen = replace(chosen, demonstrations="after")
     if data is None and shots is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
+    settled, teacher = _with_weight(settled, options, settings), options.teacher
     preparation, known = chosen.preparation(shots, settled.seed), given_shares(options, classifier)
     if known is not None:
         trains = settled.steps and settled.objective.needs_unlabelled
@@ -225,9 +227,6 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
         if trains and ours and (settled.postprocess == "none" or few) and options.refine is None:
             # Training pulls towards known shares; these offsets see to it that it ends there.
             settled = settled.with_settings(postprocess="shares")
-    teacher = _teacher(options, settled)
-    if teacher is not None and not settled.objective.teacher:
-        settled = settled.with_settings({"objective.teacher": 1.0})
     learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled
     learns = shots if settled.steps and settled.objective.labels else None
     if settled.steps and not settled.pseudo_labels:
@@ -257,17 +256,24 @@ def given_shares(options: AdaptOptions, classifier: Classifier) -> Tensor | None
     return None if prior is None or isinstance(prior, str) else known_shares(prior, len(classifier.classes))
 
 
-def _teacher(options: AdaptOptions, recipe: Recipe) -> Teacher | None:
-    """The answers, once they are read, or an error where nothing can learn from them."""
+def _with_weight(recipe: Recipe, options: AdaptOptions, settings: Mapping[str, Any]) -> Recipe:
+    """The recipe with a weight for the teacher's answers, or an error if nothing can learn from them.
+
+    Answers to most inputs were corrected together themselves: a correction by clusters of the student's features would
+    move its predictions away from them.
+    """
     if options.teacher is None:
         if recipe.objective.teacher:
             raise InputError("the recipe weighs a teacher, but there is none: give one, or set objective.teacher to 0")
-        return None
+        return recipe
     if not recipe.steps or not recipe.objective.needs_unlabelled or recipe.pseudo_labels:
         raise InputError(
             f"method {options.method!r} learns nothing from a teacher: take one that trains on unlabelled data, as pouf"
         )
-    return cast("Teacher", options.teacher)
+    changes: dict[str, Any] = {} if recipe.objective.teacher else {"objective.teacher": 1.0}
+    if options.teacher.mostly_answered and options.refine is None and "postprocess" not in settings:
+        changes["postprocess"] = "none"
+    return recipe.with_settings(changes)
 
 
 def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:

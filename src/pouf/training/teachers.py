@@ -13,7 +13,7 @@ from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled, Unreadable
 from pouf.data.class_names import ClassSet, same_name
 from pouf.data.teacher import Teacher, is_file_of_answers, places_by_id, read_teacher
-from pouf.data.vectors import FEATURES, IDS, Vectors, read_arrays
+from pouf.data.vectors import FEATURE_KEYS, ID_KEYS, Vectors, read_arrays
 from pouf.errors import InputError, did_you_mean
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models.base import Scores
@@ -98,7 +98,7 @@ def _second_features(given: Any, classifier: Classifier, data: Unlabelled) -> Fe
     source, ids = "second_features", None
     if isinstance(given, (str, Path)):
         arrays = read_arrays(given)
-        source, given, found = str(given), arrays.vectors(FEATURES), arrays.first(IDS)
+        source, given, found = str(given), arrays.vectors(FEATURE_KEYS), arrays.first(ID_KEYS)
         ids = None if found is None else [str(name).strip() for name in found.tolist()]
     vectors = Vectors(given, source)
     places = places_by_id(ids, len(vectors), data, source)

@@ -308,11 +308,12 @@ class Checkpoints:
         """Of the inputs that a teacher answered: what it has in common with zero-shot and with the checkpoint."""
         if self.teacher is None:
             return {}
-        places = [self.sample.inputs.places[index] for index in self.sample.before.indices]
+        places = [self.sample.inputs.indices[index] for index in self.sample.before.indices]
         answers = self.teacher.probabilities[places]
         rows = answers.sum(1) > 0
         answers, classes = answers[rows], self.zero_shot.classes
-        before, after = (self.comparable(each).probabilities[rows] for each in (ZERO_SHOT, checkpoint))
+        # Zero-shot as it is: with shares that come from the teacher it would agree with one who knows one class alone.
+        before, after = self.predictions[ZERO_SHOT].probabilities[rows], self.comparable(checkpoint).probabilities[rows]
         found = teacher_facts(answers, before, self.sample.features[rows], classes)
         return found | ({"teacher_adapted": share(answers.argmax(1) == after.argmax(1))} if found else {})
 
