@@ -24,7 +24,7 @@ from pouf import EMBEDDED, Classifier, Images, InferenceConfig, Recipe, Texts
 from pouf.data.base import Subset, Unlabelled
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 from pouf.validation.selective import reliability, within_error_rate
 
 RATES = (0.02, 0.05, 0.1)
@@ -78,7 +78,7 @@ def run_case(case: Case) -> dict[str, Any]:
     def right() -> float | None:
         if case.labels is None:
             return None
-        return accuracy(classifier.infer(case.data).log_probabilities.argmax(1), case.labels)
+        return share(classifier.infer(case.data).log_probabilities.argmax(1) == case.labels)
 
     before = right()
     zero_shot = Classifier.from_pretrained(case.model, case.classes, case.templates)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pouf.training.adaptation import Adaptation
     from pouf.training.callbacks import Callback
     from pouf.training.search import Search
-    from pouf.validation.evaluation import Score
+    from pouf.validation.evaluation import LabelledScore
 
 _NO_LABELS = "No labels are needed, and none are taken: give the inputs alone; a few labelled examples go into shots="
 _OUTPUT = "Give output=Output('run', resume=…, overwrite=…, report=…)"
@@ -541,7 +541,7 @@ class Classifier(nn.Module, ModelHubMixin):
             names = [name if keep else None for name, keep in zip(names, kept, strict=True)]
         return names[0] if given.single else names
 
-    def evaluate(self, inputs: Inputs, labels: Sequence[str | int], *, text_column: str | None = None) -> Score:
+    def evaluate(self, inputs: Inputs, labels: Sequence[str | int], *, text_column: str | None = None) -> LabelledScore:
         """Accuracy, macro-F1 and recalls by labels, which are names of classes or their positions."""
         from pouf import workflow
 

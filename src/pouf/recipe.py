@@ -31,35 +31,16 @@ else:
 Kind = Literal["image", "text", "cloze", "causal", "vector"]
 # Preset -> kind -> recipe: from minutes on a laptop to the paper's settings, which need a GPU.
 PRESETS: dict[str, dict[Kind, str]] = {
-    "fast": {
-        "image": "features",
-        "text": "texts-fast",
-        "cloze": "masked-fast",
-        "causal": "causal-fast",
-        "vector": "features-fast",
-    },
-    "balanced": {
-        "image": "images-prompt",
-        "text": "texts",
-        "cloze": "masked",
-        "causal": "causal-lora",
-        "vector": "features",
-    },
-    "paper": {
-        "image": "office31-full",
-        "text": "masked-paper",
-        "cloze": "masked-paper",
-        "causal": "masked-paper",
-        "vector": "features-paper",
-    },
-}
+    "fast": {"image": "features", "text": "texts-fast", "cloze": "masked-fast", "causal": "causal-fast",
+             "vector": "features-fast"},
+    "balanced": {"image": "images-prompt", "text": "texts", "cloze": "masked", "causal": "causal-lora",
+                 "vector": "features"},
+    "paper": {"image": "office31-full", "text": "masked-paper", "cloze": "masked-paper", "causal": "masked-paper",
+              "vector": "features-paper"},
+}  # fmt: skip
 DEFAULT_PRESETS: dict[Kind, str] = {
-    "image": "fast",
-    "text": "balanced",
-    "cloze": "balanced",
-    "causal": "balanced",
-    "vector": "balanced",
-}
+    "image": "fast", "text": "balanced", "cloze": "balanced", "causal": "balanced", "vector": "balanced",
+}  # fmt: skip
 DEFAULTS: dict[Kind, str] = {kind: PRESETS[preset][kind] for kind, preset in DEFAULT_PRESETS.items()}
 
 SAVE_EVERY = "compute.save_every"  # the only setting without effect on the result of a run
@@ -261,20 +242,9 @@ class Recipe(Settings):
         default=0, description="Learn from this many of the surest predictions of each class as if they were labels."
     )
     postprocess: Literal[
-        "none",
-        "prior-correction",
-        "sinkhorn",
-        "shares",
-        "propagation",
-        "refinement",
-        "clusters",
-        "em",
-        "stata",
-        "few-classes",
-        "transclip",
-        "zlap",
-        "inmap",
-    ] = Field(default="none", description="Correction of the predictions after training.")
+        "none", "prior-correction", "sinkhorn", "shares", "propagation", "refinement", "clusters",
+        "em", "stata", "few-classes", "transclip", "zlap", "inmap",
+    ] = Field(default="none", description="Correction of the predictions after training.")  # fmt: skip
     objective: ObjectiveSettings = ObjectiveSettings()
     tuner: TunerSettings = TunerSettings()
     optimisation: Optimisation = Optimisation()

@@ -38,7 +38,7 @@ from pouf.training.search import RATES, Search, TrialLog, all_combinations, sele
 from pouf.training.trainer import run_identity
 from pouf.validation.diagnostics import rows_of
 from pouf.validation.drift import DriftBaseline, other_names
-from pouf.validation.evaluation import Score, score
+from pouf.validation.evaluation import LabelledScore, score
 from pouf.validation.names import absent_names
 from pouf.validation.selective import unreliable
 
@@ -170,7 +170,9 @@ def _estimate(plan: Plan, classifier: Classifier, context: RunContext) -> None:
             logger.info("%s", estimated)
 
 
-def evaluate(classifier: Classifier, inputs: Inputs, labels: Sequence[str | int], text_column: str | None) -> Score:
+def evaluate(
+    classifier: Classifier, inputs: Inputs, labels: Sequence[str | int], text_column: str | None
+) -> LabelledScore:
     """See `Classifier.evaluate`."""
     return score(classifier, classifier.data(inputs, text_column), labels)
 

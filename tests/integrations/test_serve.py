@@ -35,8 +35,8 @@ from pouf.runs.folder import Run
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 from pouf.integrations.serve.app import make_app  # noqa: E402
-from pouf.integrations.serve.engine import Batcher, RunPredictor  # noqa: E402
 from pouf.integrations.serve.guard import Limits  # noqa: E402
+from pouf.integrations.serve.predictor import Batcher, RunPredictor  # noqa: E402
 
 
 class Served:

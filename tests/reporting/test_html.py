@@ -99,7 +99,7 @@ def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> No
     )
     assert f"<b>step {Run(image_run).verdict.chosen} of 150</b>" in page
     assert page.count("second opinion:") == 2
-    assert "Most often taken for each other" in page
+    assert "Most frequent confusions" in page
     assert "@import" not in page and page.count("<svg") >= 5
     assert "prefers-color-scheme: dark" in page and "@media print" in page and "width=device-width" in page
     picture = re.search(r"data:image/png;base64,([\w+/=]+)", page)
@@ -285,6 +285,6 @@ def test_the_review_page_saves_answers(browser, kind: str, request: pytest.Fixtu
     assert Run(run).verdict.review == result
     browser.get((run / "report.html").as_uri())
     review = browser.find_element(By.ID, "review").text
-    assert "What 4 answers said" in review and result.advice in review and "none of these" in review
+    assert "Review: 4 answers" in review and result.advice in review and "none of these" in review
     record(run, result._replace(answered=5))
-    assert (run / "report.html").read_text().count("answers said") == 1, "the new answers replace the old"
+    assert (run / "report.html").read_text().count("<h2>Review: ") == 1, "the new answers replace the old"

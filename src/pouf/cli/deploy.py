@@ -171,12 +171,12 @@ def serve(
     for package in ("fastapi", "python_multipart", "prometheus_client"):
         optional(package, "serve", "serving a run")
     from pouf.integrations.serve.app import LOCAL_HOSTS, make_app
-    from pouf.integrations.serve.engine import RunPredictor
     from pouf.integrations.serve.guard import Limits
+    from pouf.integrations.serve.predictor import RunPredictor
 
     console.silence_libraries()
     with _listen(host, port) as listening:
-        engine = RunPredictor(
+        predictor = RunPredictor(
             run, device=options.resolve_device(), trust_model=options.trust_model, neighbours=neighbours,
             cache=options.features_cache(),
         )  # fmt: skip
@@ -185,8 +185,8 @@ def serve(
             batch=batch_size,
         )  # fmt: skip
         local = _is_local(host)
-        app = make_app(engine, limits, (*LOCAL_HOSTS, host) if local else ("*",))
-        console.show_verdict(engine.run.verdict, quiet=options.hidden)
+        app = make_app(predictor, limits, (*LOCAL_HOSTS, host) if local else ("*",))
+        console.show_verdict(predictor.run.verdict, quiet=options.hidden)
         if not local:
             console.print_err("Anyone who can reach this machine can use the server: there is no password.", "yellow")
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

@@ -65,8 +65,8 @@ def _earlier_questions(run: Path, counts: dict[str, dict[str, int]]) -> list[Rev
 
 def read_review(run: Path) -> Review:
     if not (run / PLAN).is_file():
-        raise InputError(f"no review in {str(run)!r}: ask first")
-    return read_json(run / PLAN, Review, "ask again")
+        raise InputError(f"no review in {str(run)!r}: create one first")
+    return read_json(run / PLAN, Review, "create the review again")
 
 
 def _page(run: Path, questions: Sequence[ReviewQuestion], samples: Sequence[Any], classes: Sequence[str]) -> str:

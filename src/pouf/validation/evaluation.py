@@ -107,7 +107,7 @@ def compare(
     )
 
 
-class Score(NamedTuple):
+class LabelledScore(NamedTuple):
     """Accuracy and macro-F1 on labelled inputs; `print` shows it in a line."""
 
     n: int
@@ -124,7 +124,7 @@ class Score(NamedTuple):
         )
 
 
-def score(classifier: Classifier, inputs: Unlabelled, labels: Sequence[str | int]) -> Score:
+def score(classifier: Classifier, inputs: Unlabelled, labels: Sequence[str | int]) -> LabelledScore:
     """Compare predictions with labels, which are class names or indices."""
     if len(labels) != len(inputs):
         raise InputError(f"{plural(len(inputs), 'input')} and {plural(len(labels), 'label')}: give one label per input")
@@ -137,7 +137,7 @@ def score(classifier: Classifier, inputs: Unlabelled, labels: Sequence[str | int
     counts.add(found.log_probabilities.argmax(1), torch.tensor([truth[i] for i in found.indices]))
     n, right, recall = len(found.indices), counts.pairs.diagonal().tolist(), counts.pairs.sum(1).tolist()
     shares = {name: right[k] / recall[k] if recall[k] else None for k, name in enumerate(classes)}
-    return Score(n, counts.right / n, wilson(counts.right, n), counts.macro_f1(), shares)
+    return LabelledScore(n, counts.right / n, wilson(counts.right, n), counts.macro_f1(), shares)
 
 
 class Counts(NamedTuple):
@@ -181,10 +181,6 @@ def wilson(right: int, n: int) -> tuple[float, float]:
         return 0.0, 1.0
     found = binomtest(right, n).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
-
-
-def accuracy(guess: Tensor, labels: Tensor) -> float:
-    return (guess == labels).double().mean().item()
 
 
 def _per_class(counts: dict[str, Counts], classes: Sequence[str]) -> dict[str, ClassFigures]:
