@@ -203,9 +203,9 @@ def main() -> None:
             print(name, sets[name], file=sys.stderr, flush=True)
             if given.out is not None:
                 write_json(given.out, facts)
-    shown = table(sets)
-    print(shown)
-    put_table(given.page, "ahead", shown)
+    text = table(sets)
+    print(text)
+    put_table(given.page, "ahead", text)
 
 
 if __name__ == "__main__":

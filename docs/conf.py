@@ -30,9 +30,11 @@ napoleon_google_docstring = True
 # Written for readers of the source: one backtick is code there as it is here.
 default_role = "code"
 
+smartquotes = False  # which makes dashes of the hyphens of options
 html_theme = "furo"
 html_title = f"pouf {release}"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["pouf.css"]
 exclude_patterns = ["images/*.md"]
 
 
@@ -66,7 +68,9 @@ def _commands(command: Any, name: str) -> Iterator[str]:
 
 def _row(option: Any) -> str:
     names = [option.metavar] if option.param_type_name == "argument" else [*option.opts, *option.secondary_opts]
-    default = option.show_default if isinstance(option.show_default, str) else option.default
-    shown = "" if default in (None, False, True) or callable(default) else f"`{default}`"
+    if isinstance(option.show_default, str):
+        shown = option.show_default
+    else:
+        shown = "" if option.default in (None, False, True) or callable(option.default) else f"`{option.default}`"
     cells = " ".join(f"`{each}`" for each in names), shown, option.help or ""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
