@@ -93,7 +93,7 @@ def _teacher(options: RunOptions, classifier: Classifier, reporter: ProgressRepo
     if options.teacher is None or is_file_of_answers(options.teacher):
         return options.teacher
     reporter.on_phase(f"loading the teacher {options.teacher}")
-    return load(options.teacher, classifier, options.trust_model).to(options.place())
+    return load(options.teacher, classifier, options.trust_model).to(options.resolve_device())
 
 
 class _Question(NamedTuple):

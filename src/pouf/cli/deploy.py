@@ -104,9 +104,9 @@ def distil(
     from pouf.runs.inputs import load_classifiers, read_inputs
     from pouf.runs.writer import check_new
 
-    console.calm_libraries()
+    console.silence_libraries()
     check_new(out, overwrite=overwrite)
-    (teacher,) = load_classifiers(run, "advised", device=options.place(), trust_model=options.trust_model)
+    (teacher,) = load_classifiers(run, "advised", device=options.resolve_device(), trust_model=options.trust_model)
     data = read_inputs(Run(run), teacher, inputs, text_column)
     with progress(options.hidden) as reporter:
         found = run_distil(

@@ -257,7 +257,7 @@ def load_cross_encoder(
         if not any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
             return None
         model, missing = source.load(AutoModelForSequenceClassification)
-        source.check_whole(missing)
+        source.check_complete(missing)
         return CrossEncoder(model, source.tokenizer(), str(name_or_path))
 
 

@@ -76,7 +76,7 @@ def second_opinion(
     """
     if data is None or data.streamed:
         raise InputError("second features are of unlabelled data that can be read again: give some, and no stream")
-    first, second = classifier.encode(data.for_one_reader(), inference), _second_features(given, classifier, data)
+    first, second = classifier.encode(data.with_own_skipped(), inference), _second_features(given, classifier, data)
     both = sorted(set(first.indices) & set(second.indices))
     scores = classifier.scores(first.only(set(both)))
     logits, temperature = classifier.log_probabilities(first.only(set(both))), scores.temperature.cpu()
@@ -94,7 +94,7 @@ def _second_features(given: Any, classifier: Classifier, data: Unlabelled) -> Fe
         backbone = load_backbone(given).to(classifier.device)
         if backbone.modality != data.modality:
             raise InputError(f"second_features: {given} reads {backbone.modality}s, the inputs are {data.modality}s")
-        return FeatureStore(backbone, InferenceConfig()).features(data.for_one_reader())
+        return FeatureStore(backbone, InferenceConfig()).features(data.with_own_skipped())
     source, ids = "second_features", None
     if isinstance(given, (str, Path)):
         arrays = read_arrays(given)
