@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 class AdaptInputs(NamedTuple):
+    """The zero-shot classifier and the training data of `adapt` and `search`."""
+
     classifier: Classifier
     data: Unlabelled | None
     shots: Shots | None

@@ -25,6 +25,8 @@ PRIORS: dict[str, Callable[[int, int], PaperPrior | PriorEstimate]] = {"paper": 
 
 
 class Loss(NamedTuple):
+    """The loss of a step, its terms, and the scores it was computed from."""
+
     total: Tensor  # scalar, differentiable
     terms: dict[str, Tensor]  # scalars before weighting, detached; smaller is better
     scores: Scores  # of the unlabelled batch, detached
