@@ -86,6 +86,13 @@ class Diagnostics(NamedTuple):
     names_near: float = 1.0  # share of sets of random words that are less near to the inputs than the class names
     names_span: float = 1.0  # share of those that tell the inputs less apart
     names_worst: str = ""  # the names that fit worst
+    teacher_inputs: int = 0  # that were looked at and that a teacher answered, where one is learned from
+    teacher_zero_shot: float = 1.0  # agreement of teacher and zero-shot
+    teacher_adapted: float = 1.0  # of teacher and adapted
+    teacher_kappa: float = 1.0  # of teacher and zero-shot, beyond chance
+    teacher_clusters: float = 1.0  # kappa of the teacher with the clusters that its answers make of the features
+    teacher_usage: float = 1.0  # exp H of the teacher's classes, as a share of zero-shot's
+    teacher_swapped: str = ""  # two classes that teacher and zero-shot have the other way round
     feature_spread: float = 1.0  # of the model's features before training: 0 where all have the same direction
 
 
