@@ -127,7 +127,7 @@ def search(
     first = next(iter(plan.sources().values()))
     if context.folder is not None:
         root = context.folder / CHECKPOINTS
-        about = run_identity(classifier, first, plan.shots, plan.recipe, plan.targets.known)
+        about = run_identity(classifier, first, plan.shots, plan.recipe, plan.targets.known, plan.teacher)
         about["the grid"] = combinations
         log = TrialLog(root / TRIALS_STATE, about)
 

@@ -286,6 +286,8 @@ def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names
 
 
 class Curve(NamedTuple):
+    """A curve over the steps of a run."""
+
     caption: str
     points: list[tuple[float, float]]
     span: tuple[float, float] | None = None  # minimum range of the axis

@@ -87,6 +87,13 @@ class Diagnostics(NamedTuple):
     names_near: float = 1.0  # share of sets of random words that are less near to the inputs than the class names
     names_span: float = 1.0  # share of those that tell the inputs less apart
     names_worst: str = ""  # the names that fit worst
+    teacher_inputs: int = 0  # that were looked at and that a teacher answered, where one is learned from
+    teacher_zero_shot: float = 1.0  # agreement of teacher and zero-shot
+    teacher_adapted: float = 1.0  # of teacher and adapted
+    teacher_kappa: float = 1.0  # of teacher and zero-shot, beyond chance
+    teacher_clusters: float = 1.0  # kappa of the teacher with the clusters that its answers make of the features
+    teacher_usage: float = 1.0  # exp H of the teacher's classes, as a share of zero-shot's
+    teacher_swapped: str = ""  # two classes that teacher and zero-shot have the other way round
     feature_spread: float = 1.0  # of the model's features before training: 0 where all have the same direction
 
 
@@ -129,6 +136,8 @@ FEW_INPUTS = 30
 FEW_CLASSES = 10  # among hundreds, nearly every change is a move from class to class
 NAMES_FIT = "sets of random words that are less near to the inputs than the class names"
 IN_USE = "classes in use (exp H of the mean prediction)"
+TEACHER = "share of inputs on which the teacher agrees"
+TEACHER_ADVICE = "Look at some of its answers, and adapt without it, or with another."
 CONFIDENCE = "mean probability of the predicted class"
 SURVIVAL = "share of predictions that survive a small change of the input"
 AGREEMENT = "share of inputs on which both agree"
@@ -157,6 +166,39 @@ METRICS = (
         message="random words fit these inputs better than the class names: only {d.names_near:.0%} of such sets are "
         "less near to the inputs, {d.names_span:.0%} tell them less apart. The worst fit: {d.names_worst}",
         advice=OTHER_NAMES,
+    ),
+    Metric(TEACHER, ("teacher_zero_shot", "teacher_adapted")),
+    Metric(
+        "classes in the teacher's answers (exp H), as a share of those in zero-shot's",
+        NOT_SHOWN,
+        "teacher of few classes",
+        limit=0.5,
+        condition=lambda d, limit: d.teacher_inputs >= FEW_INPUTS and d.teacher_usage < limit,
+        rule="below {limit}, from 30 answers on",
+        message="the teacher uses few of the classes, {d.teacher_usage:.0%} as many as zero-shot",
+        advice=TEACHER_ADVICE,
+    ),
+    Metric(
+        "agreement (kappa) of the teacher with the clusters that its answers make of the features",
+        NOT_SHOWN,
+        "teacher without pattern",
+        limit=0.15,
+        condition=lambda d, limit: d.teacher_inputs >= FEW_INPUTS and max(d.teacher_clusters, d.teacher_kappa) < limit,
+        rule="below {limit}, as its agreement with zero-shot, from 30 answers on",
+        message="the teacher's answers look like noise: they agree with zero-shot on {d.teacher_zero_shot:.0%} of "
+        "{d.teacher_inputs} inputs (kappa {d.teacher_kappa:.2f}), and inputs that it gives one class are no more alike "
+        "than others (kappa {d.teacher_clusters:.2f})",
+        advice=TEACHER_ADVICE,
+    ),
+    Metric(
+        "pairs of classes that teacher and zero-shot have the other way round",
+        NOT_SHOWN,
+        "teacher swaps classes",
+        condition=lambda d, limit: bool(d.teacher_swapped),
+        rule="any, where most of the inputs that one gives the one class have the other by the other",
+        message="the teacher seems to swap the classes {d.teacher_swapped}: most inputs of each are the other's by "
+        "zero-shot",
+        advice="Look at some of its answers about these two classes.",
     ),
     Metric(
         SURVIVAL,
@@ -351,6 +393,8 @@ def rows_of(diagnostics: Diagnostics | None) -> list[tuple[str, str, str, str]]:
     shown = {} if diagnostics is None else {row.label: row.fields for row in METRICS if row.fields != NOT_SHOWN}
     rows = []
     for label, fields in shown.items():
+        if label == TEACHER and diagnostics is not None and not diagnostics.teacher_inputs:
+            continue
         before, after = (f"{getattr(diagnostics, name):.2f}" if name else "" for name in fields)
         limits = (f"{row.level}: {row.condition_in_words}" for row in METRICS if row.label == label and row.name)
         rows.append((label, before, after, "; ".join(limits)))

@@ -61,6 +61,8 @@ class ShareEstimate(NamedTuple):
 
 
 class ReviewResult(NamedTuple):
+    """Accuracies and advice by the answers of a review."""
+
     answered: int
     zero_shot: ShareEstimate
     adapted: ShareEstimate

@@ -113,6 +113,8 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
         )
     if diagnostics.largest_class:
         message = f"{message} {_open_shares(diagnostics)}"
+    if diagnostics.teacher_inputs:
+        message = f"{message} {_three_states(diagnostics)}"
     if checkpoints.started_adapted:
         message = f"{message} {ADAPTED_BEFORE}"
     return Verdict(
@@ -136,6 +138,15 @@ def _open_shares(found: Diagnostics) -> str:
         f"{found.largest_class!r}, {kept}. If they are about equal, {found.uniform_changes:.0%} of the predictions "
         "change: `--prior uniform` (no new training: `pouf predict --prior uniform`, "
         '`result.with_prior("uniform")`). If you don\'t know: 50 answers, `pouf review`.'
+    )
+
+
+def _three_states(found: Diagnostics) -> str:
+    """Who agrees with whom."""
+    return (
+        f"Of the {found.teacher_inputs} inputs looked at that the teacher answered, it agrees with zero-shot on "
+        f"{found.teacher_zero_shot:.0%} and with the adapted model on {found.teacher_adapted:.0%}; zero-shot and "
+        f"adapted agree on {found.agreement:.0%} of all."
     )
 
 
