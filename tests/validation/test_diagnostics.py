@@ -57,6 +57,18 @@ def test_clusters_that_agree_with_the_names_confirm_a_move_of_shares(agreement: 
     )
 
 
+@pytest.mark.parametrize(("k", "corrected", "steps", "found"), [
+    (12, 0.3, 50, True), (12, 0.1, 50, False), (12, 0.3, 0, False), (4, 0.3, 50, False),
+])  # fmt: skip
+def test_a_run_that_leaves_zero_shot_and_its_correction_is_seen(
+    k: int, corrected: float, steps: int, found: bool
+) -> None:
+    start = torch.arange(N) % 4
+    after = torch.where(torch.arange(N) % 3 == 0, (start + 1) % 4, start)
+    diagnostics = diagnose(seen(start), seen(after), steps)._replace(classes=k, corrected_changes=corrected)
+    assert ("far from all that is free" in [each.name for each in cautions(diagnostics)]) == found
+
+
 def test_what_can_not_be_judged_is_a_caution() -> None:
     truth = torch.arange(N) % K
     start = torch.where(torch.arange(N) % 5 == 1, (truth + 1) % K, truth)

@@ -20,8 +20,8 @@ class Postprocessor(nn.Module):
         neighbours: (m, d), features of length 1 whose classes were found together.
         votes: (m, k), those classes, rows sum to 1: the mean of ten neighbours' counts as much as the input's own.
         pull: (m, k), those classes: a third of what three neighbours say is added to the logits.
-        answers: (m, k), logits that were found for the neighbours themselves: five of them are asked, weighted by
-            1 / (1 - cos), so that an input that was among them gets its own.
+        answers: (m, k), logits that were found for the neighbours themselves: the mean of the five nearest, weighted
+            by 1 / (1 - cos), so that an input that was among them gets its own.
         own: how much the logits themselves count, 1 unless given.
     """
 
@@ -78,7 +78,7 @@ def nearest(queries: Tensor, keys: Tensor, itself: bool, count: int = 10) -> Nea
     """Cosines (at least 1e-6) and positions of the nearest keys, (n, m) each."""
     count = min(count, len(keys) - (not itself))
     if count < 1:
-        raise InputError("neighbours can't be asked of one input alone: give at least two inputs")
+        raise InputError("one input alone has no neighbours: give at least two inputs")
     weights, places = [], []
     # An exported graph has no number of rows to count to.
     blocks = [queries] if torch.compiler.is_exporting() else queries.split(ROWS)

@@ -12,7 +12,7 @@ from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
 from pouf.postprocess.sinkhorn import relaxed_offsets
 
-SHARPER = (1.0, 0.3, 0.1, 0.03)  # temperatures, each starting from the offsets of the last
+TEMPERATURES = (1.0, 0.3, 0.1, 0.03)  # temperatures, each starting from the offsets of the last
 
 
 def shares(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
@@ -27,7 +27,7 @@ def shares(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor |
 
 
 def known_shares(proportions: Sequence[float] | Tensor, k: int) -> Tensor:
-    """The share of each of k classes in the data, as whoever knows them gives them: (k,), sums to 1."""
+    """The share of each of k classes in the data, as given: (k,), sums to 1."""
     shares = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
     if shares.shape != (k,) or not bool((shares > 0).all()) or not bool(shares.isfinite().all()):
         raise InputError(f"expected one proportion above 0 for each of the {k} classes, not {list(proportions)}")
@@ -48,7 +48,7 @@ def share_offsets(logits: Tensor, wanted: Tensor, start: Tensor | None = None, w
     wanted = wanted.to(logits).clamp_min(0.1 / len(logits))
     wanted = wanted / wanted.sum()
     offsets = torch.zeros(logits.shape[1]).to(logits) if start is None else start
-    for t in SHARPER:
+    for t in TEMPERATURES:
         if off_by(logits + offsets, wanted) < within:
             break
         offsets = t * relaxed_offsets(logits / t, wanted, iterations=500, start=offsets / t)

@@ -21,10 +21,10 @@ from pouf.losses.objective import Objective
 from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS
 from pouf.recipe import PRESETS, Recipe
-from pouf.training.bias import MOST, supports_bias_probe
+from pouf.training.bias import MAX_TEXTS, supports_bias_probe
 from pouf.training.model import precision
 from pouf.training.optim import make_optimizer
-from pouf.training.recipe_for_data import COUNTED
+from pouf.training.recipe_for_data import MAX_COUNTED
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.validation.checkpoints import PERTURBED, SAMPLE
 
@@ -106,11 +106,11 @@ def estimate(
         per_step = batch * (trained if tuner.touches_inputs else once) + chunked * batch * once
     asks = recipe.find_bias and recipe.keep_shares_max_classes >= k and not (known_shares or shown)
     if asks and supports_bias_probe(classifier):
-        inputs += 2 * min(n, MOST)
+        inputs += 2 * min(n, MAX_TEXTS)
     prototypes = _stand_ins(classifier, few)
     loss = _loss(classifier, recipe, batch, prototypes) + _update(tuner, recipe) if recipe.steps else 0.0
     prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
-    scored = min(n, COUNTED) * bool(recipe.min_class_usage) + n * report
+    scored = min(n, MAX_COUNTED) * bool(recipe.min_class_usage) + n * report
     scoring = _scoring(classifier, prototypes)
     seconds = inputs * once + scored * scoring + recipe.steps * (per_step + prompts)
     seconds /= processes().size

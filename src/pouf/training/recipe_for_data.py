@@ -26,7 +26,7 @@ from pouf.training.bias import find_bias
 from pouf.validation.checkpoints import PER_CLASS, sample_places
 from pouf.validation.rules import FEW_INPUTS
 
-COUNTED = 2**16  # inputs of a process, drawn at random, that tell how many of the classes are used
+MAX_COUNTED = 2**16  # inputs of a process, drawn at random, that tell how many of the classes are used
 logger = logging.getLogger(__name__)
 MAX_TUNED_CLASSES = 12  # of texts, for which all weights of a sentence encoder are tuned by default
 CLEAR_CLUSTERS = 0.9  # kappa with the class names, from which nothing of an encoder needs to be tuned
@@ -42,7 +42,7 @@ class TargetShares(NamedTuple):
 
     @property
     def known(self) -> Tensor | None:
-        """Where they were given by whoever knows the data, and not estimated."""
+        """Where they were given, and not estimated."""
         return self.probabilities if self.offsets is None else None
 
 
@@ -79,7 +79,7 @@ class DataLook:
     @cached_property
     def class_usage(self) -> float:
         """exp H(mean p) / k, of some inputs where there are very many."""
-        group, total, some = processes(), torch.zeros(len(self.classifier.classes)), self.features.drawn(COUNTED)
+        group, total, some = processes(), torch.zeros(len(self.classifier.classes)), self.features.drawn(MAX_COUNTED)
         for block in self.classifier.score_blocks(some, prototypes=self.prototypes):
             total = total + block.log_probabilities.exp().sum(0)
         n = sum(group.gather_objects(len(some.indices)))
@@ -229,7 +229,7 @@ def _keep_shares(recipe: Recipe, look: DataLook, decisions: list[str]) -> tuple[
 
     With two classes a share is a threshold and nothing else. That zero-shot has it wrong and that the data are skewed
     look the same in its predictions, and a pull towards equal shares is right for the one and ruins the other. A masked
-    language model can be asked for more: see `find_bias`.
+    language model can tell more: see `find_bias`.
     """
     if not recipe.objective.information:
         return recipe, FREE

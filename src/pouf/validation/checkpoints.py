@@ -35,7 +35,7 @@ SAMPLE = 512  # inputs that checkpoints are judged on
 STATE = "state.safetensors"  # of a run that can be gone on with, beside the weights that it names
 PERTURBED = 256  # of these, which are also seen slightly changed
 PER_CLASS = 5  # inputs, with fewer of which clusters tell nothing
-WORTH_TELLING = 0.02  # share of the predictions that moved away from a class
+MIN_REPORTED_MOVE = 0.02  # share of the predictions that moved away from a class
 logger = logging.getLogger(__name__)
 
 
@@ -292,7 +292,7 @@ class Checkpoints:
         known = self.known_shares is not None
         found = diagnose(before, after, self.last.step, convergence, known, self.predictions[ZERO_SHOT])
         found = found._replace(feature_spread=spread_of(self.sample.features))
-        if found.moved >= WORTH_TELLING:
+        if found.moved >= MIN_REPORTED_MOVE:
             found = found._replace(overpredicted=self.overpredicted)
         if self.keeps is not None and self.keeps.numel() == 2:
             found = found._replace(**self._open_shares(after))

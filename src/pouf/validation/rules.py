@@ -67,7 +67,7 @@ METRICS = (
         rule="below {limit}, as where the model's weights are zeros",
         message="the model's features of all {d.inputs} inputs that were looked at have the same direction, so that it "
         "can't tell them apart: either the inputs are all the same, or the model is broken",
-        advice="Look at some of the inputs, and get the model again from where it came.",
+        advice="Look at some of the inputs, and download the model again.",
     ),
     Metric(
         NAMES_FIT,
@@ -246,6 +246,21 @@ METRICS = (
         advice=OTHER_NAMES,
     ),
     Metric(
+        "share of inputs on which the run differs from zero-shot and from zero-shot corrected without training",
+        NOT_SHOWN,
+        "far from all that is free",
+        "caution",
+        limit=0.2,
+        condition=lambda d, limit: (
+            d.steps > 0 and d.classes > FEW_CLASSES and min(1 - d.agreement, d.corrected_changes) > limit
+        ),
+        rule=f"both above {{limit:.0%}}, with more than {FEW_CLASSES} classes",
+        message="training moved predictions away from zero-shot ({differs:.0%}) and from zero-shot corrected by the "
+        "clusters of the features ({d.corrected_changes:.0%}): with many classes, tuned weights may unlearn what tells "
+        "them apart",
+        advice="Compare with `--preset fast` and `pouf predict --use corrected`.",
+    ),
+    Metric(
         "agreement of the predictions with a clustering of the inputs",
         NOT_SHOWN,
         "second opinion fell",
@@ -337,7 +352,7 @@ def cautions(diagnostics: Diagnostics) -> list[Finding]:
 
 def _findings(diagnostics: Diagnostics, level: str) -> list[Finding]:
     return [
-        Finding(row.name, row.message.format(d=diagnostics), row.advice)
+        Finding(row.name, row.message.format(d=diagnostics, differs=1 - diagnostics.agreement), row.advice)
         for row in METRICS
         if row.name and row.level == level and row.fires(diagnostics)
     ]
