@@ -252,10 +252,10 @@ METRICS = (
         "caution",
         limit=0.2,
         condition=lambda d, limit: (
-            d.steps > 0 and d.classes > FEW_CLASSES and min(1 - d.agreement, d.corrected_changes) > limit
+            d.steps > 0 and d.classes > FEW_CLASSES and min(d.changed, d.corrected_changes) > limit
         ),
         rule=f"both above {{limit:.0%}}, with more than {FEW_CLASSES} classes",
-        message="training moved predictions away from zero-shot ({differs:.0%}) and from zero-shot corrected by the "
+        message="training moved predictions away from zero-shot ({d.changed:.0%}) and from zero-shot corrected by the "
         "clusters of the features ({d.corrected_changes:.0%}): with many classes, tuned weights may unlearn what tells "
         "them apart",
         advice="Compare with `--preset fast` and `pouf predict --use corrected`.",
@@ -352,7 +352,7 @@ def cautions(diagnostics: Diagnostics) -> list[Finding]:
 
 def _findings(diagnostics: Diagnostics, level: str) -> list[Finding]:
     return [
-        Finding(row.name, row.message.format(d=diagnostics, differs=1 - diagnostics.agreement), row.advice)
+        Finding(row.name, row.message.format(d=diagnostics), row.advice)
         for row in METRICS
         if row.name and row.level == level and row.fires(diagnostics)
     ]
