@@ -84,7 +84,8 @@ def messages(show: Callable[[str], None] = print_err, level: int = logging.WARNI
     try:
         yield
     finally:
-        library.level, library.handlers = before
+        library.setLevel(before[0])  # not by the attribute: loggers remember what was enabled
+        library.handlers = before[1]
 
 
 class _Handler(logging.Handler):
