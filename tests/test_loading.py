@@ -141,7 +141,7 @@ def test_a_masked_lm_is_opened_as_an_encoder_without_its_head(tmp_path: Path) ->
 def test_a_config_of_a_far_larger_model_is_refused_at_once(models: Path, tmp_path: Path) -> None:
     model = shutil.copytree(models / "clip", tmp_path / "clip")
     change_json(model / "config.json", "model_type", value="llama")
-    with pytest.raises(InputError, match=r"of type 'llama' with 6,\d{3},\d{3},\d{3} weights"):
+    with pytest.raises(InputError, match=r"describes a 'llama' with 6,\d{3},\d{3},\d{3} weights"):
         open_model(model)
 
 

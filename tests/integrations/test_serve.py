@@ -158,7 +158,7 @@ def test_bad_requests_get_a_status_and_a_line(images: Served, texts: Served) -> 
         assert answer[0] == status and re.search(words, answer[1]["error"]), answer
 
     told(images.upload("/api/files", "a.png", b"no image"), 422, "image 0: not an image")
-    told(images.upload("/api/files", "a.png", b"0" * 2**21), 413, "1 MB at most")
+    told(images.upload("/api/files", "a.png", b"0" * 2**21), 413, "at most 1 MB")
     told(images.ask("POST", "/api/predict", {"texts": ["a"]}), 422, "this model reads images: give images")
     told(images.ask("POST", "/api/predict", {"images": ["%%%"]}), 422, "image 0 is not base64")
     told(images.ask("POST", "/api/predict", {"pictures": []}), 422, "pictures: Extra inputs")

@@ -116,7 +116,7 @@ def test_advice_is_given_where_the_answers_tell() -> None:
         "Use the adapted model: it is right 18 to 2 where they differ (sign test, p = 0.0004"
     )
     assert advice(2, 18).startswith("Use zero-shot")
-    assert "may be chance" in advice(6, 4) and "even" in advice(5, 5)
+    assert "may be chance" in advice(6, 4) and "equal where they differ" in advice(5, 5)
 
 
 def test_none_of_these_is_wrong_for_both() -> None:

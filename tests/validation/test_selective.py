@@ -56,5 +56,5 @@ def test_what_is_far_from_all_prototypes_is_a_stranger() -> None:
     near = known.nearness(classifier.fixed_prototypes()).quantile(0.01).item()
     assert len(out_of_distribution(classifier, known, near)) <= 0.01 * len(features)
     assert len(out_of_distribution(classifier, noise, near)) >= 0.95 * 200
-    with pytest.raises(InputError, match="kept no checkpoints"):
+    with pytest.raises(InputError, match="has no checkpoints"):
         out_of_distribution(classifier, known, None)
