@@ -28,8 +28,8 @@ from pouf.runs.folder import Run
 from pouf.runs.names import RECIPE
 from pouf.saving import Use
 from pouf.training.adaptation import Adaptation
-from pouf.validation.diagnostics import rows_of
 from pouf.validation.evaluation import wilson
+from pouf.validation.rules import rows_of
 from pouf.validation.verdict import Verdict
 
 MAX_POINTS = 500  # inputs in a figure

@@ -25,8 +25,9 @@ from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.postprocess.clusters import names_agreement
 from pouf.reading import read_tensors
 from pouf.tuners import Tuner
-from pouf.validation.diagnostics import FEW_INPUTS, Diagnostics, SnapshotPredictions, diagnose, share, spread_of
+from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
 from pouf.validation.names import NamesFit, check_names
+from pouf.validation.rules import FEW_INPUTS
 from pouf.validation.selectors import Choice, choose, votes
 from pouf.validation.teaching import teacher_facts
 
@@ -70,7 +71,7 @@ class Checkpoints:
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be told
     corrected: Tensor | None = None  # (n,), what zero-shot predicts once it is corrected without training
-    names_agreement = 1.0  # of zero-shot with clusters of the features, where that can be told
+    names_agreement: float | None = None  # kappa of zero-shot with clusters of the features; None for few inputs
     without_bias = False
     keeps: Tensor | None = None
     known_shares: Tensor | None = None

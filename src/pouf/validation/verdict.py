@@ -10,8 +10,9 @@ import torch
 from pouf.errors import Diverged
 from pouf.saving import Use
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoints
-from pouf.validation.diagnostics import Diagnostics, Finding, alarms, cautions
+from pouf.validation.diagnostics import Diagnostics
 from pouf.validation.review import ReviewResult
+from pouf.validation.rules import Finding, alarms, cautions
 from pouf.validation.selectors import Choice, Snapshot, opinion_fell
 
 ONLY_LABELS = "whether it beats zero-shot, only labels can show: `pouf review`"
