@@ -205,7 +205,7 @@ def test_the_quickstart_names_every_file_of_a_run_and_no_other(place: Path) -> N
     assert set(named) - there == set(), "named, and written by none of these runs"
     assert there - set(named) - names_in(place / model) == set(), "written, and not named"
     assert not {"predictions.csv", "report.html"} & names_in(place / "bad")
-    pouf(*text, "--recipe", "full/recipe.toml", "--out", "again", cwd=place)
+    pouf(*text, "--recipe", "full/details/recipe.toml", "--out", "again", cwd=place)
     assert (place / "again" / "predictions.csv").read_text() == (place / "full" / "predictions.csv").read_text()
 
 

@@ -70,7 +70,7 @@ def _run(
 ) -> None:
     """Read what the options name, call the library, show the result."""
     from pouf.parallel.process_group import launched_sharding
-    from pouf.runs.writer import check_new
+    from pouf.runs.run_folder import check_new
 
     console.calm_libraries()
     if options.method == "list":
@@ -97,7 +97,7 @@ def demo(
     """Teach a model that knows printed characters to read handwriting, offline, in under a minute."""
     from pouf.demo import demo as run_demo
     from pouf.recipe import Recipe
-    from pouf.runs.writer import check_new
+    from pouf.runs.run_folder import check_new
 
     console.calm_libraries()
     check_new(out)

@@ -22,10 +22,10 @@ from pouf.reading import read_json
 from pouf.reporting.html import update_verdict
 from pouf.reporting.pages import as_text, render, script_data, thumbnail
 from pouf.runs.folder import Run
-from pouf.runs.names import VERDICT
+from pouf.runs.names import REVIEW, VERDICT
 from pouf.validation.review import NONE, Question, Review, ReviewResult, read_answers
 
-PLAN, TABLE, PAGE = "review.json", "review.csv", "review.html"
+TABLE, PAGE = "review.csv", "review.html"
 KEYS = "123456789abcdefghijklmnopqrstuvwxyz"  # 0 is none of the classes
 
 
@@ -41,7 +41,8 @@ def write_review(run: Path, review: Review, samples: Sequence[Any], classes: Seq
     for question, sample in zip(review.questions, samples, strict=True):
         writer.writerow([question.id, as_text(sample), answered.get(question.id, "")])
     writer.writerows([id, texts.get(id, ""), label] for id, label in answered.items() if id not in asked)
-    write_json(run / PLAN, review._replace(questions=[*review.questions, *kept]).to_json())
+    (run / REVIEW).parent.mkdir(exist_ok=True)
+    write_json(run / REVIEW, review._replace(questions=[*review.questions, *kept]).to_json())
     write_text(run / TABLE, table.getvalue())
     write_text(run / PAGE, _page(run, review.questions, samples, classes))
     return run / TABLE, run / PAGE
@@ -57,16 +58,16 @@ def _texts(file: Path) -> dict[str, str]:
 
 def _asked_before(run: Path, counts: dict[str, dict[str, int]]) -> list[Question]:
     """The questions of the review that is there, if it is of the same predictions: its answers count as well then."""
-    if not (run / PLAN).is_file():
+    if not (run / REVIEW).is_file():
         return []
     before = read_review(run)
     return before.questions if before.counts == counts else []
 
 
 def read_review(run: Path) -> Review:
-    if not (run / PLAN).is_file():
+    if not (run / REVIEW).is_file():
         raise InputError(f"no review in {str(run)!r}: ask first")
-    return read_json(run / PLAN, Review, "ask again")
+    return read_json(run / REVIEW, Review, "ask again")
 
 
 def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], classes: Sequence[str]) -> str:
@@ -105,5 +106,6 @@ def record(run: Path, result: ReviewResult) -> None:
     """Put what the answers said into the run's verdict, and on top of its report where it has one."""
     there = Run(run)
     verdict = replace(there.verdict, review=result)
+    (run / VERDICT).parent.mkdir(exist_ok=True)
     write_json(run / VERDICT, verdict.to_json())
     update_verdict(run)

@@ -67,7 +67,7 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     _handle_errors(app)
     about, reader = _info(engine, limits), Reader(engine, limits)
-    page = render("serve.html", info=about, verdict=engine.run.verdict, title=engine.run.folder.resolve().name,
+    page = render("serve.html", info=about, verdict=engine.run.verdict, title=engine.run.name,
                   light=LIGHT, info_json=script_data(about.model_dump()))  # fmt: skip
 
     @app.get("/", include_in_schema=False)
