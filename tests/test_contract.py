@@ -129,6 +129,9 @@ def test_a_run_is_all_there_after_one_call(few_digits: Path, tmp_path: Path) -> 
         loaded = Classifier.from_pretrained(tmp_path / "run", use=use)
         assert torch.equal(loaded.predict_proba(few_digits), classifier.predict_proba(few_digits)), use
     assert not list((tmp_path / "run").rglob("*.partial"))
+    assert {each.name for each in (tmp_path / "run").iterdir() if not each.name.startswith(".weights")} == {
+        "model", "details", "predictions.csv", "report.html"
+    }  # fmt: skip
     with pytest.raises(InputError, match="already exists"):
         classifier.adapt(few_digits, output=tmp_path / "run")
 

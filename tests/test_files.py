@@ -90,7 +90,7 @@ def test_a_process_killed_while_it_writes_leaves_a_whole_file(tmp_path: Path, wa
 
 
 def test_a_folder_has_one_owner_until_it_is_killed(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "checkpoints"
+    folder = tmp_path / "run"
     process, _ = started(OWNS, folder)
     with pytest.raises(InputError, match=r"another process is writing into .*run'"):
         lock_folder(folder)

@@ -3,6 +3,7 @@
 run/unfinished    where the run is written: a run folder of its own, with the checkpoints that it can be resumed from
 run/.replaced     the unfinished run that it overwrites, until it has taken a step
 run/.saved        the run from its commit on, until each part of it is in its place
+run/.weights-…    of a finished run, while its result can still be asked for them
 
 The run that stands in the folder stays there until the commit: a process that is killed at any moment leaves either.
 """
@@ -14,6 +15,7 @@ import logging
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +31,6 @@ from pouf.files import (
     clear_partial,
     copy,
     discard,
-    hidden_name,
     lock_folder,
     write_json,
     write_text,
@@ -48,7 +49,7 @@ from pouf.training.plan import Plan
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
 from pouf.validation.verdict import failed_verdict
 
-REPLACED = ".replaced"
+REPLACED, WEIGHTS = ".replaced", ".weights"
 AT_START = (MANIFEST, RECIPE, names.PLAN, names.CLASSES, names.DESCRIPTIONS)  # written before anything is computed
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ class RunFolder:
         self.before: dict[Path, str] = {}  # what an unfinished run says of itself: it stays, if it can't be resumed
         try:
             clear_partial(self.folder)
+            for left in self.folder.glob(f"{WEIGHTS}-*"):
+                discard(left)
             put_in_place(self.folder)  # of a process that was killed in its commit
             self._bring_back_replaced()  # of one that was killed before its first step
             if self.overwrites and self.unfinished.is_dir():
@@ -220,7 +223,7 @@ class RunFolder:
         """Nothing is left to resume; weights that the result can still be asked for are deleted with it."""
         if is_main():
             if self.checkpoints is not None:
-                self.checkpoints.release(hidden_name(self.unfinished))
+                self.checkpoints.release(self.folder / f"{WEIGHTS}-{uuid.uuid4().hex[:12]}")
             self.checkpoints = None  # they know the callbacks, and these the run: a cycle would delay their end
             discard(self.folder / REPLACED)
             discard(self.unfinished)
