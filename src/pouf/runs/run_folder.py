@@ -77,7 +77,7 @@ class RunFolder:
         self.folder = Path(output.folder)
         self.unfinished = self.folder / UNFINISHED
         self.classifier, self.sources, self.trains = classifier, plan.sources(), trains
-        self.overwrites, self.resumes = output.overwrite, False
+        self.overwrites, self.created = output.overwrite, False  # created: nothing unfinished is continued
         self.stepped, self.written, self.status = False, False, "running"
         self.checkpoints: Checkpoints | None = None  # of the result
         self.start = time.perf_counter()
@@ -97,15 +97,17 @@ class RunFolder:
             self._bring_back_replaced()  # of one that was killed before its first step
             if self.overwrites and self.unfinished.is_dir():
                 self.unfinished.rename(self.folder / REPLACED)
-            self.resumes = self.unfinished.is_dir()
+            self.created = not self.unfinished.is_dir()
             files = [file for name in AT_START if (file := self.unfinished / name).is_file()]
             self.before = {file: file.read_text(encoding="utf-8") for file in files}
             self.manifest = {**self._new_manifest(plan, command, output.resume), **facts}
             self._write_start(plan)
-        except OSError as error:
+        except BaseException as error:
             with suppress(OSError):
                 self._roll_back()
             self._unlock()
+            if not isinstance(error, OSError):
+                raise
             raise InputError(f"can't write into the run folder {str(self.folder)!r}: {error}. Choose another") from None
 
     @classmethod
@@ -234,7 +236,7 @@ class RunFolder:
         if not (is_main() or self.classifier.backbone.sharded):
             return
         unused = not self.stepped and not self.written
-        refused = unused and (self.overwrites or self.resumes or isinstance(error, InputError))
+        refused = unused and (self.overwrites or not self.created or isinstance(error, InputError))
         wanted = self.trains and not self.written and not refused and not isinstance(error, AtOnce)
         try:
             saves = not self.written and _all_can_save(self.classifier, error, wanted)
@@ -274,7 +276,7 @@ class RunFolder:
         """The folder as it was before this run."""
         if self.fresh:
             shutil.rmtree(self.folder)  # the next try may use the same name
-        elif self.resumes:
+        elif not self.created:
             for file, text in self.before.items():
                 write_text(file, text)
         else:
