@@ -45,8 +45,9 @@ from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
 from pouf.models.cloze import Cloze
 from pouf.runs.folder import versions
-from pouf.validation.diagnostics import METRICS, Diagnostics
+from pouf.validation.diagnostics import Diagnostics
 from pouf.validation.names import absent_names, check_names, word_prototypes
+from pouf.validation.rules import METRICS
 
 INPUTS = 512
 MASKED = 300

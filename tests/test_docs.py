@@ -25,7 +25,7 @@ from pouf.cli import app
 from pouf.demo import DIGITS
 from pouf.recipe import PRESETS, recipe_names
 from pouf.runs.folder import Run
-from pouf.validation.diagnostics import rules_in_markdown
+from pouf.validation.rules import rules_in_markdown
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))

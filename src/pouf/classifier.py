@@ -223,6 +223,8 @@ class Classifier(nn.Module, ModelHubMixin):
         settings: Mapping[str, Any] | None = None,
         shots: Shots | str | Path | None = None,
         demonstrations: bool = False,
+        teacher: Any = None,
+        second_features: Any = None,
         prior: str | Sequence[float] | None = None,
         refine: bool | None = None,
         seed: int | None = None,
@@ -251,6 +253,11 @@ class Classifier(nn.Module, ModelHubMixin):
                 settings end alike.
             shots: a few examples with labels to learn from as well; the data stay without.
             demonstrations: show a shot of each class beside every text, as LM-BFF does.
+            teacher: something that knows more, whose predictions are learned from as well: a file of its answers, a
+                matrix (n, k) of probabilities, a `Classifier`, a run, or a model by name: one that `from_pretrained`
+                loads, or a cross-encoder (NLI, reranker). Inputs that it did not answer are unlabelled as ever.
+            second_features: of the same inputs, from another frozen encoder that need know no text: a matrix (n, d), a
+                file of it, or a model by name. Predictions refined in their space are then the teacher.
             prior: shares of the classes: "uniform", "estimated", "paper" (its own estimate), or known ones, one number
                 per class, which the predictions then have as a whole.
             refine: a last pass over all predictions together.
@@ -269,7 +276,9 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         from pouf import workflow
 
-        options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        options = AdaptOptions(
+            method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes, teacher, second_features
+        )
         data = data if text_column is None or data is None else self.data(data, text_column)
         return workflow.adapt(self, data, options, workflow.RunContext(output, keep, callbacks, cache, command))
 
@@ -286,6 +295,8 @@ class Classifier(nn.Module, ModelHubMixin):
         settings: Mapping[str, Any] | None = None,
         shots: Shots | str | Path | None = None,
         demonstrations: bool = False,
+        teacher: Any = None,
+        second_features: Any = None,
         prior: str | Sequence[float] | None = None,
         refine: bool | None = None,
         seed: int | None = None,
@@ -308,7 +319,9 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         from pouf import workflow
 
-        options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        options = AdaptOptions(
+            method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes, teacher, second_features
+        )
         context = workflow.RunContext(output, keep, callbacks, cache, command)
         data = data if text_column is None or data is None else self.data(data, text_column)
         return workflow.search(self, data, grid, on_trial, options, context)

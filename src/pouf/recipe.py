@@ -96,12 +96,16 @@ def _part(settings: type[Settings], path: list[str]) -> Mapping[str, Any]:
 
 
 class ObjectiveSettings(Settings):
-    """L = transport * L_transport - information * I(X; Y) + entropy * mean H(p) + labels * L_labels."""
+    """L = transport * L_transport - information * I(X; Y) + entropy * mean H(p) + labels * L_labels
+    + teacher * L_teacher."""
 
     transport: Weight = Field(default=1.0, description="Weight of the transport loss.")
     information: Weight = Field(default=0.3, description="Weight of the mutual information, the paper's lambda.")
     entropy: Weight = Field(default=0.0, description="Weight of the mean entropy of the predictions.")
     labels: Weight = Field(default=0.0, description="Weight of the loss on labelled shots, if given.")
+    teacher: Weight = Field(
+        default=0.0, description="Weight of the divergence from a teacher's predictions; 0 takes 1 if there is one."
+    )
     label_loss: Literal["kl", "mse"] = Field(
         default="kl", description="Loss on shots; kl is cross-entropy for hard labels."
     )
@@ -120,13 +124,13 @@ class ObjectiveSettings(Settings):
 
     def weights(self) -> dict[str, float]:
         """The terms with a weight above 0, and their weights."""
-        named = {name: getattr(self, name) for name in ("transport", "information", "entropy", "labels")}
+        named = {name: getattr(self, name) for name in ("transport", "information", "entropy", "labels", "teacher")}
         return {name: weight for name, weight in named.items() if weight}
 
     @property
     def needs_unlabelled(self) -> bool:
         """Whether any term needs unlabelled data."""
-        return bool(self.weights().keys() - {"labels"})
+        return bool(self.weights().keys() - {"labels", "teacher"})
 
 
 class TunerSettings(Settings):

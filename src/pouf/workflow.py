@@ -34,10 +34,10 @@ from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, draft_plan, look_at_data
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, select_step, usual_grid
 from pouf.training.trainer import run_identity
-from pouf.validation.diagnostics import rows_of
 from pouf.validation.drift import DriftBaseline, other_names
 from pouf.validation.evaluation import LabelledScore, score
 from pouf.validation.names import absent_names
+from pouf.validation.rules import rows_of
 from pouf.validation.selective import unreliable
 
 TRIALS_STATE = "trials.safetensors"
@@ -149,7 +149,7 @@ def search(
 
         log = TrialLog()
         if root is not None:
-            about = run_identity(classifier, inputs, plan.shots, plan.recipe, plan.targets.known)
+            about = run_identity(classifier, inputs, plan.shots, plan.recipe, plan.targets.known, plan.teacher)
             log = TrialLog(root / TRIALS_STATE, about | {"the grid": combinations})
         if context.output is not None and context.output.resume:
             log.read()

@@ -67,8 +67,10 @@ def test_the_end_of_a_run_names_what_can_be_run(folder: Path) -> None:
     with (folder / "reviews.csv").open("a") as file:
         file.write('""\nthe film was so so\n')
     usual = ("adapt", "reviews.csv", "--text-column", "review", "--classes", "bad,good", "--model", "model")
-    said = pouf(*usual, "--steps", 1, "--no-report", "--out", "one", cwd=folder)
-    assert "1 step in " in said.stdout and '  pouf predict one "a text of your own"\n  pouf review one' in said.stdout
+    result = pouf(*usual, "--steps", 1, "--no-report", "--out", "one", cwd=folder)
+    assert (
+        "1 step in " in result.stdout and '  pouf predict one "a text of your own"\n  pouf review one' in result.stdout
+    )
     assert pouf("predict", "one", "a text of your own", cwd=folder).stdout.startswith(("bad: ", "good: "))
     quiet = pouf(*usual, "--steps", 1, "--no-report", "--out", "two", "--quiet", cwd=folder)
-    assert "skipped 1 of 34 that can't be read, as 32: the row is blank" in quiet.stderr and quiet.stdout == ""
+    assert "skipped 1 of 34 inputs that can't be read, as 32: the row is blank" in quiet.stderr and quiet.stdout == ""

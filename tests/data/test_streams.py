@@ -52,7 +52,7 @@ def test_a_large_files_order_is_that_of_its_texts_and_of_nothing_else(large: Pat
     for file in (large, other):
         data = LargeTexts(file, ("text",))
         unread = {5, 6, 7, 8} if file == large else set()
-        orders.append([data.read(place) for place in data.content_order() if place not in unread])
+        orders.append([data.read(index) for index in data.content_order() if index not in unread])
     assert orders[0] == orders[1]
 
 

@@ -172,6 +172,14 @@ class RunOptions(DeviceOptions):
     demonstrations: Annotated[
         bool, ModelOption("--demonstrations", help="Show one shot per class beside every text, as LM-BFF does.")
     ] = False
+    teacher: Annotated[
+        str | None,
+        ModelOption(help="Learn from what knows more: a file of its answers, a run, or a model.", metavar="FILE|MODEL"),
+    ] = None
+    second_features: Annotated[
+        str | None,
+        ModelOption(help="Features of the inputs by another encoder: a file, or a model.", metavar="FILE|MODEL"),
+    ] = None
     prior: Annotated[
         str | None,
         ModelOption(help="uniform, estimated, paper, or shares: 0.7,0.3."),

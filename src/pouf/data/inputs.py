@@ -26,6 +26,8 @@ COLUMNS: dict[Modality, Sequence[str]] = {
 
 
 class NormalisedInput(NamedTuple):
+    """Inputs as data, and whether they were a single sample."""
+
     data: Unlabelled
     single: bool  # one sample was given, not a list, so one prediction is returned
 

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 class Labelled(NamedTuple):
+    """Inputs and their labels, in the same order."""
+
     inputs: Unlabelled
     labels: list[int]  # indices of classes; NO_LABEL for a row that is skipped
 

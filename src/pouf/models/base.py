@@ -295,6 +295,7 @@ def class_means(rows: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def check_modality(backbone: Backbone, modality: Modality) -> None:
+    """Raise an error if the model does not read this modality."""
     if backbone.modality != modality:
         raise InputError(f"this model reads {backbone.modality}s, but the data are {modality}s: choose another model")
 

@@ -17,6 +17,7 @@ from pouf.errors import InputError, did_you_mean
 from pouf.models.base import Backbone
 from pouf.models.causal_lm import CausalLM
 from pouf.models.cloze import Cloze
+from pouf.models.cross_encoder import CrossEncoder
 from pouf.models.dual_encoder import DualEncoder
 from pouf.models.masked_lm import HEADS, MaskedLM
 from pouf.models.open_clip import OPEN_CLIP_PREFIX as OPEN_CLIP
@@ -242,6 +243,22 @@ def load_sequence_classifier(
         new = {weight for weight in missing if not weight.startswith(encoder) or "pooler" in weight.split(".")}
         source.check_complete([weight for weight in missing if not fresh or weight not in new])
         return SequenceClassifier(model, source.tokenizer(), max_length, seed)
+
+
+def load_cross_encoder(
+    name_or_path: str | Path, revision: str | None = None, trust_model: bool = False
+) -> CrossEncoder | None:
+    """An NLI classifier or a reranker; None where the model is no sequence classifier."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    source = _ModelSource(_local_or_hub(name_or_path), revision, trust_model)
+    with _explain_errors(source, "cross-encoder/nli-deberta-v3-small"):
+        config = AutoConfig.from_pretrained(source.name, **source.options)
+        if not any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
+            return None
+        model, missing = source.load(AutoModelForSequenceClassification)
+        source.check_complete(missing)
+        return CrossEncoder(model, source.tokenizer(), str(name_or_path))
 
 
 def absolute_name(name_or_path: str | Path) -> str:

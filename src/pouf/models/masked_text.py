@@ -213,6 +213,7 @@ class MaskedText:
         return row
 
     def one_token(self, word: str) -> int:
+        """The id of a word that is a single token, or an error with similar words that are."""
         ids = self._in_context(word)
         if len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids:
             return ids[0]

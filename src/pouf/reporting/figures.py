@@ -39,6 +39,8 @@ class FeatureView(NamedTuple):
 
 
 class Comparison(NamedTuple):
+    """The same inputs before and after adaptation."""
+
     before: FeatureView
     after: FeatureView
     inputs: Unlabelled  # of both views, in their order

@@ -28,8 +28,8 @@ from pouf.runs.folder import Run
 from pouf.runs.names import RECIPE, REPORT
 from pouf.saving import Use
 from pouf.training.adaptation import Adaptation
-from pouf.validation.diagnostics import rows_of
 from pouf.validation.evaluation import wilson
+from pouf.validation.rules import rows_of
 from pouf.validation.verdict import Verdict
 
 MAX_POINTS = 500  # inputs in a figure
@@ -285,6 +285,8 @@ def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names
 
 
 class Curve(NamedTuple):
+    """A curve over the steps of a run."""
+
     caption: str
     points: list[tuple[float, float]]
     span: tuple[float, float] | None = None  # minimum range of the axis

@@ -65,6 +65,7 @@ def _earlier_questions(run: Path, counts: dict[str, dict[str, int]]) -> list[Rev
 
 
 def read_review(run: Path) -> Review:
+    """The review in a run folder, or an error."""
     if not (run / REVIEW).is_file():
         raise InputError(f"no review in {str(run)!r}: create one first")
     return read_json(run / REVIEW, Review, "create the review again")

@@ -19,7 +19,7 @@ from pouf.data.labelled import Shots
 from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError, plural
 from pouf.inference.encode import InferenceConfig
-from pouf.validation.diagnostics import FEW_CLASSES
+from pouf.validation.rules import FEW_CLASSES
 
 DISAGREE, AGREE = "disagree", "agree"
 REVIEW_IMAGE_SIDE = 128  # pixels; images are displayed at up to twice this side
@@ -61,6 +61,8 @@ class ShareEstimate(NamedTuple):
 
 
 class ReviewResult(NamedTuple):
+    """Accuracies and advice by the answers of a review."""
+
     answered: int
     zero_shot: ShareEstimate
     adapted: ShareEstimate
