@@ -170,15 +170,15 @@ class RunOptions(DeviceOptions):
         str, ModelOption(help="pouf, or a baseline to compare it with: run --method list to see them all.")
     ] = "pouf"
     demonstrations: Annotated[
-        bool, ModelOption("--demonstrations", help="Show one shot per class beside every text, as LM-BFF does.")
+        bool, ModelOption("--demonstrations", help="Put one shot per class after every text, as LM-BFF does.")
     ] = False
     teacher: Annotated[
         str | None,
-        ModelOption(help="Learn from what knows more: a file of its answers, a run, or a model.", metavar="FILE|MODEL"),
+        ModelOption(help="Soft labels to learn from: a file of answers, a run, or a model.", metavar="FILE|MODEL"),
     ] = None
     second_features: Annotated[
         str | None,
-        ModelOption(help="Features of the inputs by another encoder: a file, or a model.", metavar="FILE|MODEL"),
+        ModelOption(help="Features of the inputs from a second encoder: a file, or a model.", metavar="FILE|MODEL"),
     ] = None
     prior: Annotated[
         str | None,
