@@ -30,7 +30,7 @@ from pouf import Classifier, InferenceConfig, Texts
 from pouf.files import write_json
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 DOMAINS = ("tweets", "amazon")
 SETS = ("intents 150", "intents 20", "trec", "mr", "subj", *DOMAINS)
@@ -72,7 +72,7 @@ def run_set(name: str, given: argparse.Namespace, seed: int) -> dict[str, float]
 
     def right(classifier: Classifier) -> float:
         found = classifier.infer(Texts(judged_on), InferenceConfig(cache=cache))
-        return accuracy(found.log_probabilities.argmax(1), truth)
+        return share(found.log_probabilities.argmax(1) == truth)
 
     def last(classifier: Classifier, recipe: str = "fast", **options: object) -> Classifier:
         return classifier.adapt(Texts(adapted_to), recipe=recipe, seed=seed, cache=cache, **options).at("last")
@@ -85,7 +85,7 @@ def run_set(name: str, given: argparse.Namespace, seed: int) -> dict[str, float]
         "both": {"teacher": other, "second_features": space},
     }  # fmt: skip
     found = {"zero-shot": right(small), "stronger, zero-shot": right(stronger), "stronger": right(other)}
-    found["teacher on what it teaches"] = accuracy(teacher.argmax(1), labels[: given.texts])
+    found["teacher on what it teaches"] = share(teacher.argmax(1) == labels[: given.texts])
     found |= {way: right(last(small, **options)) for way, options in ways.items()}
     if name in given.full:
         for way in ("alone", "taught"):

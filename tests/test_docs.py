@@ -219,7 +219,9 @@ def test_readme_and_docs_are_no_book() -> None:
 
 
 def test_the_quickstart_names_every_file_of_a_run_and_no_other(place: Path) -> None:
-    named = re.findall(r"`([^`]+)`", " ".join(table(QUICKSTART.read_text(encoding="utf-8"), "in the folder")))
+    page = QUICKSTART.read_text(encoding="utf-8")
+    tables = [table(page, heading) for heading in ("in the folder", "in `model/`", "in `details/`")]
+    named = re.findall(r"`([^`]+)`", " ".join(row for rows in tables for row in rows))
     model = "sentence-transformers/all-MiniLM-L6-v2"
     text = ["adapt", "--model", model, "--texts", "reviews.csv", "--classes", "bad,good", "--quiet"]
     vectors = ["--features", "features.npy", "--prototypes", "prototypes.npz", "--quiet", "--no-report"]
@@ -230,11 +232,13 @@ def test_the_quickstart_names_every_file_of_a_run_and_no_other(place: Path) -> N
     pouf("adapt", *vectors, "--recipe", "constant.toml", "--lr", 3e-2, "--out", "good", cwd=place)
     pouf("search", *vectors, "--steps", 4, "--out", "searched", cwd=place)
     assert (Run(place / "bad").verdict.advised, Run(place / "good").verdict.advised) == ("zero-shot", "chosen")
-    there = {name for run in ("full", "prompt", "bad", "good", "searched") for name in names_in(place / run)}
+    runs = [place / name / part for name in ("full", "prompt", "bad", "good", "searched")
+            for part in (".", "model", "details")]  # fmt: skip
+    there = {name for run in runs for name in names_in(run)}
     assert set(named) - there == set(), "named, and written by none of these runs"
     assert there - set(named) - names_in(place / model) == set(), "written, and not named"
     assert not {"predictions.csv", "report.html"} & names_in(place / "bad")
-    pouf(*text, "--recipe", "full/recipe.toml", "--out", "again", cwd=place)
+    pouf(*text, "--recipe", "full/details/recipe.toml", "--out", "again", cwd=place)
     assert (place / "again" / "predictions.csv").read_text() == (place / "full" / "predictions.csv").read_text()
 
 

@@ -104,7 +104,7 @@ class ObjectiveSettings(Settings):
     entropy: Weight = Field(default=0.0, description="Weight of the mean entropy of the predictions.")
     labels: Weight = Field(default=0.0, description="Weight of the loss on labelled shots, if given.")
     teacher: Weight = Field(
-        default=0.0, description="Weight of the divergence from a teacher's predictions; 0 takes 1 if there is one."
+        default=0.0, description="Weight of the divergence from a teacher's predictions; 0 takes 3 if there is one."
     )
     label_loss: Literal["kl", "mse"] = Field(
         default="kl", description="Loss on shots; kl is cross-entropy for hard labels."

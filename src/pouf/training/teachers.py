@@ -12,7 +12,7 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled, Unreadable
 from pouf.data.class_names import ClassSet, same_name
-from pouf.data.teacher import Teacher, is_file_of_answers, places_by_id, read_teacher
+from pouf.data.teacher import Teacher, indices_by_id, is_file_of_answers, read_teacher
 from pouf.data.vectors import FEATURE_KEYS, ID_KEYS, Vectors, read_arrays
 from pouf.errors import InputError, did_you_mean
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
@@ -69,7 +69,9 @@ def second_opinion(
     prior: Tensor | None = None,
     teacher: Teacher | None = None,
 ) -> Teacher:
-    """Zero-shot's predictions, or a teacher's where it answered, refined in the space of other features of the data.
+    """Zero-shot's predictions refined in the space of other features of the data.
+
+    A teacher's answers stay as they are, and take part in it: inputs without one learn from those that are near.
 
     Args:
         given: features (n, d), a file of them, or the name of an encoder.
@@ -85,6 +87,8 @@ def second_opinion(
         logits = torch.where(answers.sum(1, keepdim=True) > 0, answers.clamp_min(1e-4).log(), logits)
         temperature = torch.zeros(())  # nothing to sharpen
     rows, weight = second_space(Scores(logits, logits, temperature), second.only(set(both)).features, prior)
+    if teacher is not None:
+        rows = torch.where(answers.sum(1, keepdim=True) > 0, answers, rows)
     logger.info("the second space has a weight of %.2f in the predictions that are learned from", weight)
     return _placed(rows, both, data, f"predictions refined in a second space, with a weight of {weight:.2f}")
 
@@ -101,11 +105,11 @@ def _second_features(given: Any, classifier: Classifier, data: Unlabelled) -> Fe
         source, given, found = str(given), arrays.vectors(FEATURE_KEYS), arrays.first(ID_KEYS)
         ids = None if found is None else [str(name).strip() for name in found.tolist()]
     vectors = Vectors(given, source)
-    places = places_by_id(ids, len(vectors), data, source)
-    if len(places) < len(data):
-        missing = sorted(set(range(len(data))) - set(places))[0]
-        raise InputError(f"{source}: {len(places)} rows for {len(data)} inputs: {data.ids[missing]!r} has none")
-    order = torch.tensor(places).argsort()
+    indices = indices_by_id(ids, len(vectors), data, source)
+    if len(indices) < len(data):
+        missing = sorted(set(range(len(data))) - set(indices))[0]
+        raise InputError(f"{source}: {len(indices)} rows for {len(data)} inputs: {data.ids[missing]!r} has none")
+    order = torch.tensor(indices).argsort()
     known = [place for place in range(len(data)) if int(order[place]) not in vectors.skipped]
     return FeatureSet(known, vectors.tensor()[order[known]].float())
 

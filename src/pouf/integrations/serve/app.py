@@ -127,7 +127,7 @@ def make_app(predictor: RunPredictor, limits: Limits | None = None, hosts: Seque
 
 def _add_pages(app: FastAPI, service: Service) -> None:
     run, info = service.predictor.run, service.info
-    page = render("serve.html", info=info, verdict=run.verdict, title=run.folder.resolve().name,
+    page = render("serve.html", info=info, verdict=run.verdict, title=run.name,
                   light=LIGHT, info_json=script_data(info.model_dump()))  # fmt: skip
 
     @app.get("/", include_in_schema=False)
