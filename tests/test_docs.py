@@ -16,6 +16,7 @@ import pytest
 import typer.main
 from cli_runner import pouf
 from doc_pages import PAGES, QUICKSTART, README, ROOT, blocks, command_lines, prose, run_commands
+from helpers import REVIEWS
 from hub_server import environment_for
 
 import pouf as pouf_package
@@ -134,6 +135,7 @@ def test_every_page_with_code_is_run_by_a_test() -> None:
         "scale.md",
         "masked-lms.md",
         "index.md",
+        "teachers.md",
     }
     elsewhere = {"methods.md"}  # tests/training/test_methods.py
     assert {page.name for page in PAGES if blocks(page.read_text(encoding="utf-8"), "python")} == run | elsewhere
@@ -187,6 +189,15 @@ def test_the_quickstart_runs_from_top_to_bottom_in_one_folder(
 
 def test_the_first_page_of_the_site_in_python(place: Path) -> None:
     names = run_python((ROOT / "docs" / "index.md").read_text(encoding="utf-8"), "index")
+    assert names["result"].verdict.last == len(names["result"].history)
+
+
+def test_a_matrix_teaches_as_the_page_says(place: Path) -> None:
+    model = "sentence-transformers/all-MiniLM-L6-v2"
+    names: dict[str, Any] = {"clf": Classifier.from_pretrained(model, ["bad", "good"]), "texts": REVIEWS * 4}
+    names["probabilities"] = names["clf"].predict_proba(names["texts"])
+    for block in blocks((ROOT / "docs" / "teachers.md").read_text(encoding="utf-8"), "python"):
+        exec(block, names)
     assert names["result"].verdict.last == len(names["result"].history)
 
 
