@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.data.class_names import ClassSet, same_name
+from pouf.data.class_names import ClassSet, normalise_name
 from pouf.data.teacher import Teacher, indices_by_id, is_file_of_answers, read_teacher
 from pouf.data.vectors import FEATURE_KEYS, ID_KEYS, Vectors, read_arrays
 from pouf.errors import InputError, did_you_mean
@@ -133,12 +133,12 @@ def templates_of(student: Classifier) -> tuple[str, ...] | None:
 def _predicted(teacher: Classifier, student: Classifier, data: Unlabelled, inference: InferenceConfig) -> Teacher:
     if teacher.backbone.modality != data.modality:
         raise InputError(f"the teacher reads {teacher.backbone.modality}s, the inputs are {data.modality}s")
-    there = [same_name(name) for name in teacher.classes]
+    there = [normalise_name(name) for name in teacher.classes]
     for name in student.classes:
-        if same_name(name) not in there:
+        if normalise_name(name) not in there:
             raise InputError(f"the teacher knows no class {name!r}{did_you_mean(name, teacher.classes)}")
     found = teacher.infer(data, inference)
-    columns = [there.index(same_name(name)) for name in student.classes]
+    columns = [there.index(normalise_name(name)) for name in student.classes]
     rows = found.log_probabilities[:, columns].log_softmax(1).exp()
     return _placed(rows, found.indices, data, teacher.model or "the teacher")
 
