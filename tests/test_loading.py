@@ -22,6 +22,7 @@ from pouf.demo import DIGITS
 from pouf.postprocess import Postprocessor
 from pouf.reading import file_digest
 from pouf.runs.folder import Run
+from pouf.runs.names import DETAILS
 
 WEIGHTS = "model.safetensors"
 
@@ -336,10 +337,11 @@ def test_a_file_of_a_run_that_was_edited_by_hand_is_damaged(saved: Path, tmp_pat
         "skipped.jsonl": {"of": "data", "id": "a", "reason": "r"},
         "run.json": {"data": DATA},
     }
+    (run / DETAILS).mkdir()
     for file, content in whole.items():
-        (run / file).write_text(json.dumps(content) + "\n")
+        (run / DETAILS / file).write_text(json.dumps(content) + "\n")
     assert Run(run).steps() == [STEP] and len(Run(run).skipped()) == 1 and Run(run).manifest == {"data": DATA}
-    (run / name).write_text(json.dumps(row) + "\n")
+    (run / DETAILS / name).write_text(json.dumps(row) + "\n")
     with pytest.raises(InputError, match=rf"{name}' is damaged"):
         print(Run(run).steps(), Run(run).skipped())
 

@@ -53,8 +53,8 @@ def test_a_folder_and_names_are_enough_and_a_log_file_shows_every_phase(
     assert not [phase for phase in first if isinstance(phase, str)], lines
     assert first == sorted(first), lines
     assert not any("\x1b" in line for line in lines), "plain lines"
-    assert Recipe.load(tmp_path / "pouf-run" / "recipe.toml") == Recipe.preset("fast", "image")
-    card = (tmp_path / "pouf-run" / "pouf.json").read_text()
+    assert Recipe.load(tmp_path / "pouf-run" / "details/recipe.toml") == Recipe.preset("fast", "image")
+    card = (tmp_path / "pouf-run" / "model/pouf.json").read_text()
     assert DEFAULT_MODELS["image"] in card
 
 
@@ -132,7 +132,7 @@ def test_a_preset_by_option_is_the_recipe_by_name(few_digits: Path, tmp_path: Pa
         ("c", ["--max-minutes", 9]),
     ):
         pouf(*usual, *given, "--out", out, cwd=tmp_path)
-    recipes = [Recipe.load(tmp_path / out / "recipe.toml") for out in "abc"]
+    recipes = [Recipe.load(tmp_path / out / "details/recipe.toml") for out in "abc"]
     assert recipes[0] == recipes[1] == Recipe.preset("balanced", "image").with_settings(steps=2)
     assert recipes[2] == Recipe.preset("paper", "image").with_settings(steps=2), "two steps of it take no time"
 

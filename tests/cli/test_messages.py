@@ -19,8 +19,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "bare.csv").write_text("".join(f"{text} {i}\n" for i, text in enumerate(REVIEWS)))
     os.symlink("gone.csv", folder / "link.csv")
     os.symlink("gone", folder / "photos")
-    (folder / "full").mkdir()
-    (folder / "full" / "run.json").write_text("{}")
+    (folder / "full" / "details").mkdir(parents=True)
+    (folder / "full" / "details/run.json").write_text("{}")
     return folder
 
 

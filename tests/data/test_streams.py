@@ -159,7 +159,7 @@ def test_a_stream_that_can_be_opened_once_loses_nothing(tmp_path: Path, pictures
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     with pytest.raises(InputError, match="must start from the first sample"):
         classifier.adapt(stream, recipe=RECIPE, settings={"batch_size": 2, "steps": 50}, output=tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+    assert json.loads((tmp_path / "run" / "details/run.json").read_text())["status"] == "failed"
     Classifier.from_pretrained(tmp_path / "run")
 
 

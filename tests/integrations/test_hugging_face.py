@@ -120,7 +120,7 @@ def test_the_card_of_a_run_tells_what_it_is(adapted_clip: tuple[Classifier, Path
     assert card.data.library_name == "pouf" and card.data.license == "apache-2.0"
     assert card.data.pipeline_tag == "zero-shot-image-classification"
     n = len(list(few_digits.rglob("*.png")))
-    verdict = json.loads((run.with_name("run") / "verdict.json").read_text())
+    verdict = json.loads((run.with_name("run") / "details/verdict.json").read_text())
     for line in (
         "10 classes from pouf/tiny-clip",
         f"- data: {n} inputs, without labels", "- seven\n", "`a photo of a {}.`", verdict["message"], "lr = 0.001",
@@ -149,7 +149,7 @@ def test_classifiers_that_were_not_adapted_and_vectors_have_cards_too(tmp_path: 
     text = (tmp_path / "before" / "README.md").read_text()
     assert "- class 3\n" in text and "## Verdict" not in text
     vectors.adapt(features, settings={"steps": 2}, output=Output(tmp_path / "run", report=False))
-    assert "- data: 120 inputs" in (tmp_path / "run" / "README.md").read_text()
+    assert "- data: 120 inputs" in (tmp_path / "run" / "model/README.md").read_text()
 
 
 @pytest.mark.parametrize(

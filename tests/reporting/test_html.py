@@ -61,7 +61,7 @@ def test_the_demo_gains_and_says_so_in_json(image_run: Path) -> None:
     assert facts["n"] == 1797 and facts["run"] == "here" and facts["report"] == "here/report.html"
     assert facts["zero_shot"] <= 0.78
     assert facts["last"] >= 0.90 and facts["advised"] >= 0.90
-    assert "no warning signs" in facts["verdict"] and (image_run / "metrics.jsonl").is_file()
+    assert "no warning signs" in facts["verdict"] and (image_run / "details/metrics.jsonl").is_file()
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +118,11 @@ def test_an_alarm_stands_on_top_and_the_adapted_model_is_still_shown(
     image_run: Path, few_digits: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(image_run, tmp_path / "run")
-    verdict = json.loads((run / "verdict.json").read_text())
+    verdict = json.loads((run / "details/verdict.json").read_text())
     alarm = {"name": "collapse", "message": "predictions use 1.0 of 10 classes", "advice": "Slow."}
     verdict |= {"advised": "zero-shot", "message": "Do not trust it: 1.0 of 10.", "trusted": False}
     verdict["alarms"] = [alarm, alarm | {"name": "shifted"}]
-    (run / "verdict.json").write_text(json.dumps(verdict))
+    (run / "details/verdict.json").write_text(json.dumps(verdict))
     page = write_report(run, Images.from_folder(few_digits)).read_text()
     assert "Colour and shape show the predicted class" in page and "✗" not in page
     assert 'class="verdict alarm" id="verdict">Do not trust it: 1.0 of 10.' in page

@@ -103,8 +103,8 @@ def test_a_run_teaches_a_smaller_model_on_the_command_line(tmp_path: Path) -> No
     facts = json.loads(said.stdout)
     assert facts["held_back"] == 4 and 0 <= facts["agreement"] <= 1
     assert facts["student"]["parameters"] < facts["teacher"]["parameters"] and facts["student"]["seconds"] > 0
-    assert json.loads((tmp_path / "student" / "run.json").read_text())["distilled"]["held_back"] == 4
-    assert json.loads((tmp_path / "student" / "plan.json").read_text())["teacher"]["answers"] == 20
+    assert json.loads((tmp_path / "student" / "details/run.json").read_text())["distilled"]["held_back"] == 4
+    assert json.loads((tmp_path / "student" / "details/plan.json").read_text())["teacher"]["answers"] == 20
     assert Classifier.from_pretrained(tmp_path / "student").predict(texts[0]) in ("good", "bad")
     error = one_line_error(pouf("distil", "run", "--model", "no/such/folder", "--out", "other", cwd=tmp_path, code=2))
     assert "no model folder" in error

@@ -208,5 +208,5 @@ def test_the_command_line_learns_what_python_learns(tmp_path: Path) -> None:
     result = clf.adapt(REVIEWS, teacher=tmp_path / "answers.csv", settings={"steps": 3, "tuner.name": "prototypes"})
     same = Classifier.from_pretrained(tmp_path / "run", use="last").predict_proba(REVIEWS)
     assert torch.equal(same, result.at("last").predict_proba(REVIEWS))
-    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    plan = json.loads((tmp_path / "run" / "details/plan.json").read_text())
     assert plan["teacher"] == {"source": "answers.csv", "answers": 3}

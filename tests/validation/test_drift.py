@@ -110,9 +110,9 @@ def test_the_command_line_tells_drift_and_the_run_keeps_it(few_digits: Path, tmp
                "--steps", 3, "--keep-classes", "digits.txt"]  # fmt: skip
     output = pouf(*command, "--keep-data", few_digits, "--out", "run", cwd=tmp_path).stdout
     assert "Outside of the task: " in output and "among 10 other names; accuracy there went from" in output
-    drift = json.loads((tmp_path / "run" / "run.json").read_text())["drift"]
+    drift = json.loads((tmp_path / "run" / "details/run.json").read_text())["drift"]
     assert drift["names"] == 10 and 0 < drift["accuracy_before"] < 1
-    assert "among 10 other names" in (tmp_path / "run" / "README.md").read_text()
+    assert "among 10 other names" in (tmp_path / "run" / "model/README.md").read_text()
     assert "predictions unchanged among other names" in (tmp_path / "run" / "report.html").read_text()
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Output, Recipe
 from pouf.demo import DIGITS
-from pouf.reporting.review_page import PLAN, read_review, write_review
+from pouf.reporting.review_page import read_review, write_review
+from pouf.runs.names import REVIEW
 from pouf.validation.review import (
     AGREE,
     DISAGREE,
@@ -40,7 +41,7 @@ def write_questions(run: Path, data: Images, n: int, seed: int = 0) -> tuple[Pat
 
 def test_many_questions_are_where_the_models_differ(run: Path, few_digits: Path) -> None:
     table, page = write_questions(run, Images.from_folder(few_digits), 20)
-    plan = json.loads((run / PLAN).read_text())
+    plan = json.loads((run / REVIEW).read_text())
     assert sum(read_review(run).sizes.values()) == 150 and len(plan["questions"]) == 20
     differ = [q for q in plan["questions"] if q["stratum"] == DISAGREE]
     assert len(differ) == min(read_review(run).sizes[DISAGREE], 10)
@@ -69,7 +70,7 @@ def test_more_questions_are_the_same_and_more_and_no_label_is_lost(run: Path, fe
     assert read_answers(table, DIGITS) == dict.fromkeys(first[:5], "two"), "fewer, and others: no answer is dropped"
     assert score_answers(read_review(run), read_answers(table, DIGITS), DIGITS).answered == 5 and len(questions) <= 9
     table.unlink()
-    (run / PLAN).unlink()
+    (run / REVIEW).unlink()
 
 
 def test_all_answers_give_the_accuracy_itself(run: Path, few_digits: Path) -> None:

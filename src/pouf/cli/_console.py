@@ -332,7 +332,7 @@ def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
 def show_unreadable(skipped: Mapping[str, str], n: int, run: Path | None = None) -> None:
     if skipped:
         name, why = next(iter(skipped.items()))
-        where = f"; all are listed in {run / 'skipped.jsonl'}" if run else ""
+        where = f"; all are listed in {run / 'details' / 'skipped.jsonl'}" if run else ""
         print_err(f"skipped {len(skipped)} of {len(skipped) + n} inputs that can't be read, as {name}: {why}{where}")
 
 

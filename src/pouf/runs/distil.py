@@ -16,7 +16,7 @@ from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.options import Output
-from pouf.runs.folder import note
+from pouf.runs.folder import update_manifest
 from pouf.training import teachers
 from pouf.training.adaptation import Adaptation
 from pouf.validation.diagnostics import share
@@ -81,7 +81,7 @@ def distil(
     agreement, before = (share(each.log_probabilities.argmax(1) == wanted) for each in (found, zero_shot))
     some = Subset(data, held[:TIMED])
     distilled = Distilled(result, agreement, before, len(held), _side(teacher, some), _side(result.classifier, some))
-    note(output.folder, distilled=distilled.to_json())
+    update_manifest(output.folder, distilled=distilled.to_json())
     return distilled
 
 

@@ -64,7 +64,7 @@ class Plan:
     def estimate(self, classifier: Classifier, cache: FeatureCache, report: bool) -> Estimate | None:
         """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that
         need not fit where it would be timed."""
-        if self.data is None or self.data.streamed or not self.recipe.steps:
+        if self.data is None or self.data.streamed or not len(self.data) or not self.recipe.steps:
             return None
         if asks_to_shard(classifier, self.recipe):
             return None

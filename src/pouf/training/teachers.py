@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.data.class_names import ClassSet, same_name
-from pouf.data.teacher import Teacher, is_file_of_answers, places_by_id, read_teacher
+from pouf.data.class_names import ClassSet, normalise_name
+from pouf.data.teacher import Teacher, indices_by_id, is_file_of_answers, read_teacher
 from pouf.data.vectors import FEATURE_KEYS, ID_KEYS, Vectors, read_arrays
 from pouf.errors import InputError, did_you_mean
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
@@ -105,11 +105,11 @@ def _second_features(given: Any, classifier: Classifier, data: Unlabelled) -> Fe
         source, given, found = str(given), arrays.vectors(FEATURE_KEYS), arrays.first(ID_KEYS)
         ids = None if found is None else [str(name).strip() for name in found.tolist()]
     vectors = Vectors(given, source)
-    places = places_by_id(ids, len(vectors), data, source)
-    if len(places) < len(data):
-        missing = sorted(set(range(len(data))) - set(places))[0]
-        raise InputError(f"{source}: {len(places)} rows for {len(data)} inputs: {data.ids[missing]!r} has none")
-    order = torch.tensor(places).argsort()
+    indices = indices_by_id(ids, len(vectors), data, source)
+    if len(indices) < len(data):
+        missing = sorted(set(range(len(data))) - set(indices))[0]
+        raise InputError(f"{source}: {len(indices)} rows for {len(data)} inputs: {data.ids[missing]!r} has none")
+    order = torch.tensor(indices).argsort()
     known = [place for place in range(len(data)) if int(order[place]) not in vectors.skipped]
     return FeatureSet(known, vectors.tensor()[order[known]].float())
 
@@ -133,12 +133,12 @@ def templates_of(student: Classifier) -> tuple[str, ...] | None:
 def _predicted(teacher: Classifier, student: Classifier, data: Unlabelled, inference: InferenceConfig) -> Teacher:
     if teacher.backbone.modality != data.modality:
         raise InputError(f"the teacher reads {teacher.backbone.modality}s, the inputs are {data.modality}s")
-    there = [same_name(name) for name in teacher.classes]
+    there = [normalise_name(name) for name in teacher.classes]
     for name in student.classes:
-        if same_name(name) not in there:
+        if normalise_name(name) not in there:
             raise InputError(f"the teacher knows no class {name!r}{did_you_mean(name, teacher.classes)}")
     found = teacher.infer(data, inference)
-    columns = [there.index(same_name(name)) for name in student.classes]
+    columns = [there.index(normalise_name(name)) for name in student.classes]
     rows = found.log_probabilities[:, columns].log_softmax(1).exp()
     return _placed(rows, found.indices, data, teacher.model or "the teacher")
 

@@ -6,7 +6,6 @@ import copy
 import logging
 import weakref
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.teacher import Teacher
 from pouf.data.views import perturbation
-from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
+from pouf.files import drop, hidden_name, temporary_folder, write_tensors
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.process_group import processes
 from pouf.parallel.shards import gather_weights, is_main, load_weights
@@ -95,9 +94,7 @@ class Checkpoints:
         self.teacher = teacher
         self.trained, self.zero_shot, self.sample, self.steps = classifier, zero_shot, sample, steps
         self.without_bias, self.keeps, self.known_shares = without_bias, keeps, known_shares
-        self.folder, self.files = folder or temporary_folder(), OwnFiles()
-        self._drop = self.files.drop if folder is not None else partial(drop, self.folder)
-        self._released = False
+        self.folder, self._released = folder or temporary_folder(), folder is None
         self.needed: set[int] = set()  # steps whose weights the saved state of the run refers to
         self.tuner: Tuner | None = None
         self.predictions: dict[Checkpoint, SnapshotPredictions] = {}
@@ -108,16 +105,19 @@ class Checkpoints:
         self.started_adapted = zero_shot.adapted
         self._added = {name: getattr(zero_shot.backbone, name) for name in zero_shot.backbone.added_by_tuners}
         if folder is None:
-            self.release()
+            weakref.finalize(self, drop, self.folder)
 
-    def release(self) -> None:
-        """Nobody goes on from here: the state goes at once, and the weights with the last who could ask for them.
+    def release(self, folder: Path | None = None) -> None:
+        """The run can't be resumed any more, and the weights are deleted with this object.
 
-        In this order, since a state without its weights can't be gone on from.
+        Args:
+            folder: a new name for the folder that they wait in; by default a hidden one beside it.
         """
-        (self.folder / STATE).unlink(missing_ok=True)
-        if not self._released:
-            weakref.finalize(self, self._drop)
+        if not self._released and self.folder.is_dir():
+            released = folder or hidden_name(self.folder)
+            self.folder.rename(released)
+            self.folder = released
+            weakref.finalize(self, drop, self.folder)
         self._released = True
 
     def take_zero_shot(self) -> None:
@@ -209,7 +209,6 @@ class Checkpoints:
                 tensors = group.broadcast(self._read(step) if group.is_main else {})
                 if not group.is_main:  # its weights were in a temporary folder
                     write_tensors(self._file(step), tensors)
-            self._note(step)
             if step > 0:
                 self.postprocessors[Checkpoint(step)] = self.trained.postprocessor
         self.latest, self.needed = self.last, set(state["kept"])
@@ -350,12 +349,6 @@ class Checkpoints:
         tensors = gather_weights(self.trained, names) if self._sharded else names
         if not self._sharded or is_main():
             write_tensors(self._file(step), tensors)
-        self._note(step)
-
-    def _note(self, step: int) -> None:
-        """The file is this object's own; where weights are sharded, the first process alone has one."""
-        if not self._sharded or is_main():
-            self.files.add(self._file(step))
 
     def _read(self, step: int) -> dict[str, Tensor]:
         return read_tensors(self._file(step), "overwrite the run")
