@@ -13,7 +13,7 @@ import torch
 
 from pouf import Shots, Texts
 from pouf.bench.language import SHOTS, Task
-from pouf.data.class_names import same_name
+from pouf.data.class_names import normalise_name
 from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError, optional
 
@@ -234,14 +234,14 @@ def _archive_table(task: Task, file: Path) -> Iterator[OwnRow]:
 
 def _examples(task: Task, rows: Sequence[OwnRow], source: str) -> Shots:
     spellings = (task.labels, task.raw, task.also)
-    known = {same_name(name): k for names in spellings for k, name in enumerate(names)}
+    known = {normalise_name(name): k for names in spellings for k, name in enumerate(names)}
     samples, targets = [], []
     for texts, label in rows:
         if str(label) == "-" or not all(isinstance(text, str) and text.strip() for text in texts):
             continue  # SNLI's annotators did not agree, or there is nothing to read
         if task.scale is not None:
             targets.append(_between(label, task.scale, source))
-        elif (k := known.get(same_name(str(label)))) is not None:
+        elif (k := known.get(normalise_name(str(label)))) is not None:
             targets.append([float(k == j) for j in range(len(task.labels))])
         else:
             raise InputError(f"{source}: label {label!r} is none of {', '.join((*task.labels, *task.raw))}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pouf import InputError
-from pouf.data.class_names import same_name
+from pouf.data.class_names import normalise_name
 from pouf.data.images import EXTENSIONS, Images
 from pouf.data.labelled import Labelled
 
@@ -69,16 +69,16 @@ class ImageSet:
             classes = sorted(
                 {path.split("/")[1] for path in everything} or {p.name for p in folder.iterdir() if p.is_dir()}
             )
-        positions = {same_name(name): k for k, name in enumerate(classes)}
+        positions = {normalise_name(name): k for k, name in enumerate(classes)}
         paths: list[Path] = []
         labels: list[int] = []
         for directory in sorted(folder.iterdir()):
-            if directory.is_dir() and same_name(directory.name) in positions:
+            if directory.is_dir() and normalise_name(directory.name) in positions:
                 for path in sorted(directory.iterdir()):
                     named = f"{self.domains[domain]}/{directory.name}/{path.name}"
                     if path.suffix.lower() in EXTENSIONS and (not listed or named in listed):
                         paths.append(path)
-                        labels.append(positions[same_name(directory.name)])
+                        labels.append(positions[normalise_name(directory.name)])
         if not paths:
             raise InputError(
                 f"no images of the classes {', '.join(classes[:3])}, … in {str(folder)!r}: {self.layout()}"

@@ -104,6 +104,7 @@ class DemonstrationEncoder:
         return self.backbone.prepare([example for sample in samples for example in self.demonstrations.views(sample)])
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
+        """Mean features over the draws of each sample: tensors of (n · samples, …) -> (n, d)."""
         ids, which = batch["input_ids"].unique(dim=0, return_inverse=True)  # all of one length
         one_of_each = torch.empty(len(ids), dtype=torch.long, device=ids.device)
         one_of_each[which] = torch.arange(len(which), device=ids.device)

@@ -17,6 +17,7 @@ from pouf.errors import InputError, did_you_mean
 from pouf.models.base import Backbone
 from pouf.models.causal_lm import CausalLM
 from pouf.models.cloze import Cloze
+from pouf.models.cross_encoder import CrossEncoder
 from pouf.models.dual_encoder import DualEncoder
 from pouf.models.masked_lm import HEADS, MaskedLM
 from pouf.models.open_clip import OPEN_CLIP_PREFIX as OPEN_CLIP
@@ -59,59 +60,79 @@ def load_backbone(
     Args:
         trust_model: load pickled weights, and run code that comes with the model.
     """
-    from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForCausalLM
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    )
+    from transformers import AutoConfig, AutoModel
 
     if str(name_or_path).startswith(OPEN_CLIP):
         if cloze is not None:
             raise InputError(f"{name_or_path} reads images: a template with [MASK] is for language models")
         return load_open_clip(str(name_or_path))
-    name = _local_or_hub(name_or_path)
-    source = _ModelSource(name, revision, trust_model)
+    source = _ModelSource(_local_or_hub(name_or_path), revision, trust_model)
     with _explain_errors(source, "roberta-base" if cloze else "openai/clip-vit-base-patch16"):
-        config = AutoConfig.from_pretrained(name, **source.options)
+        config = AutoConfig.from_pretrained(source.name, **source.options)
         source.check_size(config)
-        causal = cloze is not None and config.model_type not in HEADS
-        if causal and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            raise InputError(
-                f"model {name!r} is of type {config.model_type!r}, whose masked-LM head is not known: expected one of "
-                f"{', '.join(HEADS)}, or a causal language model"
-            )
-        if getattr(config, "is_encoder_decoder", False):
-            raise _unsuitable(name, config)
-        tokenizer = source.tokenizer()
-        if cloze is not None and causal:
-            model, missing = source.load(AutoModelForCausalLM, config=config)
-            source.check_whole(missing)
-            return CausalLM(model, tokenizer, cloze)
         if cloze is not None:
-            return MaskedLM(_masked_lm(source, config), tokenizer, cloze)
+            return _load_language_model(source, config, cloze)
+        if getattr(config, "is_encoder_decoder", False):
+            raise _unsuitable(source.name, config)
+        tokenizer = source.tokenizer()
         model, missing = source.load(AutoModel, config=config)
         if hasattr(model, "get_image_features") and hasattr(model, "get_text_features"):
-            source.check_whole(missing)
-            encoder = DualEncoder(model, tokenizer, AutoImageProcessor.from_pretrained(name, **source.options))
-            encoder.check_image_processor(name)
-            return encoder
+            source.check_complete(missing)
+            return _dual_encoder(source, model, tokenizer)
         if tokenizer.pad_token is None or "pixel_values" in model.main_input_name:
-            raise _unsuitable(name, config)
-        source.check_whole([weight for weight in missing if "pooler" not in weight.split(".")])
+            raise _unsuitable(source.name, config)
+        source.check_complete([weight for weight in missing if "pooler" not in weight.split(".")])
         _zero_pooler(model, missing)
-        layout = _layout_folder(source)
-        known = (layout / "modules.json").is_file()
+        return _sentence_encoder(source, config, model, tokenizer)
+
+
+def _load_language_model(source: _ModelSource, config: Any, cloze: Cloze) -> MaskedLM:
+    """A masked language model, or a causal one."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.model_type not in HEADS and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise InputError(
+            f"model {source.name!r} is of type {config.model_type!r}, whose masked-LM head is not known: expected one "
+            f"of {', '.join(HEADS)}, or a causal language model"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise _unsuitable(source.name, config)
+    tokenizer = source.tokenizer()
+    if config.model_type in HEADS:
+        return MaskedLM(_masked_lm(source, config), tokenizer, cloze)
+    model, missing = source.load(AutoModelForCausalLM, config=config)
+    source.check_complete(missing)
+    return CausalLM(model, tokenizer, cloze)
+
+
+def _dual_encoder(source: _ModelSource, model: Any, tokenizer: Any) -> DualEncoder:
+    from transformers import AutoImageProcessor
+
+    encoder = DualEncoder(model, tokenizer, AutoImageProcessor.from_pretrained(source.name, **source.options))
+    encoder.check_image_processor(source.name)
+    return encoder
+
+
+def _sentence_encoder(source: _ModelSource, config: Any, model: Any, tokenizer: Any) -> SentenceEncoder:
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    layout = _layout_folder(source)
+    if not (layout / "modules.json").is_file():  # not of sentence-transformers
         generates = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        if not known and generates and config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            raise _unsuitable(name, config)
-        if not known and any("MaskedLM" in kind for kind in config.architectures or ()):
+        if generates and config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            raise _unsuitable(source.name, config)
+        if any("MaskedLM" in kind for kind in config.architectures or ()):
             logger.warning(
                 "%s is a masked language model, and without a template with [MASK] it is used as a sentence encoder, "
-                "by the mean of its tokens. Give such a template, or a model of sentence-transformers.", name_or_path,
+                "by the mean of its tokens. Give such a template, or a model of sentence-transformers.", source.name,
             )  # fmt: skip
-        pooling, length = read_layout(layout)
-        longest = min(length or 512, tokenizer.model_max_length, getattr(config, "max_position_embeddings", 512))
-        return SentenceEncoder(model, tokenizer, pooling, longest, layout)
+    pooling, length = read_layout(layout)
+    longest = min(length or 512, tokenizer.model_max_length, getattr(config, "max_position_embeddings", 512))
+    return SentenceEncoder(model, tokenizer, pooling, longest, layout)
 
 
 class _ModelSource(NamedTuple):
@@ -171,7 +192,7 @@ class _ModelSource(NamedTuple):
         missing = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
         return model, sorted(missing)
 
-    def check_whole(self, missing: Sequence[str]) -> None:
+    def check_complete(self, missing: Sequence[str]) -> None:
         if missing:
             raise InputError(
                 f"model {self.name!r} is incomplete: {len(missing)} of its weights are missing or have another shape, "
@@ -220,8 +241,24 @@ def load_sequence_classifier(
         model, missing = source.load(AutoModelForSequenceClassification, num_labels=outputs)
         encoder = f"{model.base_model_prefix}."
         new = {weight for weight in missing if not weight.startswith(encoder) or "pooler" in weight.split(".")}
-        source.check_whole([weight for weight in missing if not fresh or weight not in new])
+        source.check_complete([weight for weight in missing if not fresh or weight not in new])
         return SequenceClassifier(model, source.tokenizer(), max_length, seed)
+
+
+def load_cross_encoder(
+    name_or_path: str | Path, revision: str | None = None, trust_model: bool = False
+) -> CrossEncoder | None:
+    """An NLI classifier or a reranker; None where the model is no sequence classifier."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    source = _ModelSource(_local_or_hub(name_or_path), revision, trust_model)
+    with _explain_errors(source, "cross-encoder/nli-deberta-v3-small"):
+        config = AutoConfig.from_pretrained(source.name, **source.options)
+        if not any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
+            return None
+        model, missing = source.load(AutoModelForSequenceClassification)
+        source.check_complete(missing)
+        return CrossEncoder(model, source.tokenizer(), str(name_or_path))
 
 
 def absolute_name(name_or_path: str | Path) -> str:
@@ -263,7 +300,7 @@ def _masked_lm(source: _ModelSource, config: Any) -> Any:
         config.legacy = False  # DeBERTa's own checkpoints have the newer head, which their configs do not declare
         model, missing = source.load(AutoModelForMaskedLM, config=config)
     encoder = f"{model.base_model_prefix}."
-    source.check_whole([weight for weight in missing if weight.startswith(encoder)])
+    source.check_complete([weight for weight in missing if weight.startswith(encoder)])
     if missing:
         raise InputError(
             f"model {source.name!r} has no trained masked-LM head ({len(missing)} weights are missing, such as "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
+from pouf.data.teacher import Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
-from pouf.inference.encode import InferenceConfig
+from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
@@ -27,6 +29,8 @@ from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.drift import Drift
 from pouf.validation.selectors import Choice
 from pouf.validation.verdict import Verdict, assess, not_judged, nothing_to_judge
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -154,7 +158,9 @@ def run_adaptation(
     inputs = data if data is not None else shots.inputs if shots is not None else None
     training = Training([], 0, None)
     if recipe.steps > 0:
-        training = train(classifier, data, recipe, shots, inference, told, checkpoint_dir, held, resume=resume)
+        training = train(
+            classifier, data, recipe, shots, inference, told, checkpoint_dir, held, resume=resume, teacher=plan.teacher
+        )  # fmt: skip
     elif recipe.postprocess != "none" and inputs is not None:
         training = Training([], 0, watched(classifier, inputs, recipe, inference, checkpoint_dir, held))
     checkpoints = training.checkpoints
@@ -205,12 +211,30 @@ def correct(
     step: int,
     prior: Tensor | None,
 ) -> None:
-    """Fit the recipe's correction to what the classifier predicts now: that of another step would not fit it."""
+    """Fit the recipe's correction to what the classifier predicts now: that of another step would not fit it.
+
+    Where a teacher's answers are learned from, and predictions agree less with them once they are corrected, they stay
+    as they are; not where a correction gives them shares of the classes.
+    """
     classifier.postprocessor = None
     encoded = classifier.store(inference).share(data)
+    teacher = checkpoints.teacher if checkpoints is not None else None
+    before = _agreeing(classifier, encoded, teacher)
     classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior)
+    if recipe.postprocess != "shares" and prior is None and _agreeing(classifier, encoded, teacher) < before:
+        logger.info("predictions are not corrected together: they would agree less with the teacher")
+        classifier.postprocessor = None
     if checkpoints is not None:
         checkpoints.take_postprocessed(step, classifier)
+
+
+def _agreeing(classifier: Classifier, encoded: FeatureSet, teacher: Teacher | None) -> int:
+    """How many of the answers of a teacher are predicted, over all processes."""
+    if teacher is None:
+        return 0
+    answers = teacher.probabilities[encoded.indices]
+    same = classifier.log_probabilities(encoded).argmax(1) == answers.argmax(1)
+    return int(processes().sum((same & (answers.sum(1) > 0)).sum()))
 
 
 def _corrected(checkpoints: Checkpoints) -> Choice:

@@ -14,7 +14,7 @@ from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess import Postprocessor
-from pouf.recipe import DEFAULTS, PRESETS, Kind, Recipe, is_named
+from pouf.recipe import DEFAULTS, PRESETS, Kind, Recipe, is_builtin
 
 # A tuner brings settings of its own: at full tuning's 5e-7 a soft prompt does not move.
 TUNER_RECIPES: dict[tuple[Kind, str], str] = {
@@ -110,7 +110,7 @@ class Method:
         if tuner != usual.tuner.name and (kind, tuner) in TUNER_RECIPES:
             own = Recipe.load(TUNER_RECIPES[kind, tuner])
             given = read(own)  # what a file does not name comes from there
-            named = recipe is not None and not isinstance(recipe, Recipe) and is_named(recipe)
+            named = recipe is not None and not isinstance(recipe, Recipe) and is_builtin(recipe)
             sets_rate = not named and "lr" in given.optimisation.model_fields_set
             if tuner != given.tuner.name and not sets_rate:
                 given = given.with_settings({f"optimisation.{name}": getattr(own.optimisation, name) for name in RATE})

@@ -6,7 +6,6 @@ import copy
 import logging
 import weakref
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +14,9 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
+from pouf.data.teacher import Teacher
 from pouf.data.views import perturbation
-from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
+from pouf.files import drop, hidden_name, temporary_folder, write_tensors
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.process_group import processes
 from pouf.parallel.shards import gather_weights, is_main, load_weights
@@ -24,9 +24,11 @@ from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.postprocess.clusters import names_agreement
 from pouf.reading import read_tensors
 from pouf.tuners import Tuner
-from pouf.validation.diagnostics import FEW_INPUTS, Diagnostics, SnapshotPredictions, diagnose, share, spread_of
+from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
 from pouf.validation.names import NamesFit, check_names
+from pouf.validation.rules import FEW_INPUTS
 from pouf.validation.selectors import Choice, choose, votes
+from pouf.validation.teaching import teacher_facts
 
 SAMPLE = 512  # inputs that checkpoints are judged on
 STATE = "state.safetensors"  # of a run that can be gone on with, beside the weights that it names
@@ -62,16 +64,18 @@ class Checkpoints:
         keeps: the run will be corrected to the shares that zero-shot has with these offsets (k,), and so all
             predictions that are compared have them: shares that move along a run are not what comes of it.
         known_shares: (k,), of the classes in these data, where they are known.
+        teacher: what one predicts for the data, where the run learns from it.
         folder: where weights are kept, for a run that can be gone on with, until `release`; by default a temporary one.
     """
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be told
     corrected: Tensor | None = None  # (n,), what zero-shot predicts once it is corrected without training
-    names_agreement = 1.0  # of zero-shot with clusters of the features, where that can be told
+    names_agreement: float | None = None  # kappa of zero-shot with clusters of the features; None for few inputs
     without_bias = False
     keeps: Tensor | None = None
     known_shares: Tensor | None = None
     started_adapted = False  # what is called zero-shot here had been adapted before this run
+    teacher: Teacher | None = None
     overpredicted = ""  # the class that zero-shot was found to predict too often, where the run keeps other shares
 
     def __init__(
@@ -85,12 +89,12 @@ class Checkpoints:
         without_bias: bool = False,
         keeps: Tensor | None = None,
         known_shares: Tensor | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
+        self.teacher = teacher
         self.trained, self.zero_shot, self.sample, self.steps = classifier, zero_shot, sample, steps
         self.without_bias, self.keeps, self.known_shares = without_bias, keeps, known_shares
-        self.folder, self.files = folder or temporary_folder(), OwnFiles()
-        self._drop = self.files.drop if folder is not None else partial(drop, self.folder)
-        self._released = False
+        self.folder, self._released = folder or temporary_folder(), folder is None
         self.needed: set[int] = set()  # steps whose weights the saved state of the run refers to
         self.tuner: Tuner | None = None
         self.predictions: dict[Checkpoint, SnapshotPredictions] = {}
@@ -101,16 +105,19 @@ class Checkpoints:
         self.started_adapted = zero_shot.adapted
         self._added = {name: getattr(zero_shot.backbone, name) for name in zero_shot.backbone.added_by_tuners}
         if folder is None:
-            self.release()
+            weakref.finalize(self, drop, self.folder)
 
-    def release(self) -> None:
-        """Nobody goes on from here: the state goes at once, and the weights with the last who could ask for them.
+    def release(self, folder: Path | None = None) -> None:
+        """The run can't be resumed any more, and the weights are deleted with this object.
 
-        In this order, since a state without its weights can't be gone on from.
+        Args:
+            folder: a new name for the folder that they wait in; by default a hidden one beside it.
         """
-        (self.folder / STATE).unlink(missing_ok=True)
-        if not self._released:
-            weakref.finalize(self, self._drop)
+        if not self._released and self.folder.is_dir():
+            released = folder or hidden_name(self.folder)
+            self.folder.rename(released)
+            self.folder = released
+            weakref.finalize(self, drop, self.folder)
         self._released = True
 
     def take_zero_shot(self) -> None:
@@ -202,7 +209,6 @@ class Checkpoints:
                 tensors = group.broadcast(self._read(step) if group.is_main else {})
                 if not group.is_main:  # its weights were in a temporary folder
                     write_tensors(self._file(step), tensors)
-            self._note(step)
             if step > 0:
                 self.postprocessors[Checkpoint(step)] = self.trained.postprocessor
         self.latest, self.needed = self.last, set(state["kept"])
@@ -289,7 +295,7 @@ class Checkpoints:
             found = found._replace(overpredicted=self.overpredicted)
         if self.keeps is not None and self.keeps.numel() == 2:
             found = found._replace(**self._open_shares(after))
-        found = found._replace(names_agreement=self.names_agreement)
+        found = found._replace(names_agreement=self.names_agreement, **self._teacher_facts(checkpoint))
         if self.corrected is not None and len(self.corrected) == len(after.probabilities):
             differ = 1 - share(after.probabilities.argmax(1) == self.corrected)
             found = found._replace(corrected_changes=differ)
@@ -297,6 +303,19 @@ class Checkpoints:
             return found
         near, span, worst = self.names
         return found._replace(names_near=near, names_span=span, names_worst=", ".join(worst))
+
+    def _teacher_facts(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Of the inputs that a teacher answered: what it has in common with zero-shot and with the checkpoint."""
+        if self.teacher is None:
+            return {}
+        places = [self.sample.inputs.indices[index] for index in self.sample.before.indices]
+        answers = self.teacher.probabilities[places]
+        rows = answers.sum(1) > 0
+        answers, classes = answers[rows], self.zero_shot.classes
+        # Zero-shot as it is: with shares that come from the teacher it would agree with one who knows one class alone.
+        before, after = self.predictions[ZERO_SHOT].probabilities[rows], self.comparable(checkpoint).probabilities[rows]
+        found = teacher_facts(answers, before, self.sample.features[rows], classes)
+        return found | ({"teacher_adapted": share(answers.argmax(1) == after.argmax(1))} if found else {})
 
     def _open_shares(self, seen: SnapshotPredictions) -> dict[str, Any]:
         """What of two classes nobody can tell without labels: their shares, and how much hangs on them."""
@@ -330,12 +349,6 @@ class Checkpoints:
         tensors = gather_weights(self.trained, names) if self._sharded else names
         if not self._sharded or is_main():
             write_tensors(self._file(step), tensors)
-        self._note(step)
-
-    def _note(self, step: int) -> None:
-        """The file is this object's own; where weights are sharded, the first process alone has one."""
-        if not self._sharded or is_main():
-            self.files.add(self._file(step))
 
     def _read(self, step: int) -> dict[str, Tensor]:
         return read_tensors(self._file(step), "overwrite the run")
@@ -349,18 +362,32 @@ class Checkpoints:
         return self.folder / f"{step}.safetensors"
 
 
-def sample_places(data: Unlabelled, seed: int) -> list[int]:
-    """Positions of the inputs that checkpoints are judged on; the first `PERTURBED` of them are also changed."""
+def sample_places(data: Unlabelled, seed: int, teacher: Teacher | None = None) -> list[int]:
+    """Positions of the inputs that checkpoints are judged on; the first `PERTURBED` of them are also changed.
+
+    As many have a teacher's answer as among all, but at least half of them, if there are so many.
+    """
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
     by_content = data.content_order()
-    return [by_content[int(place)] for place in order[:SAMPLE]]
+    places = [by_content[int(place)] for place in order]
+    answered = set(teacher.answered.nonzero().flatten().tolist()) if teacher is not None else set()
+    first = [place for place in places if place in answered][: SAMPLE // 2]
+    chosen = set(first)
+    return (first + [place for place in places if place not in chosen])[:SAMPLE] if first else places[:SAMPLE]
 
 
 class Sample:
     """Some inputs, the same for the same data and seed, and what a classifier says of them."""
 
-    def __init__(self, classifier: Classifier, data: Unlabelled, seed: int, inference: InferenceConfig) -> None:
-        self.inputs = Subset(data, sample_places(data, seed))
+    def __init__(
+        self,
+        classifier: Classifier,
+        data: Unlabelled,
+        seed: int,
+        inference: InferenceConfig,
+        teacher: Teacher | None = None,
+    ) -> None:
+        self.inputs = Subset(data, sample_places(data, seed, teacher))
         self.few = Subset(self.inputs, range(min(PERTURBED, len(self.inputs))))
         self.perturb = perturbation(data.modality)
         self.inference = inference

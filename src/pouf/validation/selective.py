@@ -60,6 +60,7 @@ def reliability(
 
 
 def check_rate(rate: float) -> None:
+    """Raise an error unless the rate is from 0 to below 1."""
     if not 0 <= rate < 1:
         raise InputError(f"can't abstain at {rate:g}: expected a rate of errors from 0 to below 1, as 0.05")
 

@@ -20,18 +20,18 @@ from pouf.data.inputs import normalise
 from pouf.data.tables import read_table
 from pouf.data.texts import Texts
 from pouf.errors import InputError
-from pouf.integrations.serve.engine import RunPredictor
 from pouf.integrations.serve.guard import Limits
+from pouf.integrations.serve.predictor import RunPredictor
 from pouf.integrations.serve.schemas import PredictRequest
 
 
 class RequestReader:
     """Reads samples from requests; raises `InputError` if it can't."""
 
-    def __init__(self, engine: RunPredictor, limits: Limits) -> None:
-        self.classifier, self.limits = engine.classifier, limits
-        self.modality, self.columns = engine.classifier.backbone.modality, engine.classifier.columns
-        self.width = engine.adapted.prototypes.shape[1]
+    def __init__(self, predictor: RunPredictor, limits: Limits) -> None:
+        self.classifier, self.limits = predictor.classifier, limits
+        self.modality, self.columns = predictor.classifier.backbone.modality, predictor.classifier.columns
+        self.width = predictor.adapted.prototypes.shape[1]
 
     def samples(self, question: PredictRequest) -> list[Any]:
         fields = {name: value for name, value in question.model_dump().items() if value is not None}
