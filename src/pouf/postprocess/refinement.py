@@ -47,9 +47,9 @@ def refinement(
         t     = `trust_in_equal_shares` of mean_i p_i
 
     μ is the mean of a class's inputs, pulled towards m, where the prototypes alone put it; c is `sharpness` / T.
-    Evening the shares helps where all classes are there and destroys predictions where few are; t tells these apart without labels,
-    and leaves data with few classes as they are. A prior that was given is trusted wholly: b gives these shares to the
-    probabilities, and where the predictions are then off by three points, to the predictions.
+    Evening the shares helps if all classes occur and destroys predictions if few do; t tells these cases apart without
+    labels, and leaves data with few classes unchanged. A given prior is trusted fully: b gives these shares to the
+    probabilities, and if the predictions are then off by three points, to the predictions.
     """
     unit, logits = F.normalize(features.float(), dim=1), scores.logits.float()
     shares = log_marginal(logits).exp()
