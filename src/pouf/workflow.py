@@ -244,7 +244,7 @@ def reliable(
 
 
 def _drift_baseline(classifier: Classifier, plan: Plan, context: RunContext) -> DriftBaseline | None:
-    """Predictions among other names before training, where some are to be kept."""
+    """Predictions among other names before training, if drift is to be measured."""
     if context.keep is None:
         return None
     data, others = context.keep.data, other_names(context.keep.names, classifier)

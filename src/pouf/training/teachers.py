@@ -1,4 +1,4 @@
-"""From whatever knows more to soft labels of the inputs: files, arrays, classifiers, runs and models by name."""
+"""Teachers as soft labels of the inputs: files, arrays, classifiers, runs and models by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read(
     Args:
         given: a file, a matrix (n, k), a `Classifier`, a `CrossEncoder`, or the name of a run or a model; a `Teacher`
             is taken as it is.
-        classifier: the student, whose classes they are of.
+        classifier: the student, with the same classes.
         prior: (k,), known shares of the classes.
     """
     if data is None or data.streamed:
@@ -110,12 +110,12 @@ def _second_features(given: Any, classifier: Classifier, data: Unlabelled) -> Fe
         missing = sorted(set(range(len(data))) - set(indices))[0]
         raise InputError(f"{source}: {len(indices)} rows for {len(data)} inputs: {data.ids[missing]!r} has none")
     order = torch.tensor(indices).argsort()
-    known = [place for place in range(len(data)) if int(order[place]) not in vectors.skipped]
+    known = [i for i in range(len(data)) if int(order[i]) not in vectors.skipped]
     return FeatureSet(known, vectors.tensor()[order[known]].float())
 
 
 def load(name: str | Path, student: Classifier, trust_model: bool = False) -> Classifier | CrossEncoder:
-    """A run; or a model, which is asked about the student's classes as the student is."""
+    """A run, or a model with the student's classes and templates."""
     if is_saved(name):
         return Classifier.from_pretrained(name, trust_model=trust_model)
     scorer = load_cross_encoder(name, trust_model=trust_model)
@@ -147,23 +147,23 @@ def _scored(teacher: CrossEncoder, student: Classifier, data: Unlabelled) -> Tea
     if data.modality != "text":
         raise InputError(f"{teacher.name!r} reads texts, the inputs are {data.modality}s")
     texts: dict[int, str] = {}
-    for place in range(len(data)):
+    for i in range(len(data)):
         try:
-            sample = data.read(place)
+            sample = data.read(i)
         except Unreadable:
             continue
         if not isinstance(sample, str):
             raise InputError(f"{teacher.name!r} reads one text beside the class, the inputs are pairs")
-        texts[place] = sample
+        texts[i] = sample
     own = class_texts(ClassSet(student.classes, student.descriptions))
     prompts = [[prompt for text in each for prompt in fill(templates_of(student) or ("{}",), text)] for each in own]
     rows = teacher.log_probabilities(list(texts.values()), prompts).exp()
     return _placed(rows, list(texts), data, teacher.name)
 
 
-def _placed(rows: Tensor, places: list[int], data: Unlabelled, source: str) -> Teacher:
+def _placed(rows: Tensor, indices: list[int], data: Unlabelled, source: str) -> Teacher:
     probabilities = torch.zeros(len(data), rows.shape[1])
-    probabilities[places] = rows.float().cpu()
+    probabilities[indices] = rows.float().cpu()
     return Teacher(probabilities, source)
 
 
