@@ -170,6 +170,13 @@ def test_texts_come_as_arguments_or_from_standard_input(
         assert words in one_line_error(pouf("predict", adapted_texts / "run", *wrong, cwd=tmp_path, code=2))
 
 
+def test_predictions_name_the_cautions_of_a_run_in_one_line(adapted_texts: Path, tmp_path: Path) -> None:
+    verdict = Run(adapted_texts / "run").verdict
+    reminder = pouf("predict", adapted_texts / "run", "a good film", cwd=tmp_path, columns=400).stderr
+    assert verdict.level == "caution" and reminder.count("\n") == 1 and str(verdict) not in reminder
+    assert all(each.name in reminder for each in verdict.cautions) and "report" in reminder
+
+
 def test_predictions_replace_no_file_unless_told(adapted_texts: Path, tmp_path: Path) -> None:
     usual = ("predict", adapted_texts / "run", adapted_texts / "texts.csv")
     assert "40 predictions in predictions.csv" in pouf(*usual, cwd=tmp_path).stdout
