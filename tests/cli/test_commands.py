@@ -469,8 +469,8 @@ def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Pa
 def test_help_lists_what_users_need_first_and_every_command_helps(tmp_path: Path) -> None:
     help_text = in_a_process("--help", cwd=tmp_path).stdout
     commands = [
-        "demo", "adapt", "predict", "review", "report", "evaluate", "names", "search", "serve", "export", "figures",
-        "bench",
+        "demo", "adapt", "predict", "review", "report", "evaluate", "names", "search", "distil", "serve", "export",
+        "figures", "bench",
     ]  # fmt: skip
     listed = [line.split()[1] for line in help_text.splitlines() if line.startswith("│ ") and line[2] != " "]
     assert [word for word in listed if not word.startswith("-")] == commands
