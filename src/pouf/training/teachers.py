@@ -18,7 +18,7 @@ from pouf.errors import InputError, did_you_mean
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models.base import Scores
 from pouf.models.cross_encoder import CrossEncoder
-from pouf.models.load import load_backbone, load_cross_encoder
+from pouf.models.load import load_cross_encoder, load_feature_encoder
 from pouf.models.prompts import class_texts, fill
 from pouf.postprocess.refinement import trust_in_equal_shares
 from pouf.postprocess.second_space import second_space
@@ -95,7 +95,7 @@ def second_opinion(
 
 def _second_features(given: Any, classifier: Classifier, data: Unlabelled) -> FeatureSet:
     if isinstance(given, (str, Path)) and not is_file_of_answers(given):
-        backbone = load_backbone(given).to(classifier.device)
+        backbone = load_feature_encoder(given).to(classifier.device)
         if backbone.modality != data.modality:
             raise InputError(f"second_features: {given} reads {backbone.modality}s, the inputs are {data.modality}s")
         return FeatureStore(backbone, InferenceConfig()).features(data.with_own_skipped())
