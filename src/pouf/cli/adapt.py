@@ -45,8 +45,9 @@ def adapt(
         from pouf.options import AdaptOptions
         from pouf.training.plan import make_plan
 
-        chosen = AdaptOptions(**{each.name: arguments.get(each.name) for each in fields(AdaptOptions)})
-        return make_plan(inputs.classifier, inputs.data, chosen, cache=arguments["cache"])
+        names = arguments.keys() & {each.name for each in fields(AdaptOptions)}
+        chosen = {name: arguments[name] for name in names}
+        return make_plan(inputs.classifier, inputs.data, AdaptOptions(**chosen), cache=arguments["cache"])
 
     if plan:
         _run(options, make, console.show_plan, writes=False)
