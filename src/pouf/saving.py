@@ -38,7 +38,7 @@ MODEL_FOLDER, DETAILS = "model", "details"  # of a run folder: the advised class
 SAVED = ".saved"  # a classifier or a run that is complete, until each part of it is in its place in the folder above
 REPLACED = ("report.html", "predictions.csv", "review.html", "onnx", "merged")  # of a run: they speak of its classifier
 FORMAT: Literal[3] = 3  # of the card; a newer one is refused
-WEIGHTS = "weights.safetensors"  # the tuned parameters alone, where the base model is kept elsewhere
+WEIGHTS = "weights.safetensors"  # the tuned parameters alone, if the base model is elsewhere
 MODEL, POSTPROCESSOR = "model.safetensors", "postprocessor.safetensors"
 Use = Literal["advised", "chosen", "last", "zero-shot"]
 USES: tuple[Use, ...] = ("advised", "chosen", "last", "zero-shot")
@@ -366,9 +366,9 @@ def _keeps_base(classifier: Classifier) -> bool:
 
 def _find(folder: Path, use: Use) -> tuple[Path, Card]:
     """The folder that holds a state of a run, and its card."""
-    card, place = read_card(folder), _advised(folder)
+    card, advised = read_card(folder), _advised(folder)
     if use in ("advised", "zero-shot") or use in card.stands_for:
-        return place, card
+        return advised, card
     details = stored(folder) / DETAILS
     others = [(details / name, read_card(details / name)) for name in ("chosen", "last") if is_saved(details / name)]
     found = [(inner, other) for inner, other in others if use in other.stands_for]

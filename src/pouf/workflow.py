@@ -19,7 +19,7 @@ from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.interruption import catching
 from pouf.model_card import model_card
-from pouf.models.windows import warn_of_cut
+from pouf.models.windows import warn_about_cut_texts
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.recipe import Recipe, full_name
@@ -113,7 +113,7 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, co
         prepared = draft.prepared(classifier)
         plan = draft.fitted(look_at_data(prepared, draft, context.inference(draft)))
         if plan.data is not None:
-            warn_of_cut(prepared.backbone, plan.data, "windows=True (--windows) reads them whole")
+            warn_about_cut_texts(prepared.backbone, plan.data, "windows=True (--windows) reads them whole")
         result = _run(prepared, plan, plan.data, context, train).result
     Callbacks(context.callbacks).notify(lambda callback: callback.on_end(result))
     return result
@@ -244,7 +244,7 @@ def reliable(
 
 
 def _drift_baseline(classifier: Classifier, plan: Plan, context: RunContext) -> DriftBaseline | None:
-    """Predictions among other names before training, where some are to be kept."""
+    """Predictions among other names before training, if drift is to be measured."""
     if context.keep is None:
         return None
     data, others = context.keep.data, other_names(context.keep.names, classifier)

@@ -170,6 +170,13 @@ def test_texts_come_as_arguments_or_from_standard_input(
         assert words in one_line_error(pouf("predict", adapted_texts / "run", *wrong, cwd=tmp_path, code=2))
 
 
+def test_predictions_name_the_cautions_of_a_run_in_one_line(adapted_texts: Path, tmp_path: Path) -> None:
+    verdict = Run(adapted_texts / "run").verdict
+    reminder = pouf("predict", adapted_texts / "run", "a good film", cwd=tmp_path, columns=400).stderr
+    assert verdict.level == "caution" and reminder.count("\n") == 1 and str(verdict) not in reminder
+    assert all(each.name in reminder for each in verdict.cautions) and "report" in reminder
+
+
 def test_predictions_replace_no_file_unless_told(adapted_texts: Path, tmp_path: Path) -> None:
     usual = ("predict", adapted_texts / "run", adapted_texts / "texts.csv")
     assert "40 predictions in predictions.csv" in pouf(*usual, cwd=tmp_path).stdout
@@ -462,8 +469,8 @@ def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Pa
 def test_help_lists_what_users_need_first_and_every_command_helps(tmp_path: Path) -> None:
     help_text = in_a_process("--help", cwd=tmp_path).stdout
     commands = [
-        "demo", "adapt", "predict", "review", "report", "evaluate", "names", "search", "serve", "export", "figures",
-        "bench",
+        "demo", "adapt", "predict", "review", "report", "evaluate", "names", "search", "distil", "serve", "export",
+        "figures", "bench",
     ]  # fmt: skip
     listed = [line.split()[1] for line in help_text.splitlines() if line.startswith("│ ") and line[2] != " "]
     assert [word for word in listed if not word.startswith("-")] == commands

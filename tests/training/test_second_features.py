@@ -9,11 +9,14 @@ import torch
 import torch.nn.functional as F
 from cli_runner import one_line_error, pouf
 from helpers import REVIEWS, groups
-from small_models import sentence_encoder
+from PIL import Image
+from small_models import sentence_encoder, vision_model
+from transformers import AutoModel
 
 from pouf import Classifier, InputError, Vectors
 from pouf.data.teacher import Teacher
-from pouf.inference.encode import InferenceConfig
+from pouf.inference.encode import FeatureStore, InferenceConfig
+from pouf.models.load import load_feature_encoder
 from pouf.postprocess.second_space import second_space
 from pouf.training.teachers import second_opinion
 from pouf.validation.diagnostics import share
@@ -87,6 +90,27 @@ def test_bad_second_features_are_refused(tmp_path: Path, rows: int, ids: list | 
     np.savez(tmp_path / "second.npz", features=second[:rows].numpy(), **lists)
     with pytest.raises(InputError, match=words):
         clf.adapt(features, settings=QUICK, second_features=tmp_path / "second.npz")
+
+
+@pytest.mark.parametrize("kind", ["dinov2", "resnet"])
+def test_a_vision_model_without_a_text_side_is_a_second_space(
+    kind: str, tmp_path: Path, tiny: Classifier, pictures: list[Image.Image]
+) -> None:
+    folder = vision_model(tmp_path / kind, kind)
+    encoder = load_feature_encoder(folder)
+    images = tiny.data(pictures)
+    features = FeatureStore(encoder, InferenceConfig()).features(images).features
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(folder)(**encoder.prepare(pictures[:2])).last_hidden_state
+    expected = hidden.mean(1) if kind == "dinov2" else hidden.mean((2, 3))
+    assert torch.allclose(features[:2], expected, atol=1e-5)
+    by_name, by_matrix = (
+        second_opinion(given, tiny, images, InferenceConfig()) for given in (folder, features.numpy())
+    )
+    assert torch.allclose(by_name.probabilities, by_matrix.probabilities, atol=1e-4)
+    vectors, _, _, clf = task()
+    with pytest.raises(InputError, match="reads images, the inputs are vectors"):
+        second_opinion(folder, clf, clf.data(vectors), InferenceConfig())
 
 
 def test_a_run_teaches_a_smaller_model_on_the_command_line(tmp_path: Path) -> None:

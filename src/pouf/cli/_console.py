@@ -198,7 +198,7 @@ def show_predictions(
         file: of the predictions; None prints them.
     """
     if verdict is not None:
-        show_verdict(verdict, quiet=True)
+        remind(verdict, run)
     if output.as_json:
         facts = found.to_json() | ({"verdict": verdict.message} if verdict is not None else {})
         print_json(facts if file is None else facts | {"predictions": str(file)})
@@ -326,6 +326,16 @@ def show_verdict(verdict: Verdict, quiet: bool) -> None:
         print_err(f"{verdict}{hint}", style)
     elif not quiet:
         print_out(str(verdict), style)
+
+
+def remind(verdict: Verdict, run: Run) -> None:
+    """Print what speaks against a run: an alarm in full, of cautions the names, since the run has explained them."""
+    if verdict.level == "caution":
+        names, page = ", ".join(each.name for each in verdict.cautions), run.folder / "report.html"
+        where = page if page.is_file() else f"`pouf report {run.folder}`"
+        print_err(f"Caution about this run: {names}; see {where}", "yellow")
+    else:
+        show_verdict(verdict, quiet=True)
 
 
 def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.class_names import same_name
+from pouf.data.class_names import normalise_name
 from pouf.data.labelled import Shots
 from pouf.data.tables import TABLE_READERS, BadRow, Columns, read_table
-from pouf.data.vectors import CLASS_KEYS, ID_KEYS, VECTOR_READERS, as_table, read_arrays
+from pouf.data.vectors import CLASS_KEYS, ID_KEYS, VECTOR_READERS, as_matrix, read_arrays
 from pouf.errors import InputError, did_you_mean
 
 TOLERANCE = 0.02  # allowed distance of a row's sum from 1, for rounded probabilities
@@ -57,7 +57,7 @@ class Teacher(NamedTuple):
         source: str = "the teacher",
     ) -> Teacher:  # fmt: skip
         """A teacher from rows (m, k), one for each input, or for each of the inputs that `ids` name; checks them."""
-        values = torch.from_numpy(as_table(rows, source).astype("float32"))
+        values = torch.from_numpy(as_matrix(rows, source).astype("float32"))
         if values.shape[1] != len(classes):
             raise InputError(f"{source}: {values.shape[1]} columns of probabilities for {len(classes)} classes")
         names = [str(name).strip() for name in ids] if ids is not None else None
@@ -140,13 +140,13 @@ def _from_arrays(file: str, classes: Sequence[str], data: Unlabelled) -> Teacher
     arrays = read_arrays(file)
     rows, names = arrays.vectors(("probabilities",)), arrays.first(CLASS_KEYS)
     if names is not None and len(names) == rows.shape[1]:
-        known = [same_name(str(name)) for name in names.tolist()]
+        known = [normalise_name(str(name)) for name in names.tolist()]
         for name in classes:
-            if same_name(name) not in known:
+            if normalise_name(name) not in known:
                 raise InputError(
                     f"{file!r} has no class {name!r}, only: {', '.join(known[:10])}{did_you_mean(name, known)}"
                 )
-        rows = rows[:, [known.index(same_name(name)) for name in classes]]
+        rows = rows[:, [known.index(normalise_name(name)) for name in classes]]
     ids = arrays.first(ID_KEYS)
     return Teacher.from_rows(rows, data, classes, None if ids is None else ids.tolist(), file)
 
@@ -168,16 +168,16 @@ def _probabilities(values: Sequence[Any], row: int, source: str) -> list[float]:
 
 def _spread(labels: Sequence[Any], confidences: Sequence[Any], classes: Sequence[str], source: str) -> Tensor:
     """(n, k): the confidence for the label, the rest spread evenly over the others."""
-    known = {same_name(name): k for k, name in enumerate(classes)}
+    known = {normalise_name(name): k for k, name in enumerate(classes)}
     rows = torch.zeros(len(labels), len(classes))
     for row, (label, confidence) in enumerate(zip(labels, confidences, strict=True)):
         if _is_blank(label):
             continue
-        if same_name(str(label)) not in known:
+        if normalise_name(str(label)) not in known:
             raise InputError(f"{source}: {str(label)!r} in row {row} is no class{did_you_mean(str(label), classes)}")
         sure = 1.0 if _is_blank(confidence) else _number(confidence, row, source)
         if not 0 < sure <= 1 or math.isnan(sure):
             raise InputError(f"{source}: row {row} has the confidence {sure:g}: expected a number above 0, at most 1")
         rows[row] = (1 - sure) / (len(classes) - 1)
-        rows[row, known[same_name(str(label))]] = sure
+        rows[row, known[normalise_name(str(label))]] = sure
     return rows

@@ -27,7 +27,7 @@ def shares(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor |
 
 
 def known_shares(proportions: str | Sequence[float] | Tensor, k: int) -> Tensor:
-    """The share of each of k classes in the data, "uniform" or one number per class: (k,), sums to 1."""
+    """The given share of each of k classes in the data, "uniform" or one number per class, checked: (k,), sums to 1."""
     if isinstance(proportions, str):
         if proportions != "uniform":
             raise InputError(f"expected 'uniform' or one share for each of the {k} classes, not {proportions!r}")

@@ -49,7 +49,7 @@ def write_review(run: Path, review: Review, samples: Sequence[Any], classes: Seq
 
 
 def _texts(file: Path) -> dict[str, str]:
-    """id -> text of a table, whose text column may have been removed."""
+    """id -> text of a table; its text column may have been removed."""
     if "text" not in header(file, ("id", "text")):
         return {}
     table = read_table(file, "id", "text")
@@ -84,7 +84,7 @@ def _page(run: Path, questions: Sequence[ReviewQuestion], samples: Sequence[Any]
     # The key under which the browser stores the answers to these questions.
     key = hashlib.sha256(json.dumps([run.resolve().name, [q.id for q in questions]]).encode()).hexdigest()[:16]
     many = len(classes) > len(KEYS)
-    page_data = {"key": key, "items": items, "classes": _keyed(classes), "none": NO_CLASS, "many": many}
+    page_data = {"key": key, "items": items, "classes": _class_keys(classes), "none": NO_CLASS, "many": many}
     return render(
         "review.html",
         title=f"pouf: {plural(len(items), 'question')} about {run.resolve().name}",
@@ -95,7 +95,7 @@ def _page(run: Path, questions: Sequence[ReviewQuestion], samples: Sequence[Any]
     )
 
 
-def _keyed(classes: Sequence[str]) -> list[dict[str, str]]:
+def _class_keys(classes: Sequence[str]) -> list[dict[str, str]]:
     """Each class with its keys: one key, in the given order; for many classes two keys, in alphabetical order."""
     length = next(length for length in count(1) if len(KEYS) ** length >= len(classes))
     names = classes if length == 1 else sorted(classes, key=lambda name: (name.casefold(), name))
