@@ -89,7 +89,7 @@ def kept_trial(task: Task, rate: float, zero_shot: float | None, file: Path | No
             held["features"] = trial.checkpoints.sample.features
             held["seen"] = {place.step: list(seen) for place, seen in trial.checkpoints.predictions.items()}
             held["kept"] = [place.step for place in trial.checkpoints.postprocessors]
-            held["keeps"] = trial.checkpoints.keeps
+            held["target_offsets"] = trial.checkpoints.target_offsets
         torch.save(held, file)
     return trial
 
@@ -102,7 +102,11 @@ def _read(file: Path) -> Trial:
     backbone = SimpleNamespace(added_by_tuners=(), sharded=False)
     nobody = SimpleNamespace(postprocessor=None, adapted=False, backbone=backbone)
     there = Checkpoints(
-        nobody, nobody, SimpleNamespace(features=held["features"]), max(held["seen"]), keeps=held.get("keeps")
+        nobody,
+        nobody,
+        SimpleNamespace(features=held["features"]),
+        max(held["seen"]),
+        target_offsets=held.get("target_offsets"),
     )  # type: ignore[arg-type]
     there.tuner = object()  # type: ignore[assignment]  # something was trained
     there.predictions = {Checkpoint(step): SnapshotPredictions(*parts) for step, parts in held["seen"].items()}

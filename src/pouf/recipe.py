@@ -223,7 +223,7 @@ class Recipe(Settings):
         description="Random crops of each image to encode once, if the image encoder is not trained; 0 crops anew.",
     )
     snapshots: Count = Field(
-        default=10, description="Steps, beside zero-shot, among which one is chosen without labels; 0 chooses none."
+        default=4, description="Steps, beside zero-shot, among which one is chosen without labels; 0 chooses none."
     )
     temperature: Weight = Field(default=0.0, description="Softmax temperature; 0 keeps the model's own.")
     min_class_usage: Annotated[float, Field(ge=0, le=1)] = Field(
