@@ -32,7 +32,7 @@ from pouf.data.base import Subset
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 Keep = Callable[[str, str, object], None]
 SEEDS = (0, 1, 2)
@@ -81,12 +81,12 @@ def skewed(labels: NDArray[np.int64], classes: int, seed: int) -> list[int]:
     """Positions of a subsample whose classes fall off to a tenth, in an order drawn at random."""
     draw = np.random.default_rng(seed)
     rank = draw.permutation(classes)
-    kept: list[int] = []
+    rows: list[int] = []
     for k in range(classes):
         own = np.flatnonzero(labels == k)
         share = SKEW ** (-rank[k] / (classes - 1))
-        kept += draw.choice(own, max(1, round(len(own) * share)), replace=False).tolist()
-    return sorted(kept)
+        rows += draw.choice(own, max(1, round(len(own) * share)), replace=False).tolist()
+    return sorted(rows)
 
 
 def few_classes(labels: NDArray[np.int64], classes: int, count: int) -> list[int]:
@@ -109,7 +109,7 @@ def on_features(file: Path, only: Sequence[str], keep: Keep) -> None:
             classifier, data = Classifier.from_vectors(prototypes, names), Vectors(vectors[rows])
             classifier = classifier.adapt(data, recipe=FEATURE_METHODS[method]).at("last")
             guess = classifier.infer(data).log_probabilities.argmax(1)
-            found[which] = accuracy(guess, torch.from_numpy(labels[rows]))
+            found[which] = share(guess == torch.from_numpy(labels[rows]))
         found["skewed"] = statistics.mean(found[f"skewed {seed}"] for seed in SEEDS)
         columns = ("balanced", "skewed", "100 classes", "30 classes", "10 classes")
         print(f"| {method} | {' | '.join(f'{100 * found[c]:.1f}' for c in columns)} |", flush=True)
@@ -162,9 +162,9 @@ def on_digits(only: Sequence[str], keep: Keep) -> None:
             print(f"| skewed: {name} | {spread(runs)} |", flush=True)
 
 
-def labelled_shots(data: Any, places: list[int], labels: NDArray[np.int64]) -> Shots:
-    targets = torch.nn.functional.one_hot(torch.from_numpy(labels[places]), 10).float()
-    return Shots(Subset(data, places), targets)
+def labelled_shots(data: Any, indices: list[int], labels: NDArray[np.int64]) -> Shots:
+    targets = torch.nn.functional.one_hot(torch.from_numpy(labels[indices]), 10).float()
+    return Shots(Subset(data, indices), targets)
 
 
 def one_digit_run(
@@ -173,7 +173,7 @@ def one_digit_run(
     classifier, data = Classifier.from_pretrained(EMBEDDED, DIGITS), Subset(images, rows)
     result = classifier.adapt(None if shots is not None else data, recipe=recipe, shots=shots, seed=seed)
     classifier = result.at("last")
-    return accuracy(classifier.infer(data).log_probabilities.argmax(1), torch.from_numpy(labels[rows]))
+    return share(classifier.infer(data).log_probabilities.argmax(1) == torch.from_numpy(labels[rows]))
 
 
 def spread(values: list[float]) -> str:

@@ -43,10 +43,10 @@ class Run(NamedTuple):
     options: dict[str, Any]
 
     def command(self) -> str:
-        told = [f"--{name} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
+        options = [f"--{name} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
                 for name, value in self.options.items() if name != "settings"]  # fmt: skip
-        told += [f"--set {name}={value}" for name, value in self.options.get("settings", {}).items()]
-        return " ".join([f"pouf bench run {self.table} --data {self.data} --model {self.model}", *told])
+        options += [f"--set {name}={value}" for name, value in self.options.get("settings", {}).items()]
+        return " ".join([f"pouf bench run {self.table} --data {self.data} --model {self.model}", *options])
 
 
 def on_standins(data: Path) -> Iterator[Run]:

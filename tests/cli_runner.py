@@ -34,7 +34,7 @@ def pouf(*arguments: object, cwd: Path, code: int | None = 0, columns: int = 200
         patch.chdir(cwd)
         patch.setenv("COLUMNS", str(columns))
         patch.setattr(sys, "argv", command)
-        patch.setattr(_progress, "PATIENCE", 600.0)  # how slow a machine is must not show in what a test reads
+        patch.setattr(_progress, "FIRST_LINE_AFTER", 600.0)  # how slow a machine is must not show in what a test reads
         main()
     came = int(exit_.value.code or 0)
     assert code is None or came == code, err.getvalue()

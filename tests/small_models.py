@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
     BertTokenizer,
     CLIPConfig,
@@ -110,6 +111,15 @@ def sentence_encoder(folder: Path, kind: str = "bert", pooling: str = "mean_toke
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **modes}))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 32, "do_lower_case": False}))
     return folder
+
+
+def cross_encoder(folder: Path, labels: list[str]) -> Path:
+    """A model that reads two texts together, with an output for each label."""
+    torch.manual_seed(0)
+    size = {**TEXT, "vocab_size": 64, "max_position_embeddings": 66, "initializer_range": 0.5}
+    names = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    folder.mkdir()
+    return save(folder, BertForSequenceClassification(BertConfig(**size, **names)), bert_tokenizer(folder))
 
 
 CLOZE_WORDS = (

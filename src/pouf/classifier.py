@@ -31,8 +31,8 @@ from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.base import Scores, class_means, evaluating
 from pouf.models.cloze import MAX_LENGTH, make_cloze
-from pouf.models.demonstrations import Demonstrations, Shown
-from pouf.models.load import lasting_name
+from pouf.models.demonstrations import DemonstrationEncoder, Demonstrations
+from pouf.models.load import absolute_name
 from pouf.models.precomputed import Precomputed, read_prototypes
 from pouf.models.prompts import check_templates, class_texts, fill
 from pouf.options import AdaptOptions, KeepNames, Output
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pouf.training.adaptation import Adaptation
     from pouf.training.callbacks import Callback
     from pouf.training.search import Search
-    from pouf.validation.evaluation import Score
+    from pouf.validation.evaluation import LabelledScore
 
 _NO_LABELS = "No labels are needed, and none are taken: give the inputs alone; a few labelled examples go into shots="
 _OUTPUT = "Give output=Output('run', resume=…, overwrite=…, report=…)"
@@ -181,7 +181,7 @@ class Classifier(nn.Module, ModelHubMixin):
             loaded = load_backbone(name_or_path, cloze, revision, trust_model)
             if windows:
                 loaded.use_windows()
-            named = {"model": lasting_name(name_or_path), "revision": revision}
+            named = {"model": absolute_name(name_or_path), "revision": revision}
             # The descriptions of a masked language model are the words of its cloze.
             told = given.as_given() if cloze is None else given.names
             classifier = cls(loaded, told, templates, **named, temperature=temperature)
@@ -223,6 +223,8 @@ class Classifier(nn.Module, ModelHubMixin):
         settings: Mapping[str, Any] | None = None,
         shots: Shots | str | Path | None = None,
         demonstrations: bool = False,
+        teacher: Any = None,
+        second_features: Any = None,
         prior: str | Sequence[float] | None = None,
         refine: bool | None = None,
         seed: int | None = None,
@@ -251,6 +253,11 @@ class Classifier(nn.Module, ModelHubMixin):
                 settings end alike.
             shots: a few examples with labels to learn from as well; the data stay without.
             demonstrations: show a shot of each class beside every text, as LM-BFF does.
+            teacher: something that knows more, whose predictions are learned from as well: a file of its answers, a
+                matrix (n, k) of probabilities, a `Classifier`, a run, or a model by name: one that `from_pretrained`
+                loads, or a cross-encoder (NLI, reranker). Inputs that it did not answer are unlabelled as ever.
+            second_features: of the same inputs, from another frozen encoder that need know no text: a matrix (n, d), a
+                file of it, or a model by name. Predictions refined in their space are then the teacher.
             prior: shares of the classes: "uniform", "estimated", "paper" (its own estimate), or known ones, one number
                 per class, which the predictions then have as a whole.
             refine: a last pass over all predictions together.
@@ -269,7 +276,9 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         from pouf import workflow
 
-        options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        options = AdaptOptions(
+            method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes, teacher, second_features
+        )
         data = data if text_column is None or data is None else self.data(data, text_column)
         return workflow.adapt(self, data, options, workflow.RunContext(output, keep, callbacks, cache, command))
 
@@ -286,6 +295,8 @@ class Classifier(nn.Module, ModelHubMixin):
         settings: Mapping[str, Any] | None = None,
         shots: Shots | str | Path | None = None,
         demonstrations: bool = False,
+        teacher: Any = None,
+        second_features: Any = None,
         prior: str | Sequence[float] | None = None,
         refine: bool | None = None,
         seed: int | None = None,
@@ -308,7 +319,9 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         from pouf import workflow
 
-        options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        options = AdaptOptions(
+            method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes, teacher, second_features
+        )
         context = workflow.RunContext(output, keep, callbacks, cache, command)
         data = data if text_column is None or data is None else self.data(data, text_column)
         return workflow.search(self, data, grid, on_trial, options, context)
@@ -528,7 +541,7 @@ class Classifier(nn.Module, ModelHubMixin):
             names = [name if keep else None for name, keep in zip(names, kept, strict=True)]
         return names[0] if given.single else names
 
-    def evaluate(self, inputs: Inputs, labels: Sequence[str | int], *, text_column: str | None = None) -> Score:
+    def evaluate(self, inputs: Inputs, labels: Sequence[str | int], *, text_column: str | None = None) -> LabelledScore:
         """Accuracy, macro-F1 and recalls by labels, which are names of classes or their positions."""
         from pouf import workflow
 
@@ -536,7 +549,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def infer(self, data: Unlabelled, inference: InferenceConfig = INFERENCE) -> Predictions:
         """Log-probabilities of all that can be read, and why the others can't."""
-        data = data.for_one_reader()
+        data = data.with_own_skipped()
         encoded = self.encode(data, inference)
         return Predictions(encoded.indices, self.log_probabilities(encoded), data.skipped)
 
@@ -547,7 +560,7 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         if self.demonstrations is None:
             return FeatureStore(self.backbone, inference)
-        return FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
+        return FeatureStore(DemonstrationEncoder(self.backbone, self.demonstrations), replace(inference, cache=None))
 
     def encode(
         self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
@@ -641,7 +654,7 @@ class Classifier(nn.Module, ModelHubMixin):
         data = inputs if isinstance(inputs, Unlabelled) else self.data(inputs)
         found = self.copy()
         found.postprocessor = None
-        encoded = found.store(inference).share(data.for_one_reader())
+        encoded = found.store(inference).share(data.with_own_skipped())
         if sum(processes().gather_objects(len(encoded.indices))) < 2:
             raise InputError("a correction is of many inputs together: give more than one")
         name = name or ("clusters" if len(self.classes) > 2 else "prior-correction")
@@ -652,7 +665,7 @@ class Classifier(nn.Module, ModelHubMixin):
         self, inputs: Inputs, batch_size: int, text_column: str | None = None
     ) -> tuple[NormalisedInput, FeatureSet]:
         given = self._parse(inputs, text_column)
-        given = given._replace(data=given.data.for_one_reader())
+        given = given._replace(data=given.data.with_own_skipped())
         encoded = self.encode(given.data, InferenceConfig(batch_size))
         if given.data.skipped:
             index, reason = next(iter(given.data.skipped.items()))

@@ -23,7 +23,7 @@ from pouf.models.windows import warn_of_cut
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.recipe import Recipe, full_name
-from pouf.reporting.html import before_and_after, write_report
+from pouf.reporting.html import compare_before_and_after, write_report
 from pouf.runs.folder import note
 from pouf.runs.names import CHECKPOINTS, PREDICTIONS
 from pouf.runs.predictions import prediction_rows, rows_by_rank, write_rows
@@ -36,10 +36,10 @@ from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, draft_plan, look_at_data
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, select_step, usual_grid
 from pouf.training.trainer import run_identity
-from pouf.validation.diagnostics import rows_of
 from pouf.validation.drift import DriftBaseline, other_names
-from pouf.validation.evaluation import Score, score
+from pouf.validation.evaluation import LabelledScore, score
 from pouf.validation.names import absent_names
+from pouf.validation.rules import rows_of
 from pouf.validation.selective import unreliable
 
 TRIALS_STATE = "trials.safetensors"
@@ -127,7 +127,7 @@ def search(
     first = next(iter(plan.sources().values()))
     if context.folder is not None:
         root = context.folder / CHECKPOINTS
-        about = run_identity(classifier, first, plan.shots, plan.recipe, plan.targets.known)
+        about = run_identity(classifier, first, plan.shots, plan.recipe, plan.targets.known, plan.teacher)
         about["the grid"] = combinations
         log = TrialLog(root / TRIALS_STATE, about)
 
@@ -170,7 +170,9 @@ def _estimate(plan: Plan, classifier: Classifier, context: RunContext) -> None:
             logger.info("%s", estimated)
 
 
-def evaluate(classifier: Classifier, inputs: Inputs, labels: Sequence[str | int], text_column: str | None) -> Score:
+def evaluate(
+    classifier: Classifier, inputs: Inputs, labels: Sequence[str | int], text_column: str | None
+) -> LabelledScore:
     """See `Classifier.evaluate`."""
     return score(classifier, classifier.data(inputs, text_column), labels)
 
@@ -251,7 +253,7 @@ def _report(result: Adaptation, data: Unlabelled, plan: Plan, context: RunContex
     else:
         deque(rows, maxlen=0)  # send what the first process asks for
     result.absent = absent_names(classifier, classifier.store(inference).some(own))
-    comparison = before_and_after(result, data, inference)
+    comparison = compare_before_and_after(result, data, inference)
     if processes().is_main:
         note(context.folder, absent=result.absent)
         silent = replace(inference, on_batch=None, on_start=None)

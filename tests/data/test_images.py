@@ -19,7 +19,7 @@ from pouf import Classifier, Images, InputError, Recipe
 from pouf.data.base import Unreadable
 from pouf.data.images import _open_heic
 from pouf.data.labelled import read_labelled
-from pouf.data.loader import Reader, read_batches
+from pouf.data.loader import BatchReader, read_batches
 from pouf.data.views import crop_flip
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
@@ -142,7 +142,7 @@ def test_files_that_cannot_be_read_are_skipped_counted_and_listed(tmp_path: Path
 def test_broken_files_are_met_once_and_then_left_out(tmp_path: Path, tiny: Classifier) -> None:
     data = Images.from_folder(broken_folder(tmp_path))
     batches = read_batches(
-        Reader(data, tiny.backbone.prepare), data.random_batches(2, torch.Generator().manual_seed(0))
+        BatchReader(data, tiny.backbone.prepare), data.random_batches(2, torch.Generator().manual_seed(0))
     )
     read = []
     for _ in range(20):
@@ -258,7 +258,7 @@ def test_an_image_of_too_many_pixels_is_skipped_before_it_is_decoded(
     """13,300 x 13,300 pixels of one colour are 170 kB in a file and half a gigabyte in memory."""
     Image.new("1", (13300, 13300)).save(tmp_path / "bomb.png")
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("it was decoded"))
-    with pytest.raises(Unreadable, match=r"13300 x 13300 pixels, more than the 89,478,485"):
+    with pytest.raises(Unreadable, match=r"13300 x 13300 pixels, above the limit of 89,478,485"):
         Images.from_folder(tmp_path).read(0)
 
 
@@ -304,7 +304,7 @@ def test_pipes_devices_and_links_to_elsewhere_are_skipped_and_never_opened(
     assert read == ({"good.png", "near.png", "secret.png"} if listed else {"good.png", "near.png"})
     reasons = {Path(data.ids[i]).name: why for i, why in data.skipped.items()}
     assert reasons["pipe.png"] == "not a regular file"
-    assert listed or "leads out of the folder" in reasons["secret.png"]
+    assert listed or "a link out of the folder" in reasons["secret.png"]
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -353,7 +353,7 @@ def test_a_cut_archive_says_what_is_lost(tmp_path: Path, tiny: Classifier, where
     encoded = tiny.encode(data)
     assert len(encoded.indices) == (3 if where == "after a member" else 2)
     (reason,) = data.skipped.values()
-    assert reason == "the archive is cut or damaged here" and "a.tar/from byte" in data.ids[-1]
+    assert reason == "the archive is truncated or damaged here" and "a.tar/from byte" in data.ids[-1]
 
 
 def test_photographs_of_iphones_are_read_and_other_files_are_named(
@@ -377,7 +377,7 @@ def test_a_flat_folder_of_labelled_images_is_said(tmp_path: Path, caplog: pytest
     (tmp_path / "mug").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "mug" / "1.png")
     assert read_labelled(tmp_path / "mug", ["back pack", "mug"], "image").labels == [1]
-    assert "has no sub-folders: all 1 images are taken for 'mug'" in caplog.text
+    assert "has no sub-folders: all 1 images are labelled 'mug'" in caplog.text
 
 
 def test_images_are_free_once_nobody_uses_them() -> None:

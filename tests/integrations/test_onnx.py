@@ -156,7 +156,7 @@ def test_what_can_not_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     prototypes = groups()[1]
     clf = Classifier.from_vectors(prototypes, list("abcdef"))
     clf.demonstrations = Demonstrations((("a", 0),))
-    with pytest.raises(InputError, match="solved examples beside each text"):
+    with pytest.raises(InputError, match="with demonstrations can't be exported"):
         export_onnx(clf, tmp_path / "onnx")
     clf.demonstrations = None
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -199,3 +199,8 @@ def test_examples_may_be_whatever_predict_takes(tmp_path: Path) -> None:
     features, prototypes = groups()
     export_onnx(Classifier.from_vectors(prototypes, list("abcdef")), tmp_path, list(features[:3]))
     assert (description(tmp_path)["checked"]["inputs"], description(tmp_path)["checked"]["real"]) == (3, True)
+
+
+def test_examples_that_can_not_be_read_are_not_replaced_by_made_up_ones(tiny: Classifier, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no example"):
+        export_onnx(tiny, tmp_path, [tmp_path / "gone.png"])

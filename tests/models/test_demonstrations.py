@@ -102,7 +102,7 @@ def test_a_class_without_a_shot_is_refused() -> None:
 
 def test_a_prediction_is_the_mean_of_the_logits_over_the_draws(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All draws together, in parts of about one length and the same input once, as in a plain loop over the draws."""
-    monkeypatch.setattr("pouf.models.demonstrations.ROWS", 8)
+    monkeypatch.setattr("pouf.models.demonstrations.EXAMPLES_AT_ONCE", 8)
     classifier = classifier_of(base)
     classifier.demonstrations = Demonstrations.from_shots(shots(), samples=12, seed=5)
     views = [[classifier.demonstrations.show(t, random.Random(f"5 {i} {t}")) for t in OTHERS] for i in range(12)]

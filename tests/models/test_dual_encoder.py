@@ -68,7 +68,7 @@ def test_more_prompts_than_a_chunk_holds_are_all_encoded(clip_folder: Path, monk
     whole = load_backbone(clip_folder).eval()
     with torch.no_grad():
         expected = whole.encode_prompts(PROMPTS)
-        monkeypatch.setattr("pouf.models.text_side.CHUNK", 2)
+        monkeypatch.setattr("pouf.models.text_side.PROMPTS_AT_ONCE", 2)
         in_chunks = load_backbone(clip_folder).eval().encode_prompts(PROMPTS)
     assert torch.allclose(in_chunks, expected, atol=1e-5)
 

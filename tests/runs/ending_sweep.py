@@ -1,6 +1,7 @@
 """A command that is ended at every moment: after each change that it makes to the disk, and where each phase begins.
 
-python tests/runs/ending_sweep.py FOLDER CASE EVERY SIGNAL…   # every n-th moment; or "phases", where one begins
+python tests/runs/ending_sweep.py FOLDER CASE EVERY SIGNAL…   # every n-th moment; or "phases", where one begins, and
+                                                              # the last ones
 
 Signals take turns. For each moment one line of JSON: the signal, what the command was doing, how it ended, and what was
 wrong afterwards, if anything.
@@ -39,7 +40,7 @@ TRAINING = ("--steps", "4", "--save-every", "0.001", "--seed", "0", "--out", "ru
 COMMANDS = {
     "adapt": ("adapt", *TASK, *TRAINING),
     "search": ("search", *TASK, *TRAINING, "--lrs", "1e-3,1e-2", "--no-report"),
-    "predict": ("predict", "whole", "f.npy", "--out", "run/predictions.csv", "--quiet"),
+    "predict": ("predict", "whole", "f.npy", "--out", "run/predictions.csv", "--overwrite", "--quiet"),
     "evaluate": ("evaluate", "whole", "labelled.npz", "--json"),
 }
 # What stands in the folder before: nothing, a run that was ended after two steps, or one that is to be replaced.
@@ -165,7 +166,7 @@ def swept(folder: Path, case: str, every: str, signals: list[str]) -> None:
     names, expected = Path("moments").read_text().splitlines(), outcome(run)
     if name in ("adapt", "search"):
         assert expected == outcome(Path(f"whole-{name}")), "this is what the command comes to in an empty folder"
-    phases = [i for i, what in enumerate(names) if not what.startswith(("os.", "open "))]
+    phases = [i for i, what in enumerate(names) if not what.startswith(("os.", "open ")) or i > len(names) - 5]
     for turn, i in enumerate(phases if every == "phases" else range(0, len(names), int(every))):
         prepared()
         sent = signals[turn % len(signals)]

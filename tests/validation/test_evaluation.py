@@ -6,20 +6,16 @@ import pytest
 import torch
 from sklearn.metrics import classification_report
 
-from pouf import Classifier, compare, read_labelled
+from pouf import EMBEDDED, Classifier, InputError, compare, read_labelled
 from pouf.demo import DIGITS
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 
 def test_the_baseline_divides_by_the_mean_prediction(tiny: Classifier, few_digits: Path) -> None:
     labelled = read_labelled(few_digits, DIGITS, "image")
     p = tiny.predict_proba(few_digits)
     guess = (p / p.mean(0)).argmax(1)
-    assert compare(tiny, tiny, tiny, labelled).prior_corrected == accuracy(guess, torch.tensor(labelled.labels))
-
-
-def test_accuracy_is_the_share_that_is_right() -> None:
-    assert accuracy(torch.tensor([1, 2, 3, 3]), torch.tensor([1, 2, 3, 0])) == 0.75
+    assert compare(tiny, tiny, tiny, labelled).prior_corrected == share(guess == torch.tensor(labelled.labels))
 
 
 def test_evaluation_agrees_with_a_plain_count(tiny: Classifier, few_digits: Path) -> None:
@@ -69,4 +65,15 @@ def test_files_that_cannot_be_read_are_left_out_of_the_count(
     (tmp_path / "two" / "good.png").write_bytes(source.read_bytes())
     (tmp_path / "two" / "bad.png").write_bytes(b"bad")
     result = compare(tiny, tiny, tiny, read_labelled(tmp_path, DIGITS, "image"))
-    assert (result.n, result.skipped) == (1, 1)
+    assert (result.n, len(result.skipped), result.to_json()["skipped"]) == (1, 1, 1)
+
+
+def test_what_one_model_has_no_answer_to_is_still_evaluated_with_another(tiny: Classifier, few_digits: Path) -> None:
+    labelled, bad = read_labelled(few_digits / "seven", DIGITS, "image"), Classifier.from_pretrained(EMBEDDED, DIGITS)
+    with torch.no_grad():
+        for parameter in bad.backbone.parameters():
+            parameter.fill_(float("nan"))
+    with pytest.raises(InputError, match="can be read"):
+        compare(bad, bad, bad, labelled)
+    result = compare(tiny, tiny, tiny, labelled)
+    assert (result.n, result.skipped) == (len(labelled.labels), {})

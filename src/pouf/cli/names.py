@@ -1,4 +1,4 @@
-"""`pouf names`: which wording of the classes fits the inputs, before anything is trained."""
+"""`pouf names`: how well wordings of the classes fit the inputs, before training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pouf.errors import InputError
 if TYPE_CHECKING:
     from pouf.models.base import Backbone
 
-UNCLEAR = 0.7  # of the agreement; with two classes 0.2 lower, as in the verdict
+MIN_AGREEMENT = 0.75  # with two classes 0.25 lower, as in the verdict
 
 
 @grouped()
@@ -40,7 +40,7 @@ def names(
     from pouf.models.load import DEFAULT_MODELS
     from pouf.validation.names import judge_wording
 
-    console.calm_libraries()
+    console.silence_libraries()
     texts = not (data.is_dir() or data.suffix == ".tar")
     kind = "text" if texts else "image"
     inputs = normalise(data, "text" if texts else "image", split_columns(text_column, ("text",))).data
@@ -52,15 +52,16 @@ def names(
         inference = replace(inference, cache=inference.cache or InMemoryFeatureCache())
         for given in classes:
             for sentence in template if template else [None]:
-                wording = read_classes(given).as_given()
+                read = read_classes(given)
+                wording = read.as_given()
                 own = [sentence] if sentence is not None else None
                 if backbone is None:
                     first = Classifier.from_pretrained(
                         model or DEFAULT_MODELS[kind], wording, own, trust_model=options.trust_model
-                    ).to(options.place())
+                    ).to(options.resolve_device())
                     backbone = first.backbone
                 found = judge_wording(Classifier(backbone, wording, own), inputs, inference)
-                rows.append({"classes": given, "template": sentence, **found._asdict()})
+                rows.append({"classes": given, "count": len(read.names), "template": sentence, **found._asdict()})
     rows.sort(key=lambda row: -row["agreement"])
     console.show_result({"wordings": rows}, _comparison(rows), options)
 
@@ -76,8 +77,7 @@ def _comparison(rows: list[dict[str, Any]]) -> str:
             f"; hardest to tell apart: {pairs}"
         )
     best = rows[0]
-    two = "," in best["classes"] and len(best["classes"].split(",")) == 2
-    if best["agreement"] < UNCLEAR - 0.2 * two:
+    if best["agreement"] < MIN_AGREEMENT - 0.25 * (best["count"] == 2):
         lines.append("The model is unsure what any of these mean here: describe each class in a few words.")
     elif len(rows) > 1:
         lines.append(f"Best: {best['classes']}" + (f" in {best['template']!r}" if best["template"] else ""))

@@ -1,6 +1,8 @@
-"""Losses against labels, hard or soft, for the few examples that have some."""
+"""Losses against hard or soft labels, for labelled shots, and against the predictions of a teacher."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from pouf.losses.information import at_least_fp32
 def divergence(logits: Tensor, targets: Tensor) -> Tensor:
     """mean_i KL(t_i || p_i) = mean_i sum_k t_ik (log t_ik - log p_ik), in nats: (n, k), (n, k) -> scalar >= 0.
 
-    0 where the predictions are the targets. For hard labels it is cross-entropy.
+    0 if the predictions equal the targets; cross-entropy for hard labels.
     """
     log_p = at_least_fp32(logits).log_softmax(1)
     targets = targets.to(log_p)
@@ -20,7 +22,21 @@ def divergence(logits: Tensor, targets: Tensor) -> Tensor:
     return divergences.mean()
 
 
+def divergence_by_sureness(logits: Tensor, targets: Tensor) -> Tensor:
+    """mean_i (1 - H(t_i) / log k) KL(t_i || p_i) over the rows that have a target: (n, k), (n, k) -> scalar >= 0.
+
+    A target that says nothing, as equal probabilities do, has no weight. A row of zeros is one without a target.
+    """
+    log_p = at_least_fp32(logits).log_softmax(1)
+    targets = targets.to(log_p)
+    negative_entropy = torch.special.xlogy(targets, targets).sum(1)
+    has_target = targets.sum(1) > 0
+    weights = (1 + negative_entropy / math.log(targets.shape[1])).clamp_min(0) * has_target
+    divergences: Tensor = weights * (negative_entropy - (targets * log_p).sum(1))
+    return divergences.sum() / has_target.sum().clamp_min(1)
+
+
 def squared_error(logits: Tensor, targets: Tensor) -> Tensor:
-    """mean_i sum_k (p_ik - t_ik)^2 / 2: (n, k), (n, k) -> scalar. For two classes it is (p - t)^2."""
+    """mean_i sum_k (p_ik - t_ik)^2 / 2: (n, k), (n, k) -> scalar. For two classes (p - t)^2."""
     probabilities = at_least_fp32(logits).softmax(1)
     return (probabilities - targets.to(probabilities)).square().sum(1).mean() / 2

@@ -221,6 +221,11 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def launched_as_main() -> bool:
+    """Whether the launcher started this as the first process; they need not have met yet."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 # Settings of `accelerate launch` that nothing here follows: the name, what it may be, what to do instead.
 UNMET = {
     "ACCELERATE_USE_DEEPSPEED": (("false",), "DeepSpeed: use FSDP (version 2), which shards as well"),

@@ -17,7 +17,7 @@ from pouf.data.taxonomy import Taxonomy
 from pouf.errors import InputError, optional
 from pouf.files import atomic_write, check_writable
 from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig, in_order, share_skipped
-from pouf.parallel.process_group import processes, started_processes
+from pouf.parallel.process_group import launched_as_main, processes, started_processes
 
 Row = dict[str, Any]
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # beginnings of what spreadsheets compute
@@ -40,7 +40,7 @@ def prediction_rows(
     classes: Sequence[str], data: Unlabelled, blocks: Iterable[Predictions], extras: Extras = NOTHING
 ) -> Iterator[Row]:
     """One row per sample: its name or its text, the class, its probability, the runner-up and its probability."""
-    names, taxonomy = data.display_columns(), Taxonomy.of(classes)
+    names, taxonomy = data.display_columns(), Taxonomy.from_names(classes)
     ancestors = list(taxonomy.members) if taxonomy is not None else []
     every = [f"p_{name}" for name in (*classes, *ancestors)]
     for block in blocks:
@@ -118,7 +118,8 @@ def check_place(file: Path, overwrite: bool = False) -> None:
         raise InputError(f"can't write predictions to {str(file)!r}: the name must end in {' or '.join(WRITERS)}")
     if file.suffix.lower() == ".parquet":
         optional("pyarrow", "parquet", "a Parquet file")
-    if file.exists() and not overwrite:
+    # The first process alone: another may look when that one has begun to write.
+    if launched_as_main() and file.exists() and not overwrite:
         raise InputError(f"{str(file)!r} already exists: give overwrite=True to replace it, or choose another file")
     check_writable(file if started_processes() == 1 else file.parent / "parts")  # several may find the folder of before
 

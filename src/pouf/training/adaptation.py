@@ -155,7 +155,9 @@ def run_adaptation(
     inputs = data if data is not None else shots.inputs if shots is not None else None
     training = Training([], 0, None)
     if recipe.steps > 0:
-        training = train(classifier, data, recipe, shots, inference, told, checkpoint_dir, held, resume=resume)
+        training = train(
+            classifier, data, recipe, shots, inference, told, checkpoint_dir, held, resume=resume, teacher=plan.teacher
+        )  # fmt: skip
     elif recipe.postprocess != "none" and inputs is not None:
         training = Training([], 0, make_checkpoints(classifier, inputs, recipe, inference, checkpoint_dir, held))
     checkpoints = training.checkpoints

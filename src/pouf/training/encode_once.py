@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
+from pouf.data.teacher import Teacher
 from pouf.data.views import perturbation
 from pouf.inference.encode import InferenceConfig, View
 from pouf.recipe import Recipe
@@ -14,7 +15,12 @@ LEAVES_INPUTS = ("prompt", "prototypes")  # tuners after which a dual encoder gi
 
 
 def encode_once(
-    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig, shares_given: bool
+    classifier: Classifier,
+    data: Unlabelled | None,
+    recipe: Recipe,
+    inference: InferenceConfig,
+    shares_given: bool,
+    teacher: Teacher | None = None,
 ) -> None:
     """Put what zero-shot makes of images, of changed ones and of their crops into the cache, each opened once.
 
@@ -30,7 +36,7 @@ def encode_once(
     every = plain or not recipe.steps or (asked and not shares_given)
     sample = recipe.snapshots > 0 and recipe.objective.needs_unlabelled
     size = sample_size(len(data), len(classifier.classes), recipe, changes_features(classifier, recipe))
-    places = sample_positions(data, recipe.seed, size) if sample else []
+    places = sample_positions(data, recipe.seed, size, teacher) if sample else []
     views = [View()] if every else [View(only=set(places))]
     if sample:
         views.append(View(perturbation(data.modality), set(places[: size.perturbed])))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.inputs import Inputs
 from pouf.data.labelled import Shots, read_shots
+from pouf.data.teacher import Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
@@ -20,6 +24,7 @@ from pouf.parallel.fsdp import asks_to_shard, sync_weights
 from pouf.parallel.process_group import processes
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
+from pouf.training import teachers
 from pouf.training.encode_once import encode_once
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
@@ -40,6 +45,7 @@ class Plan:
     method: str = "pouf"  # what it is called
     preparation: Preparation = NO_PREPARATION  # of the classifier
     targets: TargetShares = FREE  # shares of the classes that training holds to
+    teacher: Teacher | None = None  # of `data`, corrected
     decisions: tuple[str, ...] = ()  # what the data decided, in words
 
     def sources(self) -> dict[str, Unlabelled]:
@@ -83,7 +89,7 @@ class Plan:
         from_labels = self.shots is not None or bool(self.recipe.pseudo_labels)
         recipe, targets, decisions = recipe_for_data(
             self.recipe, look.classifier.classes if look else (), look, learns_from_shots=from_labels,
-            known_shares=self.targets.known,
+            known_shares=self.targets.known, teacher=self.teacher,
         )  # fmt: skip
         for decision in decisions:
             logger.info("%s", decision)
@@ -98,6 +104,7 @@ class Plan:
             "target_shares": shares.tolist() if shares is not None else None,
             "shares_are_known": self.targets.known is not None,
             "overpredicted": self.targets.overpredicted,
+            "teacher": self.teacher.to_json() if self.teacher is not None else None,
             "new_head": self.preparation.head_seed is not None,
             "demonstrations": self.preparation.demonstrations is not None,
             "recipe": self.recipe.model_dump(),
@@ -131,7 +138,7 @@ def look_at_data(classifier: Classifier, plan: Plan, inference: InferenceConfig)
     if plan.inputs is None:
         return None
     known = plan.shots is not None or plan.targets.known is not None
-    encode_once(classifier, plan.data, plan.recipe, inference, known)
+    encode_once(classifier, plan.data, plan.recipe, inference, known, plan.teacher)
     if not plan.inputs.streamed:
         plan.inputs.check_readable()
     return DataLook(classifier, plan.inputs, inference)
@@ -168,7 +175,9 @@ def draft_plan(
             "this classifier was adapted before: what this run compares with, and calls zero-shot, is the classifier "
             "as it is now"
         )
-    plan_with = partial(resolve_plan, classifier, unlabelled(classifier, data))
+    inputs = unlabelled(classifier, data)
+    options = _with_teacher(options, classifier, inputs, InferenceConfig(cache=cache))
+    plan_with = partial(resolve_plan, classifier, inputs)
     if options.max_minutes is None:
         return plan_with(options)
     if options.recipe is not None:
@@ -182,7 +191,7 @@ def draft_plan(
 
 def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
-    method, recipe, shots, prior = options.method, options.recipe, options.shots, options.prior
+    method, recipe, shots = options.method, options.recipe, options.shots
     settings: dict[str, Any] = {full_name(name): value for name, value in (options.settings or {}).items()}
     if method == "pouf":
         recipe = preset_for_classes(classifier.kind, len(classifier.classes), recipe, settings)
@@ -195,10 +204,10 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     chosen.check(method, classifier.kind, shots)
     if shots is not None:
         alike = shots.inputs is data
-        shots = shots._replace(inputs=shots.inputs.for_one_reader())
+        shots = shots._replace(inputs=shots.inputs.with_own_skipped())
         data = shots.inputs if alike else data
     if data is not None and (shots is None or data is not shots.inputs):
-        data = data.for_one_reader()
+        data = data.with_own_skipped()
     if shots is not None and settled.steps and settled.objective.labels == 0:
         settled = settled.with_settings({"objective.labels": 1.0})
     if options.demonstrations:
@@ -207,9 +216,9 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
         chosen = replace(chosen, demonstrations="after")
     if data is None and shots is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
-    preparation, known = chosen.preparation(shots, settled.seed), None
-    if prior is not None and not isinstance(prior, str):
-        known = known_shares(prior, len(classifier.classes))
+    settled, teacher = _with_weight(settled, options, settings), options.teacher
+    preparation, known = chosen.preparation(shots, settled.seed), given_shares(options, classifier)
+    if known is not None:
         trains = settled.steps and settled.objective.needs_unlabelled
         few = (
             len(classifier.classes) <= settled.keep_shares_max_classes
@@ -226,7 +235,45 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     own = method == "pouf" and isinstance(recipe, (str, Path)) and not settled.objective.needs_unlabelled
     told = Path(str(recipe)).stem if own else method
     inputs = None if learns_from_shots_alone and shots is not None else data
-    return Plan(inputs, settled, learns, told, preparation, TargetShares(known, known))
+    return Plan(inputs, settled, learns, told, preparation, TargetShares(known, known), teacher)
+
+
+def _with_teacher(
+    options: AdaptOptions, classifier: Classifier, data: Unlabelled | None, inference: InferenceConfig
+) -> AdaptOptions:
+    """With the answers themselves in the place of who gives them."""
+    teacher, prior = options.teacher, given_shares(options, classifier)
+    if teacher is not None:
+        teacher = teachers.read(teacher, classifier, data, inference, prior)
+    if options.second_features is not None:
+        teacher = teachers.second_opinion(options.second_features, classifier, data, inference, prior, teacher)
+    return replace(options, teacher=teacher, second_features=None)
+
+
+def given_shares(options: AdaptOptions, classifier: Classifier) -> Tensor | None:
+    """(k,), shares of the classes that whoever knows the data gave."""
+    prior = options.prior
+    return None if prior is None or isinstance(prior, str) else known_shares(prior, len(classifier.classes))
+
+
+def _with_weight(recipe: Recipe, options: AdaptOptions, settings: Mapping[str, Any]) -> Recipe:
+    """The recipe with a weight for the teacher's answers, or an error if nothing can learn from them.
+
+    Answers to most inputs were corrected together themselves: a correction by clusters of the student's features would
+    move its predictions away from them.
+    """
+    if options.teacher is None:
+        if recipe.objective.teacher:
+            raise InputError("the recipe weighs a teacher, but there is none: give one, or set objective.teacher to 0")
+        return recipe
+    if not recipe.steps or not recipe.objective.needs_unlabelled or recipe.pseudo_labels:
+        raise InputError(
+            f"method {options.method!r} learns nothing from a teacher: take one that trains on unlabelled data, as pouf"
+        )
+    changes: dict[str, Any] = {} if recipe.objective.teacher else {"objective.teacher": 1.0}
+    if options.teacher.mostly_answered and options.refine is None and "postprocess" not in settings:
+        changes["postprocess"] = "none"
+    return recipe.with_settings(changes)
 
 
 def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:

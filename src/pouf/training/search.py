@@ -21,7 +21,7 @@ from pouf.recipe import Recipe
 from pouf.training.adaptation import Adaptation, finish_step
 from pouf.training.state import check_same, read_state, write_state
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
-from pouf.validation.diagnostics import alarms
+from pouf.validation.rules import alarms
 from pouf.validation.selectors import Choice, ensemble_labels
 from pouf.validation.verdict import assess
 

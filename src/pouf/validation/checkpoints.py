@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pouf.classifier import Classifier
+from pouf.data.teacher import Teacher
 from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
 from pouf.inference.cache import FeatureCache
 from pouf.parallel.process_group import processes
@@ -21,10 +22,12 @@ from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.postprocess.clusters import names_agreement
 from pouf.reading import read_tensors
 from pouf.tuners import Tuner
-from pouf.validation.diagnostics import FEW_INPUTS, Diagnostics, SnapshotPredictions, diagnose, share, spread_of
+from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
 from pouf.validation.names import NamesFit, check_names
+from pouf.validation.rules import FEW_INPUTS
 from pouf.validation.sample import Sample
 from pouf.validation.selectors import Choice, choose, votes
+from pouf.validation.teaching import teacher_facts
 
 STATE = "state.safetensors"  # that a run resumes from, beside the weights that it names
 MIN_PER_CLASS = 5  # inputs, for clusters that say anything about the names
@@ -58,16 +61,18 @@ class Checkpoints:
         target_offsets: the run will be corrected to the shares that zero-shot has with these offsets (k,), and so all
             predictions that are compared have them: shares that move along a run are not its result.
         known_shares: (k,), of the classes in these data, where they are known.
+        teacher: what one predicts for the data, where the run learns from it.
         folder: of the weights of a run that can be resumed, until `release`; by default a temporary one.
     """
 
     names: NamesFit | None = None  # how the class names fit the data, where that can be estimated
     corrected: Tensor | None = None  # (n,), predictions of zero-shot, corrected without training
-    names_agreement = 1.0  # of zero-shot with clusters of the features, where there are enough inputs
+    names_agreement: float | None = None  # kappa of zero-shot with clusters of the features; None for few inputs
     without_bias = False
     target_offsets: Tensor | None = None
     known_shares: Tensor | None = None
     started_adapted = False  # what is called zero-shot here had been adapted before this run
+    teacher: Teacher | None = None
     overpredicted = ""  # the class that zero-shot was found to predict too often, where the run has other shares
 
     def __init__(
@@ -81,7 +86,9 @@ class Checkpoints:
         without_bias: bool = False,
         target_offsets: Tensor | None = None,
         known_shares: Tensor | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
+        self.teacher = teacher
         self.trained, self.zero_shot, self.sample, self.steps = classifier, zero_shot, sample, steps
         self.without_bias, self.target_offsets, self.known_shares = without_bias, target_offsets, known_shares
         self.folder, self.files = folder or temporary_folder(), OwnFiles()
@@ -307,7 +314,7 @@ class Checkpoints:
             found = found._replace(overpredicted=self.overpredicted)
         if self.target_offsets is not None and self.target_offsets.numel() == 2:
             found = found._replace(**self._open_shares(after))
-        found = found._replace(names_agreement=self.names_agreement)
+        found = found._replace(names_agreement=self.names_agreement, **self._teacher_facts(checkpoint))
         if self.corrected is not None and len(self.corrected) == len(after.probabilities):
             differ = 1 - share(after.probabilities.argmax(1) == self.corrected)
             found = found._replace(corrected_changes=differ)
@@ -315,6 +322,19 @@ class Checkpoints:
             return found
         near, span, worst = self.names
         return found._replace(names_near=near, names_span=span, names_worst=", ".join(worst))
+
+    def _teacher_facts(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Of the inputs that a teacher answered: what it has in common with zero-shot and with the checkpoint."""
+        if self.teacher is None:
+            return {}
+        positions = [self.sample.inputs.indices[index] for index in self.sample.before.indices]
+        answers = self.teacher.probabilities[positions]
+        rows = answers.sum(1) > 0
+        answers, classes = answers[rows], self.zero_shot.classes
+        # Zero-shot as it is: with shares that come from the teacher it would agree with one who knows one class alone.
+        before, after = self.predictions[ZERO_SHOT].probabilities[rows], self.comparable(checkpoint).probabilities[rows]
+        found = teacher_facts(answers, before, self.sample.features[rows], classes)
+        return found | ({"teacher_adapted": share(answers.argmax(1) == after.argmax(1))} if found else {})
 
     def _open_shares(self, found: SnapshotPredictions) -> dict[str, Any]:
         """What only labels can show of two classes: their shares, and how many predictions depend on them."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
+from pouf.data.teacher import Teacher
 from pouf.data.views import perturbation
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
@@ -58,20 +59,33 @@ def changes_features(classifier: Classifier, recipe: Recipe) -> bool:
     return recipe.steps > 0 and (not prototypes_alone or classifier.demonstrations is not None)
 
 
-def sample_positions(data: Unlabelled, seed: int, size: SampleSize) -> list[int]:
-    """Positions of the inputs that checkpoints are judged on; the first ones are also perturbed."""
+def sample_positions(data: Unlabelled, seed: int, size: SampleSize, teacher: Teacher | None = None) -> list[int]:
+    """Positions of the inputs that checkpoints are judged on; the first ones are also perturbed.
+
+    As many have a teacher's answer as among all, but at least half of them, if there are so many.
+    """
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
     by_content = data.content_order()
-    return [by_content[int(position)] for position in order[: size.inputs]]
+    positions = [by_content[int(position)] for position in order]
+    answered = set(teacher.answered.nonzero().flatten().tolist()) if teacher is not None else set()
+    first = [position for position in positions if position in answered][: size.inputs // 2]
+    chosen = set(first)
+    return (first + [position for position in positions if position not in chosen])[: size.inputs]
 
 
 class Sample:
     """Some inputs, the same for the same data and seed, and what a classifier predicts for them."""
 
     def __init__(
-        self, classifier: Classifier, data: Unlabelled, seed: int, size: SampleSize, inference: InferenceConfig
+        self,
+        classifier: Classifier,
+        data: Unlabelled,
+        seed: int,
+        size: SampleSize,
+        inference: InferenceConfig,
+        teacher: Teacher | None = None,
     ) -> None:
-        self.inputs = Subset(data, sample_positions(data, seed, size))
+        self.inputs = Subset(data, sample_positions(data, seed, size, teacher))
         self.few = Subset(self.inputs, range(min(size.perturbed, len(self.inputs))))
         self.perturbation = perturbation(data.modality)
         self.inference = inference
