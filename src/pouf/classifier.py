@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from pouf import saving
 from pouf.data.base import Transform, Unlabelled
-from pouf.data.class_names import Classes, ClassSet, class_set, numbered
+from pouf.data.class_names import Classes, ClassSet, class_set, number_duplicates
 from pouf.data.inputs import Inputs, NormalisedInput, normalise, split_columns
 from pouf.data.labelled import Shots
-from pouf.data.vectors import as_table
+from pouf.data.vectors import as_matrix
 from pouf.errors import InputError, explain_wrong_call, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
@@ -200,7 +200,7 @@ class Classifier(nn.Module, ModelHubMixin):
         if isinstance(prototypes, (str, Path)):
             prototypes, named = read_prototypes(prototypes)
             classes = named if classes is None else classes
-        prototypes = torch.from_numpy(as_table(prototypes, "the prototypes"))
+        prototypes = torch.from_numpy(as_matrix(prototypes, "the prototypes"))
         if isinstance(classes, (Mapping, Path)):
             classes, described = class_set(classes)
             if described is not None:
@@ -210,7 +210,7 @@ class Classifier(nn.Module, ModelHubMixin):
             raise InputError(
                 f"expected names for {len(prototypes)} prototypes, not {came}: give the classes in their order"
             )
-        return cls(Precomputed(prototypes), numbered(classes), temperature=temperature)
+        return cls(Precomputed(prototypes), number_duplicates(classes), temperature=temperature)
 
     @explain_wrong_call(WRONG_ARGUMENTS)
     def adapt(

@@ -192,7 +192,7 @@ def show_predictions(
         file: of the predictions; None prints them.
     """
     if verdict is not None:
-        show_verdict(verdict, quiet=True)
+        remind(verdict, run)
     if output.as_json:
         facts = found.to_json() | ({"verdict": verdict.message} if verdict is not None else {})
         print_json(facts if file is None else facts | {"predictions": str(file)})
@@ -322,6 +322,16 @@ def show_verdict(verdict: Verdict, quiet: bool) -> None:
         print_out(str(verdict), style)
 
 
+def remind(verdict: Verdict, run: Run) -> None:
+    """Print what speaks against a run: an alarm in full, of cautions the names, since the run has explained them."""
+    if verdict.level == "caution":
+        names, page = ", ".join(each.name for each in verdict.cautions), run.folder / "report.html"
+        where = page if page.is_file() else f"`pouf report {run.folder}`"
+        print_err(f"Caution about this run: {names}; see {where}", "yellow")
+    else:
+        show_verdict(verdict, quiet=True)
+
+
 def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
     """Print how many inputs of each data set are unreadable."""
     for data in inputs:
@@ -332,7 +342,7 @@ def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
 def show_unreadable(skipped: Mapping[str, str], n: int, run: Path | None = None) -> None:
     if skipped:
         name, why = next(iter(skipped.items()))
-        where = f"; all are listed in {run / 'skipped.jsonl'}" if run else ""
+        where = f"; all are listed in {run / 'details' / 'skipped.jsonl'}" if run else ""
         print_err(f"skipped {len(skipped)} of {len(skipped) + n} inputs that can't be read, as {name}: {why}{where}")
 
 

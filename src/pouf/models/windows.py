@@ -91,7 +91,7 @@ class Cut(NamedTuple):
         )
 
 
-def warn_of_cut(backbone: Backbone, data: Unlabelled, remedy: str) -> None:
+def warn_about_cut_texts(backbone: Backbone, data: Unlabelled, remedy: str) -> None:
     """Log how many of these texts are cut, and how much of them is lost."""
     if (found := measure_cut(backbone, data)) is not None:
         logger.warning("%s%s", found, f"; {remedy}" if backbone.supports_windows else "")

@@ -25,7 +25,7 @@ from pouf.reporting.figures import CLASSES, Comparison, both_maps, compare_featu
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
 from pouf.reporting.svg import LIGHT
 from pouf.runs.folder import Run
-from pouf.runs.names import RECIPE
+from pouf.runs.names import RECIPE, REPORT
 from pouf.saving import Use
 from pouf.training.adaptation import Adaptation
 from pouf.validation.evaluation import wilson
@@ -36,7 +36,6 @@ MAX_POINTS = 500  # inputs in a figure
 MAX_CHANGED_SHOWN = 30
 MAX_PAIRS_SHOWN = 12  # pairs of confused classes
 THUMBNAIL_SIDE = 48  # pixels
-REPORT = "report.html"
 BEGIN, END = "<!--verdict-->", "<!--/verdict-->"  # around the part that a review updates
 TUNED = {
     "full": "all weights", "prompt": "a soft prompt", "layernorm": "the LayerNorm weights",
@@ -119,7 +118,7 @@ def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] |
     maps = list(zip(SIDES, both_maps(comparison), strict=True))
     return render(
         "report.html",
-        title=f"pouf: {run.folder.resolve().name}",
+        title=f"pouf: {run.name}",
         about=_about(run, comparison, n, steps),
         verdict_block=Markup(BEGIN + render("verdict.html", verdict=verdict) + END),
         verdict=verdict,
@@ -173,7 +172,7 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
     method = manifest.get("method", "pouf")
     if not steps:
         return f"{text}; {method} changed no weight."
-    recipe = Recipe.load(run.folder / RECIPE)
+    recipe = Recipe.load(run.files / RECIPE)
     trainable, total = manifest.get("trainable"), manifest.get("total")
     size = ""
     if trainable and total:

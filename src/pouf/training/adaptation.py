@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,9 +14,10 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
+from pouf.data.teacher import Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
-from pouf.inference.encode import InferenceConfig
+from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
@@ -28,6 +30,8 @@ from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.drift import Drift
 from pouf.validation.selectors import Choice
 from pouf.validation.verdict import Verdict, assess, not_judged, nothing_to_judge
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -209,6 +213,9 @@ def finish_step(
     """Complete a step that may be advised: the recipe's correction, fitted to its predictions, and what its verdict
     needs.
 
+    Where a teacher's answers are learned from, and predictions agree less with them once they are corrected, they stay
+    as they are; not where a correction gives them shares of the classes.
+
     Args:
         prior: (k,), of corrected predictions.
         classifier: at this step; it gets the correction.
@@ -217,9 +224,23 @@ def finish_step(
     if corrects and data is not None:
         classifier.postprocessor = None  # that of another step would not fit
         encoded = classifier.store(inference).share(data)
+        teacher = checkpoints.teacher if checkpoints is not None else None
+        before = _agreeing(classifier, encoded, teacher)
         classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior)
+        if recipe.postprocess != "shares" and prior is None and _agreeing(classifier, encoded, teacher) < before:
+            logger.info("predictions are not corrected together: they would agree less with the teacher")
+            classifier.postprocessor = None
     if checkpoints is not None and (corrects or step):
         checkpoints.take_final(step, classifier, corrects, inference.cache)
+
+
+def _agreeing(classifier: Classifier, encoded: FeatureSet, teacher: Teacher | None) -> int:
+    """How many of the answers of a teacher are predicted, over all processes."""
+    if teacher is None:
+        return 0
+    answers = teacher.probabilities[encoded.indices]
+    same = classifier.log_probabilities(encoded).argmax(1) == answers.argmax(1)
+    return int(processes().sum((same & (answers.sum(1) > 0)).sum()))
 
 
 def _corrected(checkpoints: Checkpoints) -> Choice:

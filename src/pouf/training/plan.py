@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from pouf.training.trainer import check_shots
 
 logger = logging.getLogger(__name__)
 NO_PREPARATION = Preparation()
+TEACHER_WEIGHT = 3.0  # where none is set
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Plan:
     def estimate(self, classifier: Classifier, cache: FeatureCache, report: bool) -> Estimate | None:
         """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that
         need not fit where it would be timed."""
-        if self.data is None or self.data.streamed or not self.recipe.steps:
+        if self.data is None or self.data.streamed or not len(self.data) or not self.recipe.steps:
             return None
         if asks_to_shard(classifier, self.recipe):
             return None
@@ -216,7 +216,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
         chosen = replace(chosen, demonstrations="after")
     if data is None and shots is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
-    settled, teacher = _with_weight(settled, options, settings), options.teacher
+    settled, teacher = _with_weight(settled, options), options.teacher
     preparation, known = chosen.preparation(shots, settled.seed), given_shares(options, classifier)
     if known is not None:
         trains = settled.steps and settled.objective.needs_unlabelled
@@ -256,12 +256,8 @@ def given_shares(options: AdaptOptions, classifier: Classifier) -> Tensor | None
     return None if prior is None or isinstance(prior, str) else known_shares(prior, len(classifier.classes))
 
 
-def _with_weight(recipe: Recipe, options: AdaptOptions, settings: Mapping[str, Any]) -> Recipe:
-    """The recipe with a weight for the teacher's answers, or an error if nothing can learn from them.
-
-    Answers to most inputs were corrected together themselves: a correction by clusters of the student's features would
-    move its predictions away from them.
-    """
+def _with_weight(recipe: Recipe, options: AdaptOptions) -> Recipe:
+    """The recipe with a weight for the teacher's answers, or an error if nothing can learn from them."""
     if options.teacher is None:
         if recipe.objective.teacher:
             raise InputError("the recipe weighs a teacher, but there is none: give one, or set objective.teacher to 0")
@@ -270,10 +266,7 @@ def _with_weight(recipe: Recipe, options: AdaptOptions, settings: Mapping[str, A
         raise InputError(
             f"method {options.method!r} learns nothing from a teacher: take one that trains on unlabelled data, as pouf"
         )
-    changes: dict[str, Any] = {} if recipe.objective.teacher else {"objective.teacher": 1.0}
-    if options.teacher.mostly_answered and options.refine is None and "postprocess" not in settings:
-        changes["postprocess"] = "none"
-    return recipe.with_settings(changes)
+    return recipe if recipe.objective.teacher else recipe.with_settings({"objective.teacher": TEACHER_WEIGHT})
 
 
 def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:

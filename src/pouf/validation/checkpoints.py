@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.teacher import Teacher
-from pouf.files import OwnFiles, drop, temporary_folder, write_tensors
+from pouf.files import drop, hidden_name, temporary_folder, write_tensors
 from pouf.inference.cache import FeatureCache
 from pouf.parallel.process_group import processes
 from pouf.parallel.shards import gather_weights, is_main, load_weights
@@ -91,9 +90,7 @@ class Checkpoints:
         self.teacher = teacher
         self.trained, self.zero_shot, self.sample, self.steps = classifier, zero_shot, sample, steps
         self.without_bias, self.target_offsets, self.known_shares = without_bias, target_offsets, known_shares
-        self.folder, self.files = folder or temporary_folder(), OwnFiles()
-        self._drop = self.files.drop if folder is not None else partial(drop, self.folder)
-        self._released = False
+        self.folder, self._released = folder or temporary_folder(), folder is None
         self.needed: set[int] = set()  # steps with weights that the saved state of the run refers to
         self.tuner: Tuner | None = None
         self.predictions: dict[Checkpoint, SnapshotPredictions] = {}
@@ -105,16 +102,19 @@ class Checkpoints:
         self.started_adapted = zero_shot.adapted
         self._added = {name: getattr(zero_shot.backbone, name) for name in zero_shot.backbone.added_by_tuners}
         if folder is None:
-            self.release()
+            weakref.finalize(self, drop, self.folder)
 
-    def release(self) -> None:
-        """The run won't be resumed: its state is deleted now, and the weights when this object is.
+    def release(self, folder: Path | None = None) -> None:
+        """The run can't be resumed any more, and the weights are deleted with this object.
 
-        In this order, since a run can't be resumed from a state without its weights.
+        Args:
+            folder: a new name for the folder that they wait in; by default a hidden one beside it.
         """
-        (self.folder / STATE).unlink(missing_ok=True)
-        if not self._released:
-            weakref.finalize(self, self._drop)
+        if not self._released and self.folder.is_dir():
+            released = folder or hidden_name(self.folder)
+            self.folder.rename(released)
+            self.folder = released
+            weakref.finalize(self, drop, self.folder)
         self._released = True
 
     def take_zero_shot(self) -> None:
@@ -229,7 +229,6 @@ class Checkpoints:
                 tensors = group.broadcast(self._read(step) if group.is_main else {})
                 if not group.is_main:  # its weights were in a temporary folder
                     write_tensors(self._file(step), tensors)
-            self._own_file(step)
             if step > 0:
                 self.postprocessors[Checkpoint(step)] = self.trained.postprocessor
         self.latest, self.needed = self.last, set(state["steps"])
@@ -368,12 +367,6 @@ class Checkpoints:
         tensors = gather_weights(self.trained, names) if self._sharded else names
         if not self._sharded or is_main():
             write_tensors(self._file(step), tensors)
-        self._own_file(step)
-
-    def _own_file(self, step: int) -> None:
-        """The file is this object's own; where weights are sharded, the first process alone has one."""
-        if not self._sharded or is_main():
-            self.files.add(self._file(step))
 
     def _read(self, step: int) -> dict[str, Tensor]:
         return read_tensors(self._file(step), "overwrite the run")
