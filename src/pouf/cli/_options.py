@@ -289,7 +289,7 @@ def _for_typer(parameter: inspect.Parameter, is_visible: bool, panel: str | None
 
 
 def grouped(*common: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command whose parameters may be groups: each field of a group becomes an option.
+    """Decorate a command with groups of options as parameters: each field of a group becomes an option.
 
     Args:
         common: names of the options that `--help` prints; `--help-all` prints all. Empty: `--help` prints all.

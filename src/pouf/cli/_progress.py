@@ -162,7 +162,7 @@ def progress(hidden: bool) -> Iterator[ProgressReporter]:
 
 @contextmanager
 def encoding(options: InferenceOptions, batch_size: int = 64) -> Iterator[InferenceConfig]:
-    """An inference configuration whose progress is printed while open."""
+    """An inference configuration that prints its progress while open."""
     from pouf.inference.encode import InferenceConfig
     from pouf.training.callbacks import Callbacks
 

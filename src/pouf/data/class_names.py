@@ -93,7 +93,7 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     if isinstance(classes, str):
         raise InputError(f"classes must be a list of names, not the text {classes!r}: give {_split_names(classes)!r}")
     if isinstance(classes, (set, frozenset)):
-        raise InputError("classes must be a list of names, not a set, whose order changes from run to run")
+        raise InputError("classes must be a list of names, not a set: its order changes from run to run")
     names = tuple(_check_name(name) for name in classes)
     doubles = [name for name, count in Counter(map(normalise_name, names)).items() if count > 1]
     if doubles:

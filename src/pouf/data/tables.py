@@ -20,7 +20,7 @@ from pouf.reading import encoding_of, read_bytes
 
 Columns = dict[str, list[Any]]  # by the requested names, all of one length
 DELIMITERS = (",", ";", "\t", "|")
-NO_DELIMITER = "\x1f"  # for files of one column, whose entries may contain all the others
+NO_DELIMITER = "\x1f"  # for files of one column: its entries may contain all the others
 logger = logging.getLogger(__name__)
 
 
@@ -42,7 +42,7 @@ def read_table(file: str | Path, *needed: str) -> Columns:
 
 
 def read_text_any_encoding(file: str | Path) -> str:
-    """The content of a text file whose encoding is detected."""
+    """The content of a text file; its encoding is detected."""
     try:
         content = read_bytes(file)
     except OSError as error:
@@ -162,7 +162,7 @@ def _delimiter(text: str, needed: Sequence[str], usual: str) -> str:
 
 
 def _from_grid(rows: Sequence[Sequence[Any]], needed: Sequence[str], source: str) -> Columns:
-    """Columns of a table whose first row is its header. Blank rows count, except those at the end."""
+    """Columns of a table with its header as the first row. Blank rows count, except those at the end."""
     filled = [number for number, row in enumerate(rows) if any(value not in ("", None) for value in row)]
     if not filled:
         return {name: [] for name in needed}

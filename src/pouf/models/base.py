@@ -170,7 +170,7 @@ class Backbone(nn.Module, ABC):
         return {}
 
     def use_windows(self) -> None:
-        """Read long texts in windows, whose features are pooled, instead of cutting them."""
+        """Read long texts in windows and pool their features, instead of cutting them."""
         if not self.supports_windows:
             raise InputError("windows are for long texts of a sentence encoder or a language model: leave them out")
         self.windows = True

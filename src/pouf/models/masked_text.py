@@ -15,7 +15,7 @@ from pouf.models.cloze import Cloze, Example, Piece, TextSample
 from pouf.models.windows import split_evenly
 
 MASK_POSITION = "mask_position"
-MAX_CACHED_SEGMENTS = 4096  # filled templates whose encodings are cached
+MAX_CACHED_SEGMENTS = 4096  # encodings of filled templates
 
 
 class Span(NamedTuple):

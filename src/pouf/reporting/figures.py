@@ -94,7 +94,7 @@ def compare_features(
 
 
 def stars(view: FeatureView) -> list[int]:
-    """The classes whose prototypes are drawn: all, or the 100 with the most inputs."""
+    """The classes with drawn prototypes: all, or the 100 with the most inputs."""
     k = len(view.prototypes)
     counts = torch.bincount(view.labels, minlength=k)
     return (

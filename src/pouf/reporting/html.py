@@ -229,8 +229,8 @@ def _facts(
         trained = f"step {step} of {verdict.last}" if verdict.last else "no training"
         facts += [("advised", "zero-shot" if verdict.advised == "zero-shot" else trained)]
     changed = comparison.changed()
-    shown = f" (of {len(changed):,})" if len(changed) < n else ""
-    facts += [(f"predictions changed{shown}", f"{_percent(np.mean(changed))} %")]
+    drawn = f" (of {len(changed):,})" if len(changed) < n else ""
+    facts += [(f"predictions changed{drawn}", f"{_percent(np.mean(changed))} %")]
     if drift is not None:
         facts += [("predictions unchanged among other names", f"{_percent(drift['agreement'])} %")]
     return facts + ([("training time", f"{steps[-1]['seconds']:.0f} s")] if steps else [])
@@ -257,7 +257,7 @@ def _item(comparison: Comparison, i: int) -> dict[str, str]:
 
 
 def _changed(items: list[dict[str, str]], comparison: Comparison) -> list[dict[str, str]]:
-    """Inputs whose predicted class changed, the largest change of probabilities first."""
+    """Inputs with a changed prediction, the largest change of probabilities first."""
     before, after = (view.probabilities for view in comparison[:2])
     other = before.argmax(1) != after.argmax(1)
     order = (before - after).abs().sum(1).argsort(descending=True).tolist()

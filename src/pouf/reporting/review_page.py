@@ -49,7 +49,7 @@ def write_review(run: Path, review: Review, samples: Sequence[Any], classes: Seq
 
 
 def _texts(file: Path) -> dict[str, str]:
-    """id -> text of a table, whose text column may have been removed."""
+    """id -> text of a table; its text column may have been removed."""
     if "text" not in header(file, ("id", "text")):
         return {}
     table = read_table(file, "id", "text")

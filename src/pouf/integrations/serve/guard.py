@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-ADDRESSES = 10_000  # of clients whose requests are counted
+ADDRESSES = 10_000  # of clients, for counting their requests
 # Nothing is loaded from other hosts, and no other page may embed this one.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
