@@ -5,8 +5,8 @@
 Seven sets of texts; half of the texts drawn are adapted to without their labels, the other half is judged on. The small
 encoder is that of `texts.py`, FOLDER another sentence encoder, as all-mpnet-base-v2. Both are asked the same. Both tune
 prototypes (`--preset fast`), so that each encodes its texts once. The teacher is the stronger one after its own
-adaptation; its features, without its prompts, are the second space; "a fifth" has every fifth of the teacher's answers
-alone, "both" these and the second space. Last step. "Recovered" is the share of the distance
+adaptation; its features, without its prompts, are the second space. With both the answers stay, so that here, where all
+texts have one, nothing is added. Last step. "Recovered" is the share of the distance
 from the small one alone to the stronger one that is made up for, at the small one's cost of prediction.
 
 Then three bad teachers: noise, one class for all, and the good one with its two largest classes swapped; what the last
@@ -32,7 +32,6 @@ from torch import Tensor
 from tuners import put_table
 
 from pouf import Classifier, InferenceConfig, Texts
-from pouf.data.teacher import Teacher
 from pouf.files import write_json
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.runs.folder import versions
@@ -43,7 +42,7 @@ SETS = ("intents 150", "intents 20", "trec", "mr", "subj", *DOMAINS)
 SETTLED_ON = ("intents 150", "trec", "mr")
 BAD = ("noise", "one class", "swapped")
 OWN = ", own texts"
-STATES = ("zero-shot", "stronger, zero-shot", "alone", "stronger", "taught", "second space", "a fifth", "both")
+STATES = ("zero-shot", "stronger, zero-shot", "alone", "stronger", "taught", "second space", "both")
 
 
 def drawn(name: str, data: Path, count: int) -> tuple[list[tuple[str, str]], dict[str, str], list[str]]:
@@ -104,10 +103,9 @@ def run_set(name: str, given: argparse.Namespace, seed: int) -> dict[str, float]
     other = last(stronger)
     teacher: Tensor = other.infer(Texts(adapted_to), InferenceConfig(cache=cache)).log_probabilities.exp()
     space = stronger.encode(Texts(adapted_to), InferenceConfig(cache=cache)).features.numpy()
-    few = {"teacher": Teacher(teacher * (torch.arange(half) % 5 == 0)[:, None])}
     ways = {
-        "alone": {}, "taught": {"teacher": other}, "second space": {"second_features": space}, "a fifth": few,
-        "both": {**few, "second_features": space},
+        "alone": {}, "taught": {"teacher": other}, "second space": {"second_features": space},
+        "both": {"teacher": other, "second_features": space},
     }  # fmt: skip
     states = {"zero-shot": small, "stronger, zero-shot": stronger, "stronger": other}
     states |= {way: last(small, **options) for way, options in ways.items()}
