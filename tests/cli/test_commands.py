@@ -493,6 +493,17 @@ def test_the_first_help_of_adapt_fits_a_screen(tmp_path: Path) -> None:
     assert all("--classes" in example for example in examples)
 
 
+def test_fewer_inputs_than_classes_are_named_before_anything_is_trained(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    np.save(tmp_path / "f.npy", draw.normal(size=(6, 8)))
+    np.savez(tmp_path / "p.npz", prototypes=draw.normal(size=(9, 8)))
+    usual = ("adapt", "--features", "f.npy", "--prototypes", "p.npz", "--steps", 1, "--no-report")
+    many = pouf(*usual, "--classes", ",".join("abcdefghi"), "--out", "many", cwd=tmp_path).stderr
+    assert "6 unlabelled vectors, 9 classes: too many" in many
+    np.savez(tmp_path / "p.npz", prototypes=draw.normal(size=(6, 8)))
+    assert "too many" not in pouf(*usual, "--classes", "a,b,c,d,e,f", "--out", "few", cwd=tmp_path).stderr
+
+
 def test_vectors_go_all_the_way(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     centres = draw.normal(size=(4, 16))
