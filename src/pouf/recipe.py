@@ -210,7 +210,7 @@ class Recipe(Settings):
         "new crops in each step.",
     )
     snapshots: Count = Field(
-        default=10, description="Steps, beside zero-shot, among which one is chosen without labels; 0 chooses none."
+        default=4, description="Steps, beside zero-shot, among which one is chosen without labels; 0 chooses none."
     )
     temperature: Weight = Field(default=0.0, description="Softmax temperature; 0 keeps the model's own.")
     min_class_usage: Annotated[float, Field(ge=0, le=1)] = Field(
