@@ -90,7 +90,7 @@ def kept_trial(task: Task, rate: float, zero_shot: float | None, file: Path | No
                 checkpoint.step: list(predictions) for checkpoint, predictions in trial.checkpoints.predictions.items()
             }
             stored["kept"] = [checkpoint.step for checkpoint in trial.checkpoints.postprocessors]
-            stored["keeps"] = trial.checkpoints.keeps
+            stored["target_offsets"] = trial.checkpoints.target_offsets
         torch.save(stored, file)
     return trial
 
@@ -103,8 +103,9 @@ def _read(file: Path) -> Trial:
     backbone = SimpleNamespace(added_by_tuners=(), sharded=False)
     nobody = SimpleNamespace(postprocessor=None, adapted=False, backbone=backbone)
     there = Checkpoints(
-        nobody, nobody, SimpleNamespace(features=stored["features"]), max(stored["seen"]), keeps=stored.get("keeps")
-    )  # type: ignore[arg-type]
+        nobody, nobody, SimpleNamespace(features=stored["features"]), max(stored["seen"]),
+        target_offsets=stored.get("target_offsets"),
+    )  # type: ignore[arg-type]  # fmt: skip
     there.tuner = object()  # type: ignore[assignment]  # something was trained
     there.predictions = {Checkpoint(step): SnapshotPredictions(*parts) for step, parts in stored["seen"].items()}
     there.postprocessors = dict.fromkeys(map(Checkpoint, stored.get("kept", stored["seen"])))  # type: ignore[arg-type]

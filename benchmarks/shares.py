@@ -44,7 +44,7 @@ from pouf.data.base import Subset
 from pouf.files import write_json
 from pouf.inference.encode import InferenceConfig
 from pouf.runs.folder import versions
-from pouf.training.bias import EMPTY_TEXTS, MIN_TEXTS, Margins, agreed, by_em, by_shape, by_words, read_margins
+from pouf.training.bias import EMPTY, FEWEST, Margins, agreed, by_em, by_shape, by_words, read_margins
 from pouf.validation.review import AGREE, DISAGREE, Review, ReviewQuestion, score_answers
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -115,7 +115,7 @@ def encoder_margins(classifier: Classifier, texts: Subset) -> Margins:
     plain = [texts.read(i) for i in range(len(texts))]
     prompts = [prompts[0] for prompts in classifier.prompts()]
     first, second = (margin([f"{text} {prompt}" for text in plain]) for prompt in prompts)
-    empty = [margin([f"{text} {prompt}" for text in EMPTY_TEXTS]).mean() for prompt in prompts]
+    empty = [margin([f"{text} {prompt}" for text in EMPTY]).mean() for prompt in prompts]
     return Margins(margin(plain), first, second, float(sum(empty) / 2))
 
 
@@ -154,7 +154,7 @@ def judge(margins: Margins, labels: Sequence[int]) -> dict[str, dict[str, float]
     for share in (None, *SHARES):
         for seed in SEEDS if share is not None else (0,):
             rows = list(range(len(labels))) if share is None else drawn(labels, [1 - share, share], DRAWN, seed)
-            if len(rows) < MIN_TEXTS:
+            if len(rows) < FEWEST:
                 continue
             own = Margins(*(each[rows] for each in margins[:3]), margins.undecided)
             truth = [labels[row] for row in rows]

@@ -5,8 +5,12 @@
 Seven sets of texts; half of the texts drawn are adapted to without their labels, the other half is judged on. The small
 encoder is that of `texts.py`, FOLDER another sentence encoder, as all-mpnet-base-v2. Both are asked the same. Both tune
 prototypes (`--preset fast`), so that each encodes its texts once. The teacher is the stronger one after its own
-adaptation; its features, without its prompts, are the second space. Last step. "Recovered" is the share of the distance
+adaptation; its features, without its prompts, are the second space. With both the answers stay, so that here, where all
+texts have one, nothing is added. Last step. "Recovered" is the share of the distance
 from the small one alone to the stronger one that is made up for, at the small one's cost of prediction.
+
+Then three bad teachers: noise, one class for all, and the good one with its two largest classes swapped; what the last
+step gives, and what the verdict uses.
 
 `--full` also tunes all weights of the small one, alone and taught, on the sets named. Labels are read for the table
 alone. The weight of the teacher's term was settled on three of the sets, marked with *, in view of their labels.
@@ -22,6 +26,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from texts import TASKS, model_folder, read
 from torch import Tensor
 from tuners import put_table
@@ -30,11 +35,13 @@ from pouf import Classifier, InferenceConfig, Texts
 from pouf.files import write_json
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 DOMAINS = ("tweets", "amazon")
 SETS = ("intents 150", "intents 20", "trec", "mr", "subj", *DOMAINS)
 SETTLED_ON = ("intents 150", "trec", "mr")
+BAD = ("noise", "one class", "swapped")
+OWN = ", own texts"
 STATES = ("zero-shot", "stronger, zero-shot", "alone", "stronger", "taught", "second space", "both")
 
 
@@ -60,19 +67,35 @@ def drawn(name: str, data: Path, count: int) -> tuple[list[tuple[str, str]], dic
     return pairs[:count], words, templates
 
 
+def bad_teachers(good: Tensor) -> dict[str, Tensor]:
+    """Answers (n, k) that are noise, one class for all, and those of a good teacher with two classes swapped."""
+    n, k = good.shape
+    noise = torch.randint(0, k, (n,), generator=torch.Generator().manual_seed(0))
+    a, b = torch.bincount(good.argmax(1), minlength=k).topk(2).indices.tolist()
+    swapped = good.clone()
+    swapped[:, [a, b]] = good[:, [b, a]]
+    return {"noise": sure_of(noise, k), "one class": sure_of(torch.full((n,), a), k), "swapped": swapped}
+
+
+def sure_of(labels: Tensor, k: int) -> Tensor:
+    return 0.9 * F.one_hot(labels, k) + 0.1 / k
+
+
 def run_set(name: str, given: argparse.Namespace, seed: int) -> dict[str, float]:
     pairs, words, templates = drawn(name, given.data, 2 * given.texts)
     texts, labels = [text for text, _ in pairs], torch.tensor([list(words).index(label) for _, label in pairs])
-    adapted_to, judged_on, truth = texts[: given.texts], texts[given.texts :], labels[given.texts :]
+    adapted_to, half = texts[: given.texts], given.texts
     cache = InMemoryFeatureCache()
     small, stronger = (
         Classifier.from_pretrained(model, list(words.values()), templates)
         for model in (model_folder(given.model), given.stronger)
     )
 
-    def right(classifier: Classifier) -> float:
+    def right(classifier: Classifier, own: bool = False) -> float:
+        """Accuracy on texts that were not adapted to, or on those that were."""
+        judged_on, truth = (adapted_to, labels[:half]) if own else (texts[half:], labels[half:])
         found = classifier.infer(Texts(judged_on), InferenceConfig(cache=cache))
-        return accuracy(found.log_probabilities.argmax(1), truth)
+        return share(found.log_probabilities.argmax(1) == truth)
 
     def last(classifier: Classifier, recipe: str = "fast", **options: object) -> Classifier:
         return classifier.adapt(Texts(adapted_to), recipe=recipe, seed=seed, cache=cache, **options).at("last")
@@ -84,9 +107,13 @@ def run_set(name: str, given: argparse.Namespace, seed: int) -> dict[str, float]
         "alone": {}, "taught": {"teacher": other}, "second space": {"second_features": space},
         "both": {"teacher": other, "second_features": space},
     }  # fmt: skip
-    found = {"zero-shot": right(small), "stronger, zero-shot": right(stronger), "stronger": right(other)}
-    found["teacher on what it teaches"] = accuracy(teacher.argmax(1), labels[: given.texts])
-    found |= {way: right(last(small, **options)) for way, options in ways.items()}
+    states = {"zero-shot": small, "stronger, zero-shot": stronger, "stronger": other}
+    states |= {way: last(small, **options) for way, options in ways.items()}
+    found = {f"{state}{OWN * own}": right(each, own) for state, each in states.items() for own in (False, True)}
+    for kind, answers in bad_teachers(teacher).items():
+        result = small.adapt(Texts(adapted_to), recipe="fast", seed=seed, cache=cache, teacher=answers)
+        found[f"{kind}, last step"], found[f"{kind}, used"] = right(result.at("last")), right(result.classifier)
+        found[f"{kind}, alarm"] = any("teacher" in alarm.name for alarm in result.verdict.alarms)
     if name in given.full:
         for way in ("alone", "taught"):
             start = time.process_time()
@@ -95,26 +122,40 @@ def run_set(name: str, given: argparse.Namespace, seed: int) -> dict[str, float]
     return {state: round(value, 4) for state, value in found.items()}
 
 
-def recovered(found: dict[str, float], way: str) -> float | None:
-    """The share of the distance to the stronger model; None where there is hardly any."""
+def recovered(found: dict[str, float], way: str) -> str:
+    """The share of the distance to the stronger model; nothing where there is hardly any."""
     distance = found["stronger"] - found["alone"]
-    return (found[way] - found["alone"]) / distance if distance >= 0.02 else None
+    return f"{(found[way] - found['alone']) / distance:.0%}" if distance >= 0.02 else "–"
+
+
+def rows(results: dict[str, list[dict[str, float]]], suffix: str) -> list[str]:
+    """A row for each set, and their mean."""
+    sets = {
+        name: {state: statistics.mean(run[state + suffix] for run in runs) for state in STATES}
+        for name, runs in results.items()
+    }
+    sets["mean"] = {state: statistics.mean(found[state] for found in sets.values()) for state in STATES}
+    lines = []
+    for name, found in sets.items():
+        cells = [f"{100 * found[state]:.1f}" for state in STATES]
+        star = " *" if name in SETTLED_ON else ""
+        lines.append(f"| {name}{star} | {' | '.join(cells)} | {recovered(found, 'taught')} |")
+    return lines
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:
-    lines = [f"| set | {' | '.join(STATES)} | recovered: taught, both |", "|---|" + "---|" * (len(STATES) + 1)]
-    sums = dict.fromkeys(STATES, 0.0)
+    head = [f"| set | {' | '.join(STATES)} | recovered by the taught one |", "|---|" + "---|" * (len(STATES) + 1)]
+    lines = ["On texts that were not adapted to:", "", *head, *rows(results, ""), ""]
+    lines += ["On the texts that were adapted to:", "", *head, *rows(results, OWN)]
+    lines += ["", f"| set | zero-shot | {' | '.join(f'{kind}: last step, used' for kind in BAD)} |"]
+    lines += ["|---|---|" + "---|" * len(BAD)]
     for name, runs in results.items():
-        found = {state: statistics.mean(run[state] for run in runs) for state in STATES}
-        sums = {state: sums[state] + found[state] for state in STATES}
-        shares = [recovered(found, way) for way in ("taught", "both")]
-        shown = ", ".join("–" if share is None else f"{share:.0%}" for share in shares)
-        star = " *" if name in SETTLED_ON else ""
-        lines.append(f"| {name}{star} | {' | '.join(f'{100 * found[state]:.1f}' for state in STATES)} | {shown} |")
-    means = {state: total / len(results) for state, total in sums.items()}
-    shares = [recovered(means, way) for way in ("taught", "both")]
-    shown = ", ".join("–" if share is None else f"{share:.0%}" for share in shares)
-    lines.append(f"| mean | {' | '.join(f'{100 * means[state]:.1f}' for state in STATES)} | {shown} |")
+        cells = [
+            f"{100 * runs[0][f'{kind}, last step']:.1f}, {100 * runs[0][f'{kind}, used']:.1f}"
+            f"{' (alarm)' if runs[0][f'{kind}, alarm'] else ''}"
+            for kind in BAD
+        ]
+        lines.append(f"| {name} | {100 * runs[0]['zero-shot']:.1f} | {' | '.join(cells)} |")
     full = {name: runs[0] for name, runs in results.items() if "taught, all weights" in runs[0]}
     for name, run in full.items():
         lines += ["", f"All weights of the small one, {name}: alone {100 * run['alone, all weights']:.1f}, taught "

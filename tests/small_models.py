@@ -20,9 +20,13 @@ from transformers import (
     CLIPConfig,
     CLIPImageProcessor,
     CLIPModel,
+    Dinov2Config,
+    Dinov2Model,
     MPNetConfig,
     MPNetModel,
     PreTrainedTokenizerFast,
+    ResNetConfig,
+    ResNetModel,
     Siglip2Config,
     Siglip2ImageProcessor,
     Siglip2Model,
@@ -111,6 +115,18 @@ def sentence_encoder(folder: Path, kind: str = "bert", pooling: str = "mean_toke
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **modes}))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 32, "do_lower_case": False}))
     return folder
+
+
+def vision_model(folder: Path, kind: str) -> Path:
+    """A vision model without a text side, a transformer or a convolutional one."""
+    torch.manual_seed(0)
+    if kind == "dinov2":
+        small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+        model: Any = Dinov2Model(Dinov2Config(**small))
+    else:
+        model = ResNetModel(ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]))
+    size = {"height": 16, "width": 16}
+    return save(folder, model, CLIPImageProcessor(size=size, crop_size=size))
 
 
 def cross_encoder(folder: Path, labels: list[str]) -> Path:

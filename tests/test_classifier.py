@@ -120,12 +120,12 @@ def test_a_saved_run_finds_the_same_revision_again(tmp_path: Path, monkeypatch: 
 
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS, revision="abc123", device="cpu")
     classifier.save_pretrained(tmp_path)
-    asked: list[str | None] = []
+    opened: list[str | None] = []
     original = AutoModel.from_pretrained
     monkeypatch.setattr(
-        AutoModel, "from_pretrained", lambda *a, **k: asked.append(k.get("revision")) or original(*a, **k)
+        AutoModel, "from_pretrained", lambda *a, **k: opened.append(k.get("revision")) or original(*a, **k)
     )
-    assert Classifier.from_pretrained(tmp_path).revision == "abc123" and asked == ["abc123"]
+    assert Classifier.from_pretrained(tmp_path).revision == "abc123" and opened == ["abc123"]
 
 
 def test_the_embedded_model_is_small_and_in_clips_own_format() -> None:

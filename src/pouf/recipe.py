@@ -104,7 +104,7 @@ class ObjectiveSettings(Settings):
     entropy: Weight = Field(default=0.0, description="Weight of the mean entropy of the predictions.")
     labels: Weight = Field(default=0.0, description="Weight of the loss on labelled shots, if given.")
     teacher: Weight = Field(
-        default=0.0, description="Weight of the divergence from a teacher's predictions; 0 takes 1 if there is one."
+        default=0.0, description="Weight of the divergence from a teacher's predictions; 0 takes 3 if there is one."
     )
     label_loss: Literal["kl", "mse"] = Field(
         default="kl", description="Loss on shots; kl is cross-entropy for hard labels."
@@ -210,7 +210,7 @@ class Recipe(Settings):
         "new crops in each step.",
     )
     snapshots: Count = Field(
-        default=10, description="Steps, beside zero-shot, among which one is chosen without labels; 0 chooses none."
+        default=4, description="Steps, beside zero-shot, among which one is chosen without labels; 0 chooses none."
     )
     temperature: Weight = Field(default=0.0, description="Softmax temperature; 0 keeps the model's own.")
     min_class_usage: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -303,7 +303,7 @@ class Recipe(Settings):
         """
         if kind is not None and str(name_or_file) in PRESETS:
             return cls.preset(str(name_or_file), kind)
-        named = _named()
+        named = _builtin_recipes()
         if str(name_or_file) in named:
             return cls.from_toml(named[str(name_or_file)], f"recipe {name_or_file!r}")
         if not os.path.isfile(name_or_file):
@@ -340,17 +340,17 @@ def setting(name: str) -> FieldInfo:
     return _part(Recipe, parts)[last]  # type: ignore[no-any-return]
 
 
-def is_named(name_or_file: str | Path) -> bool:
+def is_builtin(name_or_file: str | Path) -> bool:
     """Whether this is a preset or a recipe of the package, not a user's file."""
-    return str(name_or_file) in PRESETS or str(name_or_file) in _named()
+    return str(name_or_file) in PRESETS or str(name_or_file) in _builtin_recipes()
 
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package."""
-    return list(_named())
+    return list(_builtin_recipes())
 
 
-def _named() -> dict[str, str]:
+def _builtin_recipes() -> dict[str, str]:
     folder = resources.files("pouf") / "recipes"
     return {
         file.name.removesuffix(".toml"): file.read_text(encoding="utf-8")

@@ -10,13 +10,15 @@ import pytest
 import torch
 from small_models import sentence_encoder
 
-from pouf import EMBEDDED, Classifier, InputError, Recipe, Texts
+from pouf import EMBEDDED, Classifier, InputError, Recipe, Shots, Texts
 from pouf.bench import cells
 from pouf.bench.archives import read_task
-from pouf.bench.cells import Cell, Setting, run_cell
+from pouf.bench.cells import run_cell
 from pouf.bench.few_shot import SimilarityFilter, few_shot
 from pouf.bench.language import GRID, TASKS
+from pouf.bench.results import Cell, Result, Score, Setting
 from pouf.bench.standins import LM, make_data
+from pouf.data.base import Subset
 from pouf.data.labelled import Labelled
 
 QUICK = {"steps": 2, "snapshots": 2, "batch_size": 8}
@@ -41,7 +43,7 @@ class Spy:
         monkeypatch.setattr(Classifier, "adapt", adapt)
 
 
-def language(standins: Path, task: str, method: str, table: str = "language", **more: Any) -> cells.Result:
+def language(standins: Path, task: str, method: str, table: str = "language", **more: Any) -> Result:
     setting = Setting(str(standins), str(standins / LM), QUICK, **{"limit": 12, **more})
     return run_cell(Cell(table, task, method, 42), setting)
 
@@ -61,7 +63,7 @@ def test_majority_is_that_of_the_whole_training_set(standins: Path, monkeypatch:
     def skewed(task: Any, folder: Any, split: Any, **more: Any) -> Any:
         read = original(task, folder, split, **more)
         keep = [i for i in range(len(read.inputs)) if read.targets[i, 1] or i % 2]
-        return cells.Shots(cells.Subset(read.inputs, keep), read.targets[keep])
+        return Shots(Subset(read.inputs, keep), read.targets[keep])
 
     monkeypatch.setattr(cells, "read_task", skewed)
     share = skewed(TASKS["MR"], standins, "test").targets[:, 1].mean().item()
@@ -70,18 +72,26 @@ def test_majority_is_that_of_the_whole_training_set(standins: Path, monkeypatch:
     assert share > 0.5 and score == pytest.approx(share), "the second class, which has more"
 
 
+@pytest.mark.parametrize("method", ["majority", "fine-tuning", "lm-bff"])
+def test_a_row_of_the_table_starts_from_the_model_as_it_is(
+    standins: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    language(standins, "MR", method, limit=2)
+    assert "adapted before" not in caplog.text
+
+
 def test_kshot_texts_are_those_of_the_seed_without_their_labels(
     standins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = Spy(monkeypatch)
+    spy = Spy(monkeypatch)
     language(standins, "MR", "pouf", limit=0)
     test = read_task(TASKS["MR"], standins, "test").inputs
     train = read_task(TASKS["MR"], standins, "train")
-    expected = few_shot(train, 42, held_out={test.read(i) for i in range(len(test))}).train.inputs
-    assert [seen.data.read(i) for i in range(len(seen.data))] == [expected.read(i) for i in range(32)]
-    assert seen.shots is None
+    expected = few_shot(train, 42, excluded={test.read(i) for i in range(len(test))}).train.inputs
+    assert [spy.data.read(i) for i in range(len(spy.data))] == [expected.read(i) for i in range(32)]
+    assert spy.shots is None
     language(standins, "MR", "pouf", limit=12, unlabelled="train")
-    assert len(seen.data) == len(train.inputs) > 32, "the limit is of the texts that are judged"
+    assert len(spy.data) == len(train.inputs) > 32, "the limit is of the texts that are judged"
 
 
 def test_splits_that_are_drawn_already_are_taken_whole(
@@ -91,14 +101,14 @@ def test_splits_that_are_drawn_already_are_taken_whole(
         lines = [f"{i % 2},the film in place {split} {i} was good .\n" for i in range(2 * n)]
         (tmp_path / "mr/16-42").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"mr/16-42/{split}.csv").write_text("".join(lines))
-    seen, judged = Spy(monkeypatch), []
+    spy, judged = Spy(monkeypatch), []
     original = Classifier.infer
     monkeypatch.setattr(
         Classifier, "infer", lambda self, data, *more: judged.append(data) or original(self, data, *more)
     )
     setting = Setting(str(tmp_path), str(standins / LM), QUICK)
     run_cell(Cell("language", "MR", "pouf", 42), setting)
-    assert [seen.data.read(i).split()[4] for i in range(len(seen.data))] == ["train"] * 32
+    assert [spy.data.read(i).split()[4] for i in range(len(spy.data))] == ["train"] * 32
     assert {data.read(0).split()[4]: len(data) for data in judged} == {"dev": 32, "test": 40}
     for method, unlabelled in (("majority", "kshot"), ("pouf", "train")):
         with pytest.raises(InputError, match="has the shots of MR alone, the whole training set is needed"):
@@ -112,7 +122,7 @@ class Adapted:
     def __init__(self, advised: str, chosen: int) -> None:
         self.verdict, self.classifier = SimpleNamespace(advised=advised, chosen=chosen), None
 
-    def adapt(self, data: Any, *, recipe: Recipe, shots: Any, callbacks: Any) -> Any:
+    def adapt(self, data: Any, *, method: str, recipe: Recipe, shots: Any, callbacks: Any) -> Any:
         for step in (0, 1, 2):
             callbacks[0].on_checkpoint(step, None)
         self.recipe = recipe
@@ -127,6 +137,20 @@ def test_the_step_is_chosen_on_dev_and_judged_on_the_test() -> None:
         Adapted("last", 2), None, recipe, None, lambda adapted: {"MR": next(test)}, lambda adapted: next(dev)
     )
     assert scores["MR"] == (0.3, 0.3, 0.3, 0.2), "last, chosen, oracle, and the first step, best on dev"
+
+
+@pytest.mark.parametrize(
+    ("task", "table", "method"),
+    [("SST-2", "language", "pouf"), ("MR", "language", "lm-bff"), ("office31:dslr", "images", "pouf-prompt"),
+     ("office31:dslr", "unseen", "seen"), ("office31:dslr", "ablation", "default")],
+)  # fmt: skip
+def test_a_run_is_evaluated_ten_times_as_the_papers(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str, table: str, method: str
+) -> None:
+    spy = Spy(monkeypatch)
+    model = EMBEDDED if ":" in task else str(standins / LM)
+    run_cell(Cell(table, task, method, 0), Setting(str(standins), model, {"steps": 1, "batch_size": 4}, limit=2))
+    assert spy.recipe.snapshots == 10
 
 
 @pytest.mark.parametrize(("advised", "expected"), [("last", 0.3), ("chosen", 0.2), ("zero-shot", 0.1)])
@@ -153,19 +177,19 @@ def test_a_run_that_an_alarm_speaks_against_counts_as_zero_shot(standins: Path) 
 def test_predictions_are_means_over_the_draws_of_the_task(
     standins: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    seen = Spy(monkeypatch)
+    spy = Spy(monkeypatch)
     language(standins, task, "lm-bff", limit=2)
-    assert seen.classifier.demonstrations.samples == {"SST-2": 16, "QQP": 4}[task]
+    assert spy.classifier.demonstrations.samples == {"SST-2": 16, "QQP": 4}[task]
 
 
 def test_no_image_of_an_unseen_class_is_adapted_to(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Spy(monkeypatch)
+    spy = Spy(monkeypatch)
     for method in ("seen", "seen+unseen"):
         run_cell(Cell("unseen", "office31:dslr", method, 0), Setting(str(standins), EMBEDDED, QUICK))
-        folders = {name.split("/")[0] for name in seen.data.ids}
+        folders = {name.split("/")[0] for name in spy.data.ids}
         names = set((standins / "office31" / "classes.txt").read_text().split())
         assert len(folders) == len(names) // 2 and folders < names
-        assert (set(seen.classifier.classes) == folders) == (method == "seen"), "its prototypes are those it may see"
+        assert (set(spy.classifier.classes) == folders) == (method == "seen"), "its prototypes are those it may see"
 
 
 def test_without_snapshots_the_last_step_stands_alone(standins: Path) -> None:
@@ -197,11 +221,11 @@ def test_dev_is_judged_in_a_real_cell(standins: Path) -> None:
 def test_lengths_and_limits_are_lm_bffs(
     standins: Path, monkeypatch: pytest.MonkeyPatch, task: str, method: str, length: int, limits: tuple | None
 ) -> None:
-    seen = Spy(monkeypatch)
+    spy = Spy(monkeypatch)
     language(standins, task, method, limit=2)
-    shown = seen.classifier.demonstrations
-    assert seen.classifier.backbone.texts.max_length == length
-    assert (None if shown is None else (shown.own_limit, shown.shot_limit)) == limits
+    demonstrations = spy.classifier.demonstrations
+    assert spy.classifier.backbone.texts.max_length == length
+    assert (None if demonstrations is None else (demonstrations.own_limit, demonstrations.shot_limit)) == limits
 
 
 @pytest.mark.parametrize(
@@ -212,9 +236,9 @@ def test_lengths_and_limits_are_lm_bffs(
 def test_dropout_is_on_wherever_a_language_row_is_trained(
     standins: Path, monkeypatch: pytest.MonkeyPatch, table: str, method: str
 ) -> None:
-    seen = Spy(monkeypatch)
+    spy = Spy(monkeypatch)
     language(standins, "SST-2", method, table, limit=2)
-    assert seen.recipe.optimisation.dropout
+    assert spy.recipe.optimisation.dropout
     assert not Recipe.default("cloze").optimisation.dropout, "the package's own default"
 
 
@@ -224,10 +248,10 @@ def test_the_grid_takes_the_batch_size_and_rate_that_are_best_on_dev(
 ) -> None:
     tried: list[tuple[int, float]] = []
 
-    def run(cell: Cell, setting: Setting, recipe: Recipe) -> cells.Result:
+    def run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
         tried.append((recipe.batch_size, recipe.optimisation.lr))
         dev = {5: 0.7, 3: 0.6}.get(len(tried), 0.5)
-        return cells.Result({"MR": cells.Score(1 - dev, None, None)}, {"dev": dev})
+        return Result(cell, {"MR": Score(1 - dev)}, {"dev": dev})
 
     monkeypatch.setattr(cells, "_language_run", run)
     setting = Setting(str(standins), str(standins / LM), grid="paper")
@@ -259,15 +283,15 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_filtered_demonstrations_are_drawn_from_the_half_of_each_class_that_is_most_similar(
     standins: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    seen = Spy(monkeypatch)
+    spy = Spy(monkeypatch)
     language(standins, "MR", method, limit=2, demo_filter=str(encoder))
-    shown = seen.classifier.demonstrations
-    text = shown.shots[0][0]
-    drawn = [shown.show(text, random.Random(seed)) for seed in range(80)]
+    demonstrations = spy.classifier.demonstrations
+    text = demonstrations.shots[0][0]
+    drawn = [demonstrations.show(text, random.Random(seed)) for seed in range(80)]
     found = {shot for example in drawn for shot in (*example.before, *example.after)}
-    similar = set(SimilarityFilter(str(encoder))(text, shown.shots))
-    assert len(shown.shots) == 32 and len(similar) == 14
-    assert found == (set(shown.shots[1:]) if method == "in-context" else similar)
+    similar = set(SimilarityFilter(str(encoder))(text, demonstrations.shots))
+    assert len(demonstrations.shots) == 32 and len(similar) == 14
+    assert found == (set(demonstrations.shots[1:]) if method == "in-context" else similar)
     assert all(example.cut_solved for example in drawn)
 
 
@@ -292,11 +316,11 @@ def test_a_filter_is_a_sentence_encoder() -> None:
 def test_fine_tuning_on_scores_has_one_output_and_squared_error(
     standins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = Spy(monkeypatch)
+    spy = Spy(monkeypatch)
     language(standins, "STS-B", "fine-tuning", limit=4)
-    assert seen.classifier.backbone.model.config.num_labels == 1 and seen.recipe.objective.label_loss == "mse"
+    assert spy.classifier.backbone.model.config.num_labels == 1 and spy.recipe.objective.label_loss == "mse"
     language(standins, "SST-2", "fine-tuning", limit=4)
-    assert seen.classifier.backbone.model.config.num_labels == 2
+    assert spy.classifier.backbone.model.config.num_labels == 2
 
 
 @pytest.mark.parametrize("task", ["MRPC", "QQP", "RTE"])
@@ -304,7 +328,7 @@ def test_ablation_and_lambda_use_the_weights_of_the_task(
     standins: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     transport, information = (1.0, 0.6) if task == "RTE" else (1e-2, 1e-4)
-    seen = Spy(monkeypatch)
+    spy = Spy(monkeypatch)
     for table, method, expected in (
         ("language", "pouf", (transport, information)),
         ("ablation", "default", (transport, information)),
@@ -312,7 +336,7 @@ def test_ablation_and_lambda_use_the_weights_of_the_task(
         ("lambda", "0.9", (transport, 0.9)),
     ):
         language(standins, task, method, table, limit=2)
-        assert (seen.recipe.objective.transport, seen.recipe.objective.information) == expected, (table, method)
+        assert (spy.recipe.objective.transport, spy.recipe.objective.information) == expected, (table, method)
 
 
 @pytest.mark.parametrize("method", ["pouf-prompt", "coop"])
@@ -322,12 +346,12 @@ def test_domainnet_adapts_to_one_list_and_is_judged_on_the_other(
     judged: list[str] = []
     original = cells._accuracy
 
-    def judging(classifier: Any, inputs: Any, labels: Any, batch_size: int) -> float:
+    def record_ids(classifier: Any, inputs: Any, labels: Any, batch_size: int) -> float:
         judged[:] = inputs.ids
         return original(classifier, inputs, labels, batch_size)
 
-    monkeypatch.setattr(cells, "_accuracy", judging)
-    seen = Spy(monkeypatch)
+    monkeypatch.setattr(cells, "_accuracy", record_ids)
+    spy = Spy(monkeypatch)
     run_cell(Cell("images", "domainnet:sketch", method, 0), Setting(str(standins), EMBEDDED, QUICK))
     lists = {
         split: {
@@ -336,15 +360,15 @@ def test_domainnet_adapts_to_one_list_and_is_judged_on_the_other(
         }
         for split in ("train", "test")
     }
-    learned = set((seen.data if seen.shots is None else seen.shots.inputs).ids)
+    learned = set((spy.data if spy.shots is None else spy.shots.inputs).ids)
     assert set(judged) == lists["test"] and learned <= lists["train"] and not learned & lists["test"]
-    assert seen.shots is not None or learned == lists["train"]
+    assert spy.shots is not None or learned == lists["train"]
 
 
 def test_tent_upl_and_prompt_tuning_share_their_settings_in_the_table(
     standins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells, "_judged", lambda c, d, recipe, *_: recipes.append(recipe) or ({}, None))
+    monkeypatch.setattr(cells, "_judged", lambda c, d, recipe, *_, **__: recipes.append(recipe) or ({}, None))
     monkeypatch.setattr(cells, "_facts", lambda result: {})
     monkeypatch.setattr(cells, "_image_recipe", lambda setting, task, tune: f"office-home-{tune}")
     recipes: list[Recipe] = []
@@ -361,9 +385,9 @@ def test_beside_the_papers_prompts_on_office31_the_temperature_has_its_own_rate(
     standins: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr(cells, "EMBEDDED", "another model, so that the recipe is the paper's")
-    seen = Spy(monkeypatch)
+    spy = Spy(monkeypatch)
     run_cell(Cell("images", "office31:dslr", method, 0), Setting(str(standins), EMBEDDED, QUICK | {"steps": 1}))
-    assert (seen.recipe.optimisation.lr, seen.recipe.optimisation.temperature_lr) == (1e-3, 5e-7)
+    assert (spy.recipe.optimisation.lr, spy.recipe.optimisation.temperature_lr) == (1e-3, 5e-7)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +403,7 @@ def test_coop_says_which_class_has_too_few_images(
         read = original(setting, task)
         first = [i for i, label in enumerate(read.adapted_to.labels) if label == 0]
         keep = sorted(set(range(len(read.adapted_to.labels))) - set(first[images:]))
-        part = Labelled(cells.Subset(read.adapted_to.inputs, keep), [read.adapted_to.labels[i] for i in keep])
+        part = Labelled(Subset(read.adapted_to.inputs, keep), [read.adapted_to.labels[i] for i in keep])
         return read._replace(adapted_to=part, judged_on=part if read.judged_on is read.adapted_to else read.judged_on)
 
     monkeypatch.setattr(cells, "_images", few)
@@ -394,16 +418,16 @@ def test_coop_says_which_class_has_too_few_images(
 
 def test_labels_of_dev_change_nothing_that_is_learned(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def learned(flip: bool) -> tuple[float, torch.Tensor]:
-        seen, original = Spy(monkeypatch), few_shot
+        spy, original = Spy(monkeypatch), few_shot
 
-        def drawn(*given: Any, **more: Any) -> Any:
-            split = original(*given, **more)
+        def drawn(*args: Any, **more: Any) -> Any:
+            split = original(*args, **more)
             targets = split.dev.targets.flip(1) if flip else split.dev.targets
             return split._replace(dev=split.dev._replace(targets=targets))
 
         monkeypatch.setattr(cells, "few_shot", drawn)
         score = language(standins, "MR", "pouf").scores["MR"]
-        return score.last + score.chosen, seen.classifier.backbone.prototypes(()).detach()
+        return score.last + score.chosen, spy.classifier.backbone.prototypes(()).detach()
 
     (plain, weights), (flipped, same) = learned(False), learned(True)
     assert plain == flipped and torch.equal(weights, same)

@@ -13,8 +13,8 @@ from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
 from pouf.training.adaptation import Adaptation
 from pouf.training.bias import (
-    EMPTY_TEXTS,
-    MIN_TEXTS,
+    EMPTY,
+    FEWEST,
     MOST,
     Margins,
     agreed,
@@ -58,7 +58,7 @@ def test_what_the_words_do_to_texts_without_content_is_taken_off() -> None:
 def test_a_sign_that_tells_nothing_says_so() -> None:
     told = answering(0.5, bias=-3.0)
     assert by_words(told) < -1 and by_shape(told.plain) < -1
-    few = Margins(*(margins[: MIN_TEXTS - 1] for margins in told[:3]), undecided=0.0)
+    few = Margins(*(margins[: FEWEST - 1] for margins in told[:3]), undecided=0.0)
     assert by_words(few) == by_shape(few.plain) == 0, "too few texts"
     assert by_words(answering(0.5, -3.0, counts=0.15)) == 0, "added words hardly count"
     assert by_words(answering(0.5, -3.0)._replace(undecided=30.0)) == 0, "EM leaves no text to a class"
@@ -84,7 +84,7 @@ def test_margins_are_of_texts_that_go_on_with_the_prompt_of_a_class(tmp_path: Pa
         expected = margins([f"{text} it was {CLASSES[label]}." for text in texts])
         torch.testing.assert_close(after, expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found.plain, margins(texts), atol=1e-4, rtol=1e-4)
-    empty = [margins([f"{text} it was {name}." for text in EMPTY_TEXTS]).mean() for name in CLASSES]
+    empty = [margins([f"{text} it was {name}." for text in EMPTY]).mean() for name in CLASSES]
     assert found.undecided == pytest.approx(float(sum(empty)) / 2, abs=1e-4)
     assert clf.backbone.preprocessing().startswith(TEMPLATE), "the template is as it was"
     many = read_margins(clf, Texts(texts * MOST), InferenceConfig())
@@ -124,7 +124,7 @@ def test_nobody_else_is_asked(tmp_path: Path) -> None:
     shots = Shots(Texts(["a good film", "a bad book"]), torch.eye(2).flip(0))
     shown.demonstrations = Demonstrations.from_shots(shots, samples=1, seed=0)
     assert not supports_bias_probe(shown), "solved texts beside a text"
-    assert find_bias(asked(CLASSES, TEMPLATE), Texts(["a film"] * (MIN_TEXTS - 1)), InferenceConfig()) == 0
+    assert find_bias(asked(CLASSES, TEMPLATE), Texts(["a film"] * (FEWEST - 1)), InferenceConfig()) == 0
 
 
 def test_what_is_looked_at_depends_neither_on_the_order_nor_on_blank_texts(tmp_path: Path) -> None:

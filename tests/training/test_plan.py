@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cli_runner import pouf
 from helpers import REVIEWS, groups
 from PIL import Image
 from small_models import masked_lm
@@ -192,7 +193,7 @@ def test_known_shares_are_those_of_one_run_and_no_other_inherits_them(tmp_path: 
     first = clf.adapt(features, prior=shares, settings=QUICK, output=Output(tmp_path / "run", report=False))
     clf = first.classifier
     assert first.target_shares.tolist() == pytest.approx(shares) and first.verdict.diagnostics.known_shares
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["known_shares"] == pytest.approx(shares)
+    assert json.loads((tmp_path / "run" / "details/run.json").read_text())["known_shares"] == pytest.approx(shares)
     for classifier in (clf, Classifier.from_pretrained(tmp_path / "run")):
         second = classifier.adapt(features, prior="uniform", settings=QUICK)
         assert second.target_shares is None and not second.verdict.diagnostics.known_shares
@@ -241,9 +242,21 @@ def test_a_run_on_top_of_a_run_says_what_it_compares_with(tmp_path: Path, caplog
     features, clf = vectors()
     first = clf.adapt(features, settings=QUICK)
     clf = first.classifier
-    assert not first.verdict.started_adapted and not caplog.records
+    assert not first.verdict.started_adapted and "adapted before" not in caplog.text
     clf = first.at("last")
     second = clf.adapt(features, settings=QUICK, output=Output(tmp_path / "run", report=False))
     assert second.verdict.started_adapted and "was adapted before" in second.verdict.message
-    assert "adapted before" in json.loads((tmp_path / "run" / "run.json").read_text())["started_from"]
+    assert "adapted before" in json.loads((tmp_path / "run" / "details/run.json").read_text())["started_from"]
     assert [record.levelname for record in caplog.records if "was adapted before" in record.message] == ["WARNING"]
+
+
+def test_a_plan_is_shown_without_training_and_is_that_of_the_run(tmp_path: Path) -> None:
+    features, prototypes = groups()
+    np.save(tmp_path / "x.npy", features.numpy())
+    np.savez(tmp_path / "p.npz", prototypes=prototypes.numpy(), classes=list("abcdef"))
+    options = ["--features", "x.npy", "--prototypes", "p.npz", "--steps", 3, "--seed", 4]
+    plan = json.loads(pouf("adapt", *options, "--plan", "--json", cwd=tmp_path).stdout)
+    assert {each.name for each in tmp_path.iterdir()} == {"x.npy", "p.npz"}, "nothing is written"
+    assert "3 steps of" in pouf("adapt", *options, "--plan", cwd=tmp_path).stdout
+    pouf("adapt", *options, "--out", "run", "--quiet", cwd=tmp_path)
+    assert plan == json.loads((tmp_path / "run" / "details/plan.json").read_text())

@@ -16,7 +16,7 @@ from pouf import Callback, Classifier, InputError, Output, Vectors
 from pouf.data.teacher import Teacher
 from pouf.postprocess.shares import predicted_shares
 from pouf.training.teachers import corrected, load
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 NAMES = list("abcdef")
 QUICK = {"steps": 40, "snapshots": 4}
@@ -32,7 +32,7 @@ def answers(labels: torch.Tensor, sure: float = 0.9) -> torch.Tensor:
 
 
 def right(classifier: Classifier, features: torch.Tensor, labels: torch.Tensor) -> float:
-    return accuracy(classifier.predict_proba(features).argmax(1), labels)
+    return share(classifier.predict_proba(features).argmax(1) == labels)
 
 
 def test_a_good_teacher_takes_the_student_beyond_what_it_finds_alone() -> None:
@@ -81,6 +81,17 @@ def test_a_teacher_who_knows_nothing_changes_nothing() -> None:
         clf.adapt(features, settings=settings, teacher=each) for each in (None, torch.full((240, 6), 1 / 6))
     )
     assert torch.equal(alone.at("last").predict_proba(features), taught.at("last").predict_proba(features))
+
+
+def test_a_correction_that_leads_away_from_the_teacher_is_left_out() -> None:
+    features, labels, clf = task(600)
+    skewed = torch.tensor([i for i in range(600) if i % 6 < 2 or i % 10 == 0 or i // 6 % 8 == 0])
+    features, labels = features[skewed], labels[skewed]
+    teacher = Teacher(answers(labels))
+    last = clf.adapt(features, recipe="texts-fast", settings={"snapshots": 1}, teacher=teacher).at("last")
+    found = right(last, features, labels)
+    last.fit_postprocessor("clusters", last.encode(last.data(features)))
+    assert found > right(last, features, labels) + 0.02
 
 
 def test_known_shares_correct_the_teacher_and_two_classes_keep_its_own() -> None:
@@ -197,5 +208,5 @@ def test_the_command_line_learns_what_python_learns(tmp_path: Path) -> None:
     result = clf.adapt(REVIEWS, teacher=tmp_path / "answers.csv", settings={"steps": 3, "tuner.name": "prototypes"})
     same = Classifier.from_pretrained(tmp_path / "run", use="last").predict_proba(REVIEWS)
     assert torch.equal(same, result.at("last").predict_proba(REVIEWS))
-    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    plan = json.loads((tmp_path / "run" / "details/plan.json").read_text())
     assert plan["teacher"] == {"source": "answers.csv", "answers": 3}

@@ -44,7 +44,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options_of_all(
+def global_options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
     ] = False,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pouf.runs.folder import Run
     from pouf.runs.predict import Predicted
     from pouf.training.adaptation import Adaptation
+    from pouf.training.plan import Plan
     from pouf.training.search import Search
     from pouf.validation.evaluation import Evaluation
     from pouf.validation.verdict import Verdict
@@ -101,6 +102,11 @@ def show_methods() -> None:
 
     for known, entry in METHODS.items():
         print_out(f"{known:16} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
+
+
+def show_plan(plan: Plan, inputs: AdaptInputs, output: OutputOptions) -> None:
+    """Everything that would be done, by a run of the same options without --plan."""
+    show_result(plan.to_json(), str(plan), output)
 
 
 def show_adaptation(result: Adaptation, inputs: AdaptInputs, output: OutputOptions) -> None:
@@ -192,7 +198,7 @@ def show_predictions(
         file: of the predictions; None prints them.
     """
     if verdict is not None:
-        show_verdict(verdict, quiet=True)
+        remind(verdict, run)
     if output.as_json:
         facts = found.to_json() | ({"verdict": verdict.message} if verdict is not None else {})
         print_json(facts if file is None else facts | {"predictions": str(file)})
@@ -322,6 +328,16 @@ def show_verdict(verdict: Verdict, quiet: bool) -> None:
         print_out(str(verdict), style)
 
 
+def remind(verdict: Verdict, run: Run) -> None:
+    """Print what speaks against a run: an alarm in full, of cautions the names, since the run has explained them."""
+    if verdict.level == "caution":
+        names, page = ", ".join(each.name for each in verdict.cautions), run.folder / "report.html"
+        where = page if page.is_file() else f"`pouf report {run.folder}`"
+        print_err(f"Caution about this run: {names}; see {where}", "yellow")
+    else:
+        show_verdict(verdict, quiet=True)
+
+
 def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
     """Print how many inputs of each data set are unreadable."""
     for data in inputs:
@@ -332,7 +348,7 @@ def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
 def show_unreadable(skipped: Mapping[str, str], n: int, run: Path | None = None) -> None:
     if skipped:
         name, why = next(iter(skipped.items()))
-        where = f"; all are listed in {run / 'skipped.jsonl'}" if run else ""
+        where = f"; all are listed in {run / 'details' / 'skipped.jsonl'}" if run else ""
         print_err(f"skipped {len(skipped)} of {len(skipped) + n} inputs that can't be read, as {name}: {why}{where}")
 
 

@@ -63,7 +63,7 @@ def read_adapt_inputs(options: RunOptions, reporter: ProgressReporter, shard: bo
     from pouf.parallel.process_group import started_processes
     from pouf.validation.review import answered_shots
 
-    options = _with_kind(options)
+    options = _assign_data(options)
     reporter.on_phase(f"reading {options.images or options.texts or options.features or options.shots or 'data'}")
     classes = read_classes(options.classes) if options.classes is not None else None
     question = _question(options, classes)
@@ -152,7 +152,7 @@ def _classifier(
     )  # fmt: skip
 
 
-def _with_kind(options: RunOptions) -> RunOptions:
+def _assign_data(options: RunOptions) -> RunOptions:
     """The options with DATA assigned to its kind: images in a folder or an archive, vectors in arrays, else texts."""
     from pouf.data.images import EXTENSIONS
     from pouf.data.remote import as_url

@@ -102,7 +102,7 @@ def distil(
     from pouf.runs.distil import distil as run_distil
     from pouf.runs.folder import Run
     from pouf.runs.inputs import load_classifiers, read_inputs
-    from pouf.runs.writer import check_new
+    from pouf.runs.run_folder import check_new
 
     console.silence_libraries()
     check_new(out, overwrite=overwrite)

@@ -71,7 +71,7 @@ class Demonstrations:
         alone = Example(sample, own_limit=self.own_limit, shot_limit=self.shot_limit)
         if self.place == "before":
             return alone._replace(before=tuple(draw.sample(others, min(self.count, len(others)))))
-        # A class whose only shot is this sample itself has none left.
+        # If a class has no other shot than this sample, it has none left.
         by_class = [[shot for shot in others if shot[1] == label] for label in sorted({k for _, k in self.shots})]
         return alone._replace(after=tuple(draw.choice(shots) for shots in by_class if shots))
 

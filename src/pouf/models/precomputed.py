@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
-from pouf.data.class_names import ClassSet
-from pouf.data.vectors import CLASS_KEYS, PROTOTYPE_KEYS, Vectors, as_table, read_arrays, row_maxima, usual_scale
+from pouf.data.class_names import Classes, ClassSet, class_set, number_duplicates
+from pouf.data.vectors import (
+    CLASS_KEYS,
+    PROTOTYPE_KEYS,
+    Vectors,
+    as_matrix,
+    read_arrays,
+    rescale_extreme_rows,
+    row_maxima,
+)
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
 from pouf.reading import read_tensors
@@ -36,12 +44,12 @@ class Precomputed(Backbone):
 
     def __init__(self, prototypes: Tensor, temperature: float = CLIP_TEMPERATURE) -> None:
         super().__init__()
-        table = as_table(prototypes, "the prototypes")
+        table = as_matrix(prototypes, "the prototypes")
         largest = row_maxima(table)
         bad = ~np.isfinite(largest) | (largest == 0)
         if bad.any():
             raise InputError(f"prototype {int(bad.argmax())} is zero, or not finite: give one vector per class")
-        unit = nn.functional.normalize(torch.from_numpy(usual_scale(table, largest)).float(), dim=1)
+        unit = nn.functional.normalize(torch.from_numpy(rescale_extreme_rows(table, largest)).float(), dim=1)
         self.table = nn.Parameter(unit.clone())
         self.map: nn.Parameter | None = None
         self.register_buffer("start", unit)  # the zero-shot prototypes, saved too
@@ -114,11 +122,29 @@ class Precomputed(Backbone):
         return vectors
 
 
+def read_vectors(prototypes: Tensor | str | Path, classes: Classes | None) -> tuple[Precomputed, Sequence[str]]:
+    """Prototypes and the names of their classes, which may stand in the same file. See `Classifier.from_vectors`."""
+    if isinstance(prototypes, (str, Path)):
+        prototypes, names = read_prototypes(prototypes)
+        classes = names if classes is None else classes
+    prototypes = torch.from_numpy(as_matrix(prototypes, "the prototypes"))
+    if isinstance(classes, (Mapping, Path)):
+        classes, descriptions = class_set(classes)
+        if descriptions is not None:
+            raise InputError("vectors come without a model that could read descriptions: give the names alone")
+    if classes is None or len(classes) != len(prototypes):
+        found = "none" if classes is None else len(classes)
+        raise InputError(
+            f"expected names for {len(prototypes)} prototypes, not {found}: give the classes in their order"
+        )
+    return Precomputed(prototypes), number_duplicates(classes)
+
+
 def read_prototypes(file: str | Path) -> tuple[Tensor, list[str] | None]:
     """One vector per class, (k, d), and the names of the classes if the file has them."""
     arrays = read_arrays(file)
     named = arrays.first(CLASS_KEYS)
-    prototypes = torch.from_numpy(np.array(as_table(arrays.vectors(PROTOTYPE_KEYS), str(file)), dtype=np.float32))
+    prototypes = torch.from_numpy(np.array(as_matrix(arrays.vectors(PROTOTYPE_KEYS), str(file)), dtype=np.float32))
     if named is not None and named.ndim != 1:
         raise InputError(f"{str(file)!r}: expected a list of names beside the prototypes, not shape {named.shape}")
     return prototypes, None if named is None else [str(name) for name in named.tolist()]

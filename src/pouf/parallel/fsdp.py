@@ -54,7 +54,7 @@ def shard_classifier(classifier: Classifier) -> None:
 
 
 def sync_weights(classifier: Classifier, recipe: Recipe) -> None:
-    """All processes get the weights of the first: its shards where these are asked for, else copies."""
+    """Give all processes the weights of the first: as shards if the recipe says so, else as copies."""
     if asks_to_shard(classifier, recipe):
         shard_classifier(classifier)
     elif not classifier.backbone.sharded:

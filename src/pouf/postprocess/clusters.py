@@ -12,7 +12,7 @@ from pouf.losses.prior import share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess.agreement import kappa
 from pouf.postprocess.base import Postprocessor, nearest
-from pouf.postprocess.refinement import SHARE_TOLERANCE, refinement, trust_in_equal_shares
+from pouf.postprocess.refinement import WITHIN, refinement, trust_in_equal_shares
 from pouf.postprocess.shares import share_offsets
 from pouf.postprocess.sinkhorn import relaxed_offsets
 from pouf.postprocess.stata import NEIGHBOURS, symmetrised
@@ -67,7 +67,7 @@ def clusters(
     moved = OWN * logits + x @ weight.T
     bias = relaxed_offsets(moved, prior, trust, iterations=10, start=bias)
     if prior is not None:
-        bias = share_offsets(moved, prior, bias, SHARE_TOLERANCE)
+        bias = share_offsets(moved, prior, bias, WITHIN)
     return Postprocessor(bias, weight, own=torch.tensor(OWN * sharper).to(x))
 
 

@@ -45,7 +45,7 @@ def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Ten
     if prior is None:
         anchored = fit_anchored(x, anchors, near, logits, logits.new_zeros(1, logits.shape[1]))
         if kappa((moved + offsets).argmax(1), anchored(features, logits).argmax(1)) < MIN_AGREEMENT:
-            logger.info("shares tell too little about which of the classes are there: every class is held on to")
+            logger.info("too little is known about which classes occur: no class is removed")
             return anchored
     return fitted
 

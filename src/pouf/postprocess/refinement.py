@@ -13,9 +13,11 @@ from pouf.postprocess.base import Postprocessor
 from pouf.postprocess.shares import share_offsets
 from pouf.postprocess.sinkhorn import relaxed_offsets
 
-SHARE_TOLERANCE = 0.03  # of the shares that are given: those of the predictions
-RARE_SHARE = 0.25  # of an equal one: nearly what classes with a 10:1 skew still have, and missing classes do not
-FEW_RARE, MANY_RARE = 0.12, 0.15  # share of the classes that is rare; of up to seven classes that is one
+WITHIN = 0.03  # of the shares that are given: those of the predictions
+RARE = (
+    0.25  # of an equal share: what classes with a 10:1 skew still have, nearly, and classes that are not there do not
+)
+SOME, MANY = 0.12, 0.15  # share of the classes that is rare; of up to seven classes that is one
 
 
 def trust_in_equal_shares(shares: Tensor) -> float:
@@ -24,8 +26,8 @@ def trust_in_equal_shares(shares: Tensor) -> float:
     exp H / k, the share of the classes that is in use, is the same for data with a skew and for data that lack a third
     of the named classes. Only the latter leave many classes next to nothing; evening would fill these.
     """
-    rare = float((shares < RARE_SHARE / len(shares)).double().mean())
-    return share_of_classes(shares) ** 2 * min(1.0, max(0.0, (MANY_RARE - rare) / (MANY_RARE - FEW_RARE)))
+    rare = float((shares < RARE / len(shares)).double().mean())
+    return share_of_classes(shares) ** 2 * min(1.0, max(0.0, (MANY - rare) / (MANY - SOME)))
 
 
 def refinement(
@@ -38,29 +40,29 @@ def refinement(
     anchor: float = 1.0,
     rounds: int = 10,
 ) -> Postprocessor:
-    """A transductive pass: classes are where their inputs lie, and their shares are evened as far as is safe.
+    """A transductive pass: classes move to the mean of their inputs, and their shares are evened as far as is safe.
 
         u_ik  ∝ exp(logits_ik + c μ_k·f_i + b_k)             b from `relaxed_offsets` with trust t
         μ_k   = unit vector along  sum_i u_ik f_i + anchor · m_k
         t     = `trust_in_equal_shares` of mean_i p_i
 
-    μ is where a class's inputs lie, pulled towards m, where the prototypes alone put it; c is `sharpness` / T. Evening
-    the shares helps where all classes are there and destroys predictions where few are; t tells these apart without
-    labels, and leaves data with few classes as they are. A prior that was given is trusted wholly: b gives these shares
-    to the probabilities, and where the predictions are then off by three points, to the predictions.
+    μ is the mean of a class's inputs, pulled towards m, where the prototypes alone put it; c is `sharpness` / T.
+    Evening the shares helps if all classes occur and destroys predictions if few do; t tells these cases apart without
+    labels, and leaves data with few classes unchanged. A given prior is trusted fully: b gives these shares to the
+    probabilities, and if the predictions are then off by three points, to the predictions.
     """
     unit, logits = F.normalize(features.float(), dim=1), scores.logits.float()
     shares = log_marginal(logits).exp()
     trust = trust_in_equal_shares(shares.cpu()) if prior is None else 1.0
     scale = sharpness / float(scores.temperature)
-    anchors = F.normalize(logits.softmax(1).T @ unit, dim=1)
-    weight, moved = torch.zeros_like(anchors), logits
+    start = F.normalize(logits.softmax(1).T @ unit, dim=1)
+    weight, moved = torch.zeros_like(start), logits
     bias = relaxed_offsets(logits, prior, trust, iterations=50)
     for _ in range(rounds):
         u = (moved + bias).softmax(1)
-        weight = scale * F.normalize(u.T @ unit + anchor * anchors, dim=1)
+        weight = scale * F.normalize(u.T @ unit + anchor * start, dim=1)
         moved = torch.addmm(logits, unit, weight.T)  # (n, k)
         bias = relaxed_offsets(moved, prior, trust, iterations=5, start=bias)
     if prior is not None:
-        bias = share_offsets(moved, prior, bias, SHARE_TOLERANCE)
+        bias = share_offsets(moved, prior, bias, WITHIN)
     return Postprocessor(bias, weight)

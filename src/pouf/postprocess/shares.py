@@ -12,7 +12,7 @@ from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
 from pouf.postprocess.sinkhorn import relaxed_offsets
 
-TEMPERATURES = (1.0, 0.3, 0.1, 0.03)  # temperatures, each starting from the offsets of the last
+SHARPER = (1.0, 0.3, 0.1, 0.03)  # temperatures, each starting from the offsets of the last
 
 
 def shares(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
@@ -26,8 +26,12 @@ def shares(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor |
     return Postprocessor(share_offsets(logits, torch.full((k,), 1 / k) if prior is None else prior))
 
 
-def known_shares(proportions: Sequence[float] | Tensor, k: int) -> Tensor:
-    """The share of each of k classes in the data, as given: (k,), sums to 1."""
+def known_shares(proportions: str | Sequence[float] | Tensor, k: int) -> Tensor:
+    """The given share of each of k classes in the data, "uniform" or one number per class, checked: (k,), sums to 1."""
+    if isinstance(proportions, str):
+        if proportions != "uniform":
+            raise InputError(f"expected 'uniform' or one share for each of the {k} classes, not {proportions!r}")
+        return torch.full((k,), 1 / k)
     shares = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
     if shares.shape != (k,) or not bool((shares > 0).all()) or not bool(shares.isfinite().all()):
         raise InputError(f"expected one proportion above 0 for each of the {k} classes, not {list(proportions)}")
@@ -48,7 +52,7 @@ def share_offsets(logits: Tensor, wanted: Tensor, start: Tensor | None = None, w
     wanted = wanted.to(logits).clamp_min(0.1 / len(logits))
     wanted = wanted / wanted.sum()
     offsets = torch.zeros(logits.shape[1]).to(logits) if start is None else start
-    for t in TEMPERATURES:
+    for t in SHARPER:
         if off_by(logits + offsets, wanted) < within:
             break
         offsets = t * relaxed_offsets(logits / t, wanted, iterations=500, start=offsets / t)

@@ -16,12 +16,12 @@ from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.options import Output
-from pouf.runs.folder import note
+from pouf.runs.folder import update_manifest
 from pouf.training import teachers
 from pouf.training.adaptation import Adaptation
 from pouf.validation.diagnostics import share
 
-HELD_BACK = 0.2  # of the inputs, whose answers the student does not get
+HELD_OUT = 0.2  # of the inputs, whose answers the student does not get
 TIMED = 256  # inputs of these, at most, that both predict
 
 
@@ -60,7 +60,7 @@ def distil(
     """Adapt a model to the data with a teacher's predictions, each counting for as much as the teacher is sure of it.
 
     Args:
-        teacher: of a run: what it says of the classes is asked of the student too.
+        teacher: of a run; its classes, templates and words are those of the student too.
         model: name or folder of the student.
         options: as of `Classifier.adapt`.
     """
@@ -72,16 +72,17 @@ def distil(
     answers = teachers.read(teacher, student, data, InferenceConfig(cache=cache))
     rows = [place for place in data.content_order() if answers.answered[place]]
     drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
-    held = sorted(rows[int(i)] for i in drawn[: max(2, int(HELD_BACK * len(rows)))])
+    held_out = sorted(rows[int(i)] for i in drawn[: max(2, int(HELD_OUT * len(rows)))])
     given = answers.probabilities.clone()
-    given[held] = 0.0
+    given[held_out] = 0.0
     result = student.adapt(data, teacher=Teacher(given, answers.source), output=output, cache=cache, **options)
-    wanted = answers.probabilities[held].argmax(1)
-    zero_shot, found = (each.infer(Subset(data, held)) for each in (student, result.classifier))
+    wanted = answers.probabilities[held_out].argmax(1)
+    zero_shot, found = (each.infer(Subset(data, held_out)) for each in (student, result.classifier))
     agreement, before = (share(each.log_probabilities.argmax(1) == wanted) for each in (found, zero_shot))
-    some = Subset(data, held[:TIMED])
-    distilled = Distilled(result, agreement, before, len(held), _side(teacher, some), _side(result.classifier, some))
-    note(output.folder, distilled=distilled.to_json())
+    timed = Subset(data, held_out[:TIMED])
+    sides = _side(teacher, timed), _side(result.classifier, timed)
+    distilled = Distilled(result, agreement, before, len(held_out), *sides)
+    update_manifest(output.folder, distilled=distilled.to_json())
     return distilled
 
 

@@ -68,8 +68,8 @@ class Batches(Iterator[Batch]):
                 continue
             if given.inputs is not data:
                 self.sources[term] = batches_of(given.inputs)
-            place = list(self.sources).index(term) if term in self.sources else 0
-            self.tables[term] = (place, given.targets.to(classifier.device))
+            index = list(self.sources).index(term) if term in self.sources else 0
+            self.tables[term] = (index, given.targets.to(classifier.device))
         total, sharded = sum(classifier.prompts_per_class()), classifier.backbone.sharded
         self.prompts = partial(prompt_side, total, tuner.touches_prompts, sharded, recipe.compute.chunk, processes())
         self.any_prompts = total > 0

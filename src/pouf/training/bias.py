@@ -28,11 +28,10 @@ from pouf.data.texts import Texts
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.process_group import processes
 
-MAX_TEXTS, MIN_TEXTS = 600, 200  # texts that are looked at
-MAX_SLOPE = 0.8  # of the line: where added words hardly count, a small error moves its crossing far
-MIN_SHARE = 0.02  # share of a class; EM that leaves less of one has collapsed
-EMPTY_TEXTS = ("N/A", "[text]", "the text", "this is a text", "text", ".", "...", "it", "this",
-               "a text about something")  # fmt: skip
+MOST, FEWEST = 600, 200  # texts that are looked at
+STEEPEST = 0.8  # of the line: where added words hardly count, a small error moves its crossing far
+SMALLEST = 0.02  # share of a class; EM that leaves less of one has collapsed
+EMPTY = ("N/A", "[text]", "the text", "this is a text", "text", ".", "...", "it", "this", "a text about something")
 
 
 class Margins(NamedTuple):
@@ -46,7 +45,7 @@ class Margins(NamedTuple):
 
 def find_bias(classifier: Classifier, data: Unlabelled, inference: InferenceConfig) -> float:
     """The margin above which a text is of the second class: 0 unless both signs speak against it, in both halves."""
-    if not supports_bias_probe(classifier) or len(data) - len(data.skipped) < MIN_TEXTS:
+    if not supports_bias_probe(classifier) or len(data) - len(data.skipped) < FEWEST:
         return 0.0
     return processes().broadcast(confirmed_bias(read_margins(classifier, data, inference)))
 
@@ -56,7 +55,7 @@ def confirmed_bias(margins: Margins) -> float:
     whole = agreed(by_words(margins), by_shape(margins.plain))
     for start in range(2):
         half = margins._replace(**{name: getattr(margins, name)[start::2] for name in ("plain", "first", "second")})
-        fewest = MIN_TEXTS // 2
+        fewest = FEWEST // 2
         if whole * agreed(by_words(half, fewest), by_shape(half.plain, fewest)) <= 0:
             return 0.0
     return whole
@@ -76,7 +75,7 @@ def supports_bias_probe(classifier: Classifier) -> bool:
 
 
 def read_margins(classifier: Classifier, data: Unlabelled, inference: InferenceConfig) -> Margins:
-    """Margins of at most `MAX_TEXTS` texts, drawn at random."""
+    """Margins of at most `MOST` texts, drawn at random."""
     backbone: Any = classifier.backbone
     prototypes = classifier.fixed_prototypes()
 
@@ -92,10 +91,10 @@ def read_margins(classifier: Classifier, data: Unlabelled, inference: InferenceC
         return after
 
     by_content = data.content_order()  # what is drawn must not depend on the order of a file
-    there = [by_content[place] for place in range(len(data)) if by_content[place] not in data.skipped]
-    some = Subset(data, sorted(random.Random(0).sample(there, min(MAX_TEXTS, len(there)))))
+    there = [by_content[i] for i in range(len(data)) if by_content[i] not in data.skipped]
+    some = Subset(data, sorted(random.Random(0).sample(there, min(MOST, len(there)))))
     plain, (first, second) = margins(some), followed(some)
-    empty = followed(Texts(list(EMPTY_TEXTS)))
+    empty = followed(Texts(list(EMPTY)))
     return Margins(plain, first, second, float((empty[0].mean() + empty[1].mean()) / 2))
 
 
@@ -105,13 +104,13 @@ def agreed(one: float, other: float) -> float:
     return math.copysign(min(abs(far), 2 * abs(near)), near) if near * far > 0 else 0.0
 
 
-def by_words(margins: Margins, fewest: int = MIN_TEXTS) -> float:
+def by_words(margins: Margins, fewest: int = FEWEST) -> float:
     """The threshold that added words tell; 0 where they tell none."""
     if not len(margins.plain) == len(margins.first) == len(margins.second) >= fewest:
         return 0.0
     middle = (margins.first + margins.second) / 2
     slope = torch.cov(torch.stack([margins.plain, middle]))[0, 1] / margins.plain.var()
-    if not slope <= MAX_SLOPE:
+    if not slope <= STEEPEST:
         return 0.0
     crossing = (middle.mean() - slope * margins.plain.mean()) / (1 - slope)
     bias = float(crossing) - margins.undecided
@@ -126,7 +125,7 @@ def by_em(margins: Tensor) -> float:
     return -float(odds)
 
 
-def by_shape(margins: Tensor, fewest: int = MIN_TEXTS) -> float:
+def by_shape(margins: Tensor, fewest: int = FEWEST) -> float:
     """Where two Gaussians of one width, fitted to the margins (n,), are as likely; 0 where they tell nothing."""
     if len(margins) < fewest or not margins.var() > 0:
         return 0.0
@@ -152,4 +151,4 @@ def _fit(margins: Tensor, means: Tensor) -> tuple[float, float]:
 def _unless_collapsed(margins: Tensor, threshold: float) -> float:
     """0 where the threshold leaves a class hardly a text."""
     share = float((margins > threshold).double().mean())
-    return threshold if MIN_SHARE <= share <= 1 - MIN_SHARE else 0.0
+    return threshold if SMALLEST <= share <= 1 - SMALLEST else 0.0

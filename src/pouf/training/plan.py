@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard, sync_weights
-from pouf.parallel.process_group import processes
+from pouf.parallel.process_group import by_all_processes, processes
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
 from pouf.training import teachers
@@ -41,6 +40,7 @@ from pouf.training.trainer import check_shots
 
 logger = logging.getLogger(__name__)
 NO_PREPARATION = Preparation()
+TEACHER_WEIGHT = 3.0  # where none is set
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Plan:
     def estimate(self, classifier: Classifier, cache: FeatureCache, report: bool) -> Estimate | None:
         """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that
         need not fit where it would be timed."""
-        if self.data is None or self.data.streamed or not self.recipe.steps:
+        if self.data is None or self.data.streamed or not len(self.data) or not self.recipe.steps:
             return None
         if asks_to_shard(classifier, self.recipe):
             return None
@@ -154,6 +154,7 @@ def look_at_data(classifier: Classifier, plan: Plan, inference: InferenceConfig)
     return DataLook(classifier, plan.inputs, inference)
 
 
+@by_all_processes
 def make_plan(
     classifier: Classifier, data: Inputs | None, options: AdaptOptions, *, cache: FeatureCache | None = None
 ) -> Plan:
@@ -210,7 +211,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
         recipe = preset_for_classes(classifier.kind, len(classifier.classes), options)
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
-        settings = {"temperature": classifier.temperature, **settings}  # its own, unless told otherwise
+        settings = {"temperature": classifier.temperature, **settings}  # its own, unless another is set
     settled = chosen.recipe(classifier.kind, recipe, _changes(chosen, replace(options, settings=settings)))
     if isinstance(shots, (str, Path)):
         shots = read_shots(shots, classifier.classes, classifier.backbone.modality, classifier.columns)
@@ -229,7 +230,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
         chosen = replace(chosen, demonstrations="after")
     if data is None and shots is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
-    settled, teacher = _with_weight(settled, options, settings), options.teacher
+    settled, teacher = _with_weight(settled, options), options.teacher
     preparation, known = chosen.preparation(shots, settled.seed), given_shares(options, classifier)
     if known is not None:
         trains = settled.steps and settled.objective.needs_unlabelled
@@ -244,11 +245,11 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     learns = shots if settled.steps and settled.objective.labels else None
     if settled.steps and not settled.pseudo_labels:
         check_shots(learns, settled, classifier)  # now, and not after a batch was timed
-    # A recipe that leaves the paper's losses out is told by its own name.
+    # A recipe that leaves the paper's losses out goes by its own name.
     own = method == "pouf" and isinstance(recipe, (str, Path)) and not settled.objective.needs_unlabelled
-    told = Path(str(recipe)).stem if own else method
+    name = Path(str(recipe)).stem if own else method
     inputs = None if learns_from_shots_alone and shots is not None else data
-    return Plan(inputs, settled, learns, told, preparation, TargetShares(known, known), teacher)
+    return Plan(inputs, settled, learns, name, preparation, TargetShares(known, known), teacher)
 
 
 def _with_teacher(
@@ -269,12 +270,8 @@ def given_shares(options: AdaptOptions, classifier: Classifier) -> Tensor | None
     return None if prior is None or isinstance(prior, str) else known_shares(prior, len(classifier.classes))
 
 
-def _with_weight(recipe: Recipe, options: AdaptOptions, settings: Mapping[str, Any]) -> Recipe:
-    """The recipe with a weight for the teacher's answers, or an error if nothing can learn from them.
-
-    Answers to most inputs were corrected together themselves: a correction by clusters of the student's features would
-    move its predictions away from them.
-    """
+def _with_weight(recipe: Recipe, options: AdaptOptions) -> Recipe:
+    """The recipe with a weight for the teacher's answers, or an error if nothing can learn from them."""
     if options.teacher is None:
         if recipe.objective.teacher:
             raise InputError("the recipe weighs a teacher, but there is none: give one, or set objective.teacher to 0")
@@ -283,10 +280,7 @@ def _with_weight(recipe: Recipe, options: AdaptOptions, settings: Mapping[str, A
         raise InputError(
             f"method {options.method!r} learns nothing from a teacher: take one that trains on unlabelled data, as pouf"
         )
-    changes: dict[str, Any] = {} if recipe.objective.teacher else {"objective.teacher": 1.0}
-    if options.teacher.mostly_answered and options.refine is None and "postprocess" not in settings:
-        changes["postprocess"] = "none"
-    return recipe.with_settings(changes)
+    return recipe if recipe.objective.teacher else recipe.with_settings({"objective.teacher": TEACHER_WEIGHT})
 
 
 def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:

@@ -23,12 +23,14 @@ from pouf.postprocess.clusters import names_agreement
 from pouf.postprocess.shares import predicted_shares, share_offsets
 from pouf.recipe import Kind, Recipe, full_name
 from pouf.training.bias import find_bias
-from pouf.validation.checkpoints import PER_CLASS, sample_places
+from pouf.validation.checkpoints import MIN_PER_CLASS
 from pouf.validation.rules import FEW_INPUTS
+from pouf.validation.sample import SampleSize, sample_positions
 
 MAX_COUNTED = 2**16  # inputs of a process, drawn at random, that tell how many of the classes are used
 logger = logging.getLogger(__name__)
 MAX_TUNED_CLASSES = 12  # of texts, for which all weights of a sentence encoder are tuned by default
+CLUSTERED = SampleSize(300, 0)  # inputs whose clusters are compared with the class names
 CLEAR_CLUSTERS = 0.9  # kappa with the class names, from which nothing of an encoder needs to be tuned
 
 
@@ -88,8 +90,9 @@ class DataLook:
     @cached_property
     def names_agreement(self) -> float | None:
         """Kappa of zero-shot with the clusters that it makes of the features of a sample; None for a small one."""
-        encoded = self.classifier.encode(Subset(self.inputs, sample_places(self.inputs, 0)), self.inference)
-        if len(encoded.indices) < max(FEW_INPUTS, PER_CLASS * len(self.classifier.classes)):
+        some = Subset(self.inputs, sample_positions(self.inputs, 0, CLUSTERED))
+        encoded = self.classifier.encode(some, self.inference)
+        if len(encoded.indices) < max(FEW_INPUTS, MIN_PER_CLASS * len(self.classifier.classes)):
             return None
         scores = self.classifier.scores(encoded)
         return processes().broadcast(names_agreement(encoded.features.to(scores.logits.device), scores))

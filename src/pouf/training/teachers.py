@@ -1,4 +1,4 @@
-"""From whatever knows more to soft labels of the inputs: files, arrays, classifiers, runs and models by name."""
+"""Teachers as soft labels of the inputs: files, arrays, classifiers, runs and models by name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.data.class_names import ClassSet, same_name
-from pouf.data.teacher import Teacher, is_file_of_answers, places_by_id, read_teacher
+from pouf.data.class_names import ClassSet, normalise_name
+from pouf.data.teacher import Teacher, indices_by_id, is_file_of_answers, read_teacher
 from pouf.data.vectors import FEATURE_KEYS, ID_KEYS, Vectors, read_arrays
 from pouf.errors import InputError, did_you_mean
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models.base import Scores
 from pouf.models.cross_encoder import CrossEncoder
-from pouf.models.load import load_backbone, load_cross_encoder
+from pouf.models.load import load_cross_encoder, load_feature_encoder
 from pouf.models.prompts import class_texts, fill
 from pouf.postprocess.refinement import trust_in_equal_shares
 from pouf.postprocess.second_space import second_space
@@ -40,7 +40,7 @@ def read(
     Args:
         given: a file, a matrix (n, k), a `Classifier`, a `CrossEncoder`, or the name of a run or a model; a `Teacher`
             is taken as it is.
-        classifier: the student, whose classes they are of.
+        classifier: the student, with the same classes.
         prior: (k,), known shares of the classes.
     """
     if data is None or data.streamed:
@@ -69,7 +69,9 @@ def second_opinion(
     prior: Tensor | None = None,
     teacher: Teacher | None = None,
 ) -> Teacher:
-    """Zero-shot's predictions, or a teacher's where it answered, refined in the space of other features of the data.
+    """Zero-shot's predictions refined in the space of other features of the data.
+
+    A teacher's answers stay as they are, and take part in it: inputs without one learn from those that are near.
 
     Args:
         given: features (n, d), a file of them, or the name of an encoder.
@@ -85,13 +87,15 @@ def second_opinion(
         logits = torch.where(answers.sum(1, keepdim=True) > 0, answers.clamp_min(1e-4).log(), logits)
         temperature = torch.zeros(())  # nothing to sharpen
     rows, weight = second_space(Scores(logits, logits, temperature), second.only(set(both)).features, prior)
+    if teacher is not None:
+        rows = torch.where(answers.sum(1, keepdim=True) > 0, answers, rows)
     logger.info("the second space has a weight of %.2f in the predictions that are learned from", weight)
     return _placed(rows, both, data, f"predictions refined in a second space, with a weight of {weight:.2f}")
 
 
 def _second_features(given: Any, classifier: Classifier, data: Unlabelled) -> FeatureSet:
     if isinstance(given, (str, Path)) and not is_file_of_answers(given):
-        backbone = load_backbone(given).to(classifier.device)
+        backbone = load_feature_encoder(given).to(classifier.device)
         if backbone.modality != data.modality:
             raise InputError(f"second_features: {given} reads {backbone.modality}s, the inputs are {data.modality}s")
         return FeatureStore(backbone, InferenceConfig()).features(data.with_own_skipped())
@@ -101,17 +105,17 @@ def _second_features(given: Any, classifier: Classifier, data: Unlabelled) -> Fe
         source, given, found = str(given), arrays.vectors(FEATURE_KEYS), arrays.first(ID_KEYS)
         ids = None if found is None else [str(name).strip() for name in found.tolist()]
     vectors = Vectors(given, source)
-    places = places_by_id(ids, len(vectors), data, source)
-    if len(places) < len(data):
-        missing = sorted(set(range(len(data))) - set(places))[0]
-        raise InputError(f"{source}: {len(places)} rows for {len(data)} inputs: {data.ids[missing]!r} has none")
-    order = torch.tensor(places).argsort()
-    known = [place for place in range(len(data)) if int(order[place]) not in vectors.skipped]
+    indices = indices_by_id(ids, len(vectors), data, source)
+    if len(indices) < len(data):
+        missing = sorted(set(range(len(data))) - set(indices))[0]
+        raise InputError(f"{source}: {len(indices)} rows for {len(data)} inputs: {data.ids[missing]!r} has none")
+    order = torch.tensor(indices).argsort()
+    known = [i for i in range(len(data)) if int(order[i]) not in vectors.skipped]
     return FeatureSet(known, vectors.tensor()[order[known]].float())
 
 
 def load(name: str | Path, student: Classifier, trust_model: bool = False) -> Classifier | CrossEncoder:
-    """A run; or a model, which is asked about the student's classes as the student is."""
+    """A run, or a model with the student's classes and templates."""
     if is_saved(name):
         return Classifier.from_pretrained(name, trust_model=trust_model)
     scorer = load_cross_encoder(name, trust_model=trust_model)
@@ -129,12 +133,12 @@ def templates_of(student: Classifier) -> tuple[str, ...] | None:
 def _predicted(teacher: Classifier, student: Classifier, data: Unlabelled, inference: InferenceConfig) -> Teacher:
     if teacher.backbone.modality != data.modality:
         raise InputError(f"the teacher reads {teacher.backbone.modality}s, the inputs are {data.modality}s")
-    there = [same_name(name) for name in teacher.classes]
+    there = [normalise_name(name) for name in teacher.classes]
     for name in student.classes:
-        if same_name(name) not in there:
+        if normalise_name(name) not in there:
             raise InputError(f"the teacher knows no class {name!r}{did_you_mean(name, teacher.classes)}")
     found = teacher.infer(data, inference)
-    columns = [there.index(same_name(name)) for name in student.classes]
+    columns = [there.index(normalise_name(name)) for name in student.classes]
     rows = found.log_probabilities[:, columns].log_softmax(1).exp()
     return _placed(rows, found.indices, data, teacher.model or "the teacher")
 
@@ -143,23 +147,23 @@ def _scored(teacher: CrossEncoder, student: Classifier, data: Unlabelled) -> Tea
     if data.modality != "text":
         raise InputError(f"{teacher.name!r} reads texts, the inputs are {data.modality}s")
     texts: dict[int, str] = {}
-    for place in range(len(data)):
+    for i in range(len(data)):
         try:
-            sample = data.read(place)
+            sample = data.read(i)
         except Unreadable:
             continue
         if not isinstance(sample, str):
             raise InputError(f"{teacher.name!r} reads one text beside the class, the inputs are pairs")
-        texts[place] = sample
+        texts[i] = sample
     own = class_texts(ClassSet(student.classes, student.descriptions))
     prompts = [[prompt for text in each for prompt in fill(templates_of(student) or ("{}",), text)] for each in own]
     rows = teacher.log_probabilities(list(texts.values()), prompts).exp()
     return _placed(rows, list(texts), data, teacher.name)
 
 
-def _placed(rows: Tensor, places: list[int], data: Unlabelled, source: str) -> Teacher:
+def _placed(rows: Tensor, indices: list[int], data: Unlabelled, source: str) -> Teacher:
     probabilities = torch.zeros(len(data), rows.shape[1])
-    probabilities[places] = rows.float().cpu()
+    probabilities[indices] = rows.float().cpu()
     return Teacher(probabilities, source)
 
 

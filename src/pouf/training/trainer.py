@@ -32,7 +32,8 @@ from pouf.training.optim import learning_rate, make_optimizer, set_rate
 from pouf.training.recipe_for_data import FREE, TargetShares
 from pouf.training.state import Saver, TrainingState
 from pouf.training.two_pass import two_pass, whole
-from pouf.validation.checkpoints import Checkpoints, Sample
+from pouf.validation.checkpoints import Checkpoints
+from pouf.validation.sample import Sample, changes_features, sample_size
 from pouf.validation.selectors import snapshot_steps
 
 LOOKING, TRAINING = "looking at a sample", "training"
@@ -84,7 +85,8 @@ def train(
     saver = Saver(checkpoint_dir, recipe.compute.save_every, about, classifier.backbone.sharded)
     saved = saver.read() if resume else None
     own_dir = checkpoint_dir if processes().is_main else None
-    checkpoints = watched(classifier, stream, recipe, callbacks.watching(inference, LOOKING), own_dir, shares, teacher)
+    watched = callbacks.watching(inference, LOOKING)
+    checkpoints = make_checkpoints(classifier, stream, recipe, watched, own_dir, shares, teacher)
     tuner = classifier.tune(recipe.tuner)
     if checkpoints is not None:
         checkpoints.begin(tuner)
@@ -137,7 +139,7 @@ def run_identity(
     }
 
 
-def watched(
+def make_checkpoints(
     classifier: Classifier,
     data: Unlabelled,
     recipe: Recipe,
@@ -151,10 +153,11 @@ def watched(
         return None
     zero_shot = classifier.copy()
     zero_shot.demonstrations = None  # they have labels
-    sample = Sample(zero_shot, data, recipe.seed, inference, teacher)
+    size = sample_size(len(data), len(classifier.classes), recipe, changes_features(classifier, recipe))
+    sample = Sample(zero_shot, data, recipe.seed, size, inference, teacher)
     checkpoints = Checkpoints(
         classifier, zero_shot, sample, recipe.steps, folder if recipe.steps else None,
-        without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", keeps=shares.offsets,
+        without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", target_offsets=shares.offsets,
         known_shares=shares.known, teacher=teacher,
     )  # fmt: skip
     checkpoints.overpredicted = shares.overpredicted

@@ -54,7 +54,7 @@ class Batch(NamedTuple):
     @property
     def targets(self) -> Targets:
         """Class probabilities of the samples of this step, once they are read."""
-        return {term: (place, rows[self.inputs[place].indices]) for term, (place, rows) in self.tables.items()}
+        return {term: (position, rows[self.inputs[position].indices]) for term, (position, rows) in self.tables.items()}
 
 
 def whole(engine: Engine, batch: Batch, objective: Objective) -> Loss:

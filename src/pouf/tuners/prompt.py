@@ -18,7 +18,7 @@ from pouf.tuners.base import Target, Tuner, TunerSettings
 def prompt(target: Target, settings: TunerSettings) -> Tuner:
     """Context vectors before the class names, and the temperature: 4 x 512 + 1 = 2,049 numbers for CLIP ViT-B/16.
 
-    For a masked language model, whose classes are fixed words, the vectors precede the embedded input.
+    For a masked language model, where classes are fixed words, the vectors precede the embedded input.
     """
     backbone = target.backbone
     if (vectors := backbone.add_input_prompt(settings.context)) is not None:

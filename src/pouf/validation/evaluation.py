@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pouf.classifier import INFERENCE, Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.class_names import same_name
+from pouf.data.class_names import normalise_name
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError, plural
 from pouf.inference.cache import InMemoryFeatureCache
@@ -129,8 +129,8 @@ def score(classifier: Classifier, inputs: Unlabelled, labels: Sequence[str | int
     if len(labels) != len(inputs):
         raise InputError(f"{plural(len(inputs), 'input')} and {plural(len(labels), 'label')}: give one label per input")
     classes = classifier.classes
-    known = {same_name(name): k for k, name in enumerate(classes)}
-    truth = [label if isinstance(label, int) else known.get(same_name(str(label)), -1) for label in labels]
+    known = {normalise_name(name): k for k, name in enumerate(classes)}
+    truth = [label if isinstance(label, int) else known.get(normalise_name(str(label)), -1) for label in labels]
     if wrong := [label for label, k in zip(labels, truth, strict=True) if not 0 <= k < len(classes)]:
         raise InputError(f"label {wrong[0]!r} is no class: expected one of {', '.join(classes[:20])}, or its index")
     found, counts = classifier.infer(inputs), Counts.none(len(classes))

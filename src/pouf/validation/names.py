@@ -21,10 +21,10 @@ from pouf.postprocess.clusters import names_agreement, sharpened
 from pouf.postprocess.few_classes import too_unsure
 
 logger = logging.getLogger(__name__)
-RANDOM_SETS = 300  # of words, that the names are compared with
+WORD_SETS = 300  # of words, that the names are compared with
 MAX_PROMPTS = 300  # that words are encoded in, in all
 MIN_WORDS = 100  # words that a model must tell apart
-WORST_NAMES = 3  # names that are listed
+MAX_LISTED = 3  # names, or pairs of names
 MIN_INPUTS = 30  # fewer tell nothing
 MAX_INPUTS = 512  # inputs that wordings are compared on
 
@@ -67,9 +67,9 @@ def _confused(p: Tensor, classes: Sequence[str]) -> list[tuple[str, str]]:
     shared = p.T @ p
     own = shared.diagonal().clamp_min(1e-9).sqrt()
     overlap = (shared / own / own[:, None]).triu(1)
-    count = min(WORST_NAMES, len(classes) * (len(classes) - 1) // 2)
-    places = overlap.flatten().topk(count).indices.tolist()
-    return [(classes[place // len(classes)], classes[place % len(classes)]) for place in places]
+    count = min(MAX_LISTED, len(classes) * (len(classes) - 1) // 2)
+    positions = overlap.flatten().topk(count).indices.tolist()
+    return [(classes[position // len(classes)], classes[position % len(classes)]) for position in positions]
 
 
 @lru_cache(1)
@@ -79,7 +79,7 @@ def ordinary_words() -> tuple[str, ...]:
 
 
 def check_names(classifier: Classifier, features: Tensor) -> NamesFit | None:
-    """How well the names of a classifier fit features (n, d) of its own; None where that can't be told."""
+    """How well the names of a classifier fit features (n, d) of its own; None if that can't be estimated."""
     words = word_prototypes(classifier) if len(features) >= MIN_INPUTS else None
     if words is None:
         return None
@@ -125,13 +125,13 @@ def names_fit(features: Tensor, prototypes: Tensor, words: Tensor, classes: Sequ
     named = F.normalize(prototypes.float(), dim=1)
     draw = torch.Generator().manual_seed(seed)
     size = min(len(named), len(words) // 4)
-    null = _statistics(x, words, torch.stack([_some(len(words), size, draw) for _ in range(RANDOM_SETS)]))
+    null = _statistics(x, words, torch.stack([_some(len(words), size, draw) for _ in range(WORD_SETS)]))
     looks = 20 if size < len(named) else 1
     ours = _statistics(x, named, torch.stack([_some(len(named), size, draw) for _ in range(looks)])).mean(0)
     near, span = (null < ours).double().mean(0).tolist()
     count = max(1, len(x) // 20)
     own = (x @ named.T).topk(count, dim=0).values.mean(0)  # (k,), cosines of a name with the inputs nearest to it
-    return NamesFit(near, span, [classes[k] for k in own.argsort().tolist()[:WORST_NAMES]])
+    return NamesFit(near, span, [classes[k] for k in own.argsort().tolist()[:MAX_LISTED]])
 
 
 def _some(n: int, size: int, draw: torch.Generator) -> Tensor:
@@ -143,12 +143,12 @@ def _statistics(x: Tensor, prototypes: Tensor, sets: Tensor) -> Tensor:
     sim, centred = x @ prototypes.T, x - x.mean(0)
     total = float((centred**2).sum())
     rows = []
-    for places in sets:
-        own = prototypes[places]
+    for indices in sets:
+        own = prototypes[indices]
         basis = torch.linalg.svd(own - own.mean(0), full_matrices=False)
-        basis_rows = basis.Vh[basis.S / basis.S.max().clamp_min(1e-12) > 1e-4]
-        inside = float(((centred @ basis_rows.T) ** 2).sum())
-        rows.append([float(sim[:, places].max(1).values.mean()), inside / max(total, 1e-12)])
+        directions = basis.Vh[basis.S / basis.S.max().clamp_min(1e-12) > 1e-4]
+        inside = float(((centred @ directions.T) ** 2).sum())
+        rows.append([float(sim[:, indices].max(1).values.mean()), inside / max(total, 1e-12)])
     return torch.tensor(rows)
 
 

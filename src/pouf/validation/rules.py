@@ -1,4 +1,4 @@
-"""The alarms and cautions: which quantity, beyond which limit, and what the reader is told of it."""
+"""The alarms and cautions: the quantity, its limit, and the message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Metric(NamedTuple):
 
     label: str  # of the quantity; it may have several rows, one for each finding
     fields: tuple[str, str]  # of `Diagnostics`, for zero-shot and adapted, as reports show them; "" for none
-    name: str = ""  # of the finding; a row without one is only shown
+    name: str = ""  # of the finding; a row without one is only displayed
     level: Literal["alarm", "caution"] = "alarm"
     limit: float = 0.0
     condition: Callable[[Diagnostics, float], bool] = lambda d, limit: False  # given the limit
@@ -108,7 +108,7 @@ METRICS = (
         NOT_SHOWN,
         "teacher swaps classes",
         condition=lambda d, limit: bool(d.teacher_swapped),
-        rule="any, where most of the inputs that one gives the one class have the other by the other",
+        rule="any, with at least 8 such inputs, and a kappa of 0.5 or more once the two are exchanged",
         message="the teacher seems to swap the classes {d.teacher_swapped}: most inputs of each are the other's by "
         "zero-shot",
         advice="Look at some of its answers about these two classes.",
@@ -321,9 +321,9 @@ METRICS = (
 
 def rows_of(diagnostics: Diagnostics | None) -> list[tuple[str, str, str, str]]:
     """The diagnostics as a table for reports: label, zero-shot, adapted, and limits in words."""
-    shown = {} if diagnostics is None else {row.label: row.fields for row in METRICS if row.fields != NOT_SHOWN}
+    displayed = {} if diagnostics is None else {row.label: row.fields for row in METRICS if row.fields != NOT_SHOWN}
     rows = []
-    for label, fields in shown.items():
+    for label, fields in displayed.items():
         if label == TEACHER and diagnostics is not None and not diagnostics.teacher_inputs:
             continue
         before, after = (f"{getattr(diagnostics, name):.2f}" if name else "" for name in fields)

@@ -12,7 +12,8 @@ from pouf.data.base import Unlabelled
 from pouf.data.taxonomy import Taxonomy
 from pouf.data.views import perturbation
 from pouf.errors import InputError
-from pouf.inference.encode import FeatureSet, InferenceConfig, View
+from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.inference.views import View
 from pouf.parallel.process_group import processes
 
 PERTURBED_VIEWS = 3  # of each input
@@ -81,7 +82,7 @@ class Unreliable(NamedTuple):
 
     left_out: list[int]
     reliability: dict[int, float]  # of each input
-    parents: dict[int, str]  # if classes are paths: inputs whose ancestor class is reliable enough
+    parents: dict[int, str]  # if classes are paths: inputs with a reliable enough ancestor class
 
 
 def unreliable(
@@ -128,7 +129,7 @@ def _within_error_rate_of_all(rate: float, estimated: Tensor) -> list[bool]:
 
 
 def out_of_distribution(classifier: Classifier, encoded: FeatureSet, near: float | None) -> list[int]:
-    """Indices of inputs whose cosine with the nearest prototype is below that of 99 % of the run's own inputs."""
+    """Indices of inputs with a cosine to the nearest prototype below that of 99 % of the run's own inputs."""
     if near is None:
         raise InputError("can't detect unknown inputs: this run has no checkpoints to take the usual similarity from")
     far = (encoded.nearness(classifier.fixed_prototypes()) < near).tolist()

@@ -87,7 +87,7 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
     # A run that ended badly was on its way there before. A choice of zero-shot, too, is told by how the run ended.
     at_the_end = checkpoints.diagnose(last, choice.convergence)
     found = alarms(at_the_end)
-    chosen = last if choice.step == last.step else ZERO_SHOT if choice.step == 0 else checkpoints.of(choice.step)
+    chosen = last if choice.step == last.step else ZERO_SHOT if choice.step == 0 else checkpoints.at_step(choice.step)
     diagnostics = at_the_end
     if not found and chosen != ZERO_SHOT:
         found = alarms(checkpoints.diagnose(chosen))

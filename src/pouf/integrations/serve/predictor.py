@@ -33,7 +33,7 @@ class Busy(Exception):
 
 
 class FixedClassifier:
-    """A classifier whose prototypes are computed once."""
+    """A classifier with prototypes that are computed once."""
 
     @torch.no_grad()
     def __init__(self, classifier: Classifier) -> None:
