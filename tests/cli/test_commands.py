@@ -364,7 +364,7 @@ ERRORS = {
     "fewer than no steps": (["--steps", "-3"], "steps: should be greater than or equal to 0, not -3"),
     "texts for an image model": (["--images", "", "--texts", "texts.csv"], "this model reads images, but the data are"),
     "unknown optimizer": (["--optimizer", "magic"], "optimisation.name: 'magic' is not one of"),
-    "texts and images": (["--texts", "texts.csv"], "give one of --images DIR, --texts FILE"),
+    "texts and images": (["--texts", "texts.csv"], "give only one of --images DIR, --texts FILE"),
     "a setting without a value": (["--set", "steps"], "--set 'steps': expected name=value, as steps=50"),
     "an unknown setting": (["--set", "optimisation.momentun=0.8"], "Did you mean 'momentum'?"),
     "unknown device": (["--device", "abacus"], "can't use device 'abacus': give cpu, cuda or mps"),
@@ -493,6 +493,17 @@ def test_the_first_help_of_adapt_fits_a_screen(tmp_path: Path) -> None:
     assert all("--classes" in example for example in examples)
 
 
+def test_fewer_inputs_than_classes_are_named_before_anything_is_trained(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    np.save(tmp_path / "f.npy", draw.normal(size=(6, 8)))
+    np.savez(tmp_path / "p.npz", prototypes=draw.normal(size=(9, 8)))
+    usual = ("adapt", "--features", "f.npy", "--prototypes", "p.npz", "--steps", 1, "--no-report")
+    many = pouf(*usual, "--classes", ",".join("abcdefghi"), "--out", "many", cwd=tmp_path).stderr
+    assert "6 unlabelled vectors, 9 classes: too many" in many
+    np.savez(tmp_path / "p.npz", prototypes=draw.normal(size=(6, 8)))
+    assert "too many" not in pouf(*usual, "--classes", "a,b,c,d,e,f", "--out", "few", cwd=tmp_path).stderr
+
+
 def test_vectors_go_all_the_way(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     centres = draw.normal(size=(4, 16))
@@ -528,7 +539,7 @@ def test_vectors_go_all_the_way(tmp_path: Path) -> None:
             ["--features", "f.npz", "--prototypes", "f.npz", "--model", EMBEDDED, "--template", "a {}"],
             "--prototypes stand for a model and its prompts: leave out --model, --template",
         ),
-        (["--features", "f.npz", "--images", "."], "give one of --images DIR, --texts FILE and --features FILE"),
+        (["--features", "f.npz", "--images", "."], "give only one of --images DIR, --texts FILE and --features FILE"),
         (["--images", ".", "--model", EMBEDDED], "no classes: give --classes"),
         (
             ["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--method", "magic"],

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pouf.runs.folder import Run
     from pouf.runs.predict import Predicted
     from pouf.training.adaptation import Adaptation
+    from pouf.training.plan import Plan
     from pouf.training.search import Search
     from pouf.validation.evaluation import Evaluation
     from pouf.validation.verdict import Verdict
@@ -101,6 +102,11 @@ def show_methods() -> None:
 
     for known, entry in METHODS.items():
         print_out(f"{known:16} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
+
+
+def show_plan(plan: Plan, inputs: AdaptInputs, output: OutputOptions) -> None:
+    """Everything that would be done, by a run of the same options without --plan."""
+    show_result(plan.to_json(), str(plan), output)
 
 
 def show_adaptation(result: Adaptation, inputs: AdaptInputs, output: OutputOptions) -> None:

@@ -6,7 +6,8 @@ from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.teacher import Teacher
 from pouf.data.views import perturbation
-from pouf.inference.encode import InferenceConfig, View
+from pouf.inference.encode import InferenceConfig
+from pouf.inference.views import View
 from pouf.recipe import Recipe
 from pouf.training.batches import make_crop
 from pouf.validation.sample import changes_features, sample_positions, sample_size
