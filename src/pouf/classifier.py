@@ -129,7 +129,7 @@ class Classifier(nn.Module, ModelHubMixin):
                                        {"number": ["a number", "a date or an amount"], "human": "a person"},
                                        ["The question asks about {}."])
 
-        A template with `[MASK]` makes it a masked language model, whose descriptions are single words:
+        A template with `[MASK]` makes it a masked language model; its descriptions are single words:
 
             Classifier.from_pretrained("roberta-base", {"negative": "terrible", "positive": ["great", "good"]},
                                        ["{text} It was [MASK]."])
@@ -224,7 +224,7 @@ class Classifier(nn.Module, ModelHubMixin):
                 settings end alike.
             shots: a few examples with labels to learn from as well; the data stay without.
             demonstrations: show a shot of each class beside every text, as LM-BFF does.
-            teacher: something that knows more, whose predictions are learned from as well: a file of its answers, a
+            teacher: soft labels to learn from as well: a file of answers, a
                 matrix (n, k) of probabilities, a `Classifier`, a run, or a model by name: one that `from_pretrained`
                 loads, or a cross-encoder (NLI, reranker). Inputs that it did not answer are unlabelled as ever.
             second_features: of the same inputs, from another frozen encoder that need know no text: a matrix (n, d), a
@@ -392,7 +392,7 @@ class Classifier(nn.Module, ModelHubMixin):
     def prototypes(self) -> Tensor:
         """(k, d), differentiable unless called under `torch.no_grad()`.
 
-        Each of length 1, but for masked language models, whose logits need the decoder's own lengths.
+        Each of length 1, except for masked language models: their logits depend on the norms of the decoder's rows.
         """
         if self.prompt is not None:
             return self.prompt()  # type: ignore[no-any-return]
@@ -489,15 +489,15 @@ class Classifier(nn.Module, ModelHubMixin):
             text_column: of a file, where the texts are not in `text`; two, as "a,b", for pairs.
             abstain: None in the place of what is likely wrong, so that about this share of the rest is. An estimate,
                 without labels, from how surely and how steadily classes are predicted.
-            zero_shot: the classifier before it was adapted, whose predictions count in that estimate.
+            zero_shot: the classifier before it was adapted; its predictions count in that estimate.
         """
         given, encoded = self._complete(inputs, batch_size, text_column)
         names: list[str | None] = [self.classes[k] for k in self.log_probabilities(encoded).argmax(1).tolist()]
         if abstain is not None:
             from pouf import workflow
 
-            kept = workflow.reliable(self, given.data, encoded, abstain, zero_shot)
-            names = [name if keep else None for name, keep in zip(names, kept, strict=True)]
+            reliable = workflow.reliable(self, given.data, encoded, abstain, zero_shot)
+            names = [name if keep else None for name, keep in zip(names, reliable, strict=True)]
         return names[0] if given.single else names
 
     def evaluate(self, inputs: Inputs, labels: Sequence[str | int], *, text_column: str | None = None) -> LabelledScore:
@@ -588,21 +588,21 @@ class Classifier(nn.Module, ModelHubMixin):
     def with_prior(
         self, prior: str | Sequence[float], inputs: Inputs, inference: InferenceConfig = INFERENCE
     ) -> Classifier:
-        """A classifier whose predictions for these inputs, as a whole, have known shares. Nothing is trained.
+        """A classifier with known class shares of its predictions for these inputs. Nothing is trained.
 
         Args:
             prior: "uniform", or one share per class.
         """
         k = len(self.classes)
         shares = known_shares(prior, k)
-        # Two classes have a threshold and nothing else; more can be told apart by the clusters as well.
+        # Two classes have a threshold and nothing else; more classes can also be separated by clusters.
         clustered = k > 2 and self.postprocessor is not None and self.postprocessor.weight is not None
         return self.with_correction(inputs, inference, "clusters" if clustered else "shares", shares)
 
     def with_correction(
         self, inputs: Inputs, inference: InferenceConfig = INFERENCE, name: str = "", shares: Tensor | None = None
     ) -> Classifier:
-        """A classifier whose predictions are corrected for these inputs together, without training.
+        """A classifier with predictions that are corrected for these inputs together, without training.
 
         Args:
             name: of `POSTPROCESSORS`; by default prior correction for two classes and the clusters for more.
@@ -645,7 +645,7 @@ class Classifier(nn.Module, ModelHubMixin):
         """Write the classifier. After full tuning this is a normal transformers folder; otherwise kilobytes.
 
         Args:
-            merge: the normal folder also after LayerNorm tuning and LoRA, whose matrices are merged into the weights.
+            merge: the normal folder also after LayerNorm tuning and LoRA, with the matrices merged into the weights.
             push_to_hub: push it as well, as `repo_id`, by default the folder's name; see `push_to_hub` for more.
             config: of the mixin, through which `push_to_hub` says what to merge.
         """

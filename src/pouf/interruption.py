@@ -26,7 +26,7 @@ class AtOnce(KeyboardInterrupt):
 
 
 _deferring = 0  # how many `defer_signals` are open
-_waiting = 0  # the exit code that a signal asked for meanwhile
+_waiting = 0  # the exit code of a signal that arrived meanwhile
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def defer_signals(pass_on: bool = False) -> Iterator[None]:
 
 
 def asked_to_end() -> int:
-    """The exit code that a signal asked for, or 0."""
+    """The exit code of the signal that arrived, or 0."""
     return _waiting
 
 

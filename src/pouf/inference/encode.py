@@ -26,7 +26,7 @@ from pouf.recipe import Compute
 
 MOST_WORKERS = 1024  # more is a slip of the pen
 FITTED_ON = 2**14  # inputs that a postprocessor is fitted on at most, drawn at random
-BLOCK = 2**14  # samples whose features are in memory at once, where they need not be all
+BLOCK = 2**14  # samples with features in memory at once, if not all are needed
 COUNTED, FEWEST_COUNTED = 1000, 16  # samples that are looked for in the cache, to tell how many are missing
 COUNTING = 0.1  # seconds that this may take, but for the first few
 logger = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class FeatureStore:
         return round(len(data) * missing / counted)
 
     def open_cache(self, transform: Transform | None) -> CachedFeatures | None:
-        """Where this model's features of samples, or of transformed ones, are kept."""
+        """The cache of this model's features of samples, or of transformed ones."""
         if self.config.cache is None:
             return None
         name = self.model.fingerprint() + (f" {transform.name}" if transform is not None else "")
@@ -293,7 +293,7 @@ class _Cached:
         self.last = time.monotonic()
 
     def missing(self, data: Unlabelled, indices: Sequence[int]) -> set[int]:
-        """Positions that are not in the cache, or whose digest nobody has computed yet."""
+        """Indices that are not in the cache, or without a known digest."""
         digests = {index: data.known_digest(index) for index in indices if self.view.has(index)}
         self.features.check(digest for digest in digests.values() if digest)
         return {index for index, digest in digests.items() if not digest or digest not in self.features}
@@ -320,13 +320,13 @@ class _Cached:
     def flush(self) -> None:
         whole, digests = in_order(self.waiting), self.digests
         self.waiting, self.digests, self.last = [], {}, time.monotonic()
-        # The same content twice is kept once.
+        # Equal contents are stored once.
         rows = {digests[index]: row for row, index in enumerate(whole.indices) if digests[index] not in self.features}
         try:
             if rows:
                 self.features.put(list(rows), whole.features[list(rows.values())])
         except OSError as error:
-            logger.warning("features can't be kept in the cache %s: %s", self.features.folder, error)
+            logger.warning("features can't be stored in the cache %s: %s", self.features.folder, error)
             self.uncached.append(whole)
 
     def look_up(self, data: Unlabelled, indices: Sequence[int]) -> FeatureSet:

@@ -31,7 +31,7 @@ class ViewsRead(NamedTuple):
     failed: dict[int, str]
     digests: dict[int, bytes]
     found: int  # of all views, what is in their caches
-    size: int  # samples that were asked for
+    size: int  # number of requested samples
 
 
 @dataclass(frozen=True)

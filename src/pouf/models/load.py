@@ -289,7 +289,7 @@ def load_cross_encoder(
 
 
 def load_feature_encoder(name_or_path: str | Path, revision: str | None = None, trust_model: bool = False) -> Backbone:
-    """An encoder whose features alone are used: what `load_backbone` loads, or a vision model without a text side."""
+    """An encoder for features only: what `load_backbone` loads, or a vision model without a text side."""
     from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel
 
     if str(name_or_path).startswith(OPEN_CLIP):

@@ -337,9 +337,9 @@ def _write_states(result: Adaptation, folder: Path) -> None:
     states: dict[Checkpoint, tuple[Use, ...]] = {}
     uses: tuple[Use, ...] = ("chosen", "last")
     for use in uses:
-        checkpoint = result.place(use)
+        checkpoint = result.checkpoint(use)
         states[checkpoint] = (*states.get(checkpoint, ()), use)
-    advised = states.pop(result.place("advised"), ())
+    advised = states.pop(result.checkpoint("advised"), ())
     for own in states.values():
         write(result.at(own[0]), folder / DETAILS / own[0], own)
     write(result.at("advised"), folder / MODEL_FOLDER, advised)
