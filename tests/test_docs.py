@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,8 @@ def test_every_page_with_code_is_run_by_a_test() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
-def test_a_notebook_runs_offline(notebook: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEXT_MODEL", str(place / "sentence-transformers" / "all-MiniLM-L6-v2"))
+def test_a_notebook_runs_offline(notebook: Path, place: Path, environment: Callable[..., None]) -> None:
+    environment(TEXT_MODEL=place / "sentence-transformers" / "all-MiniLM-L6-v2")
     cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert not any(cell["outputs"] for cell in cells), "outputs are not kept: they grow old"
     names: dict[str, Any] = {"__name__": notebook.stem}
@@ -293,14 +294,9 @@ def test_the_api_page_lists_all_that_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize("script", BENCHMARKS, ids=lambda script: script.stem)
-def test_a_benchmark_can_be_loaded(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(script.parent))
-    spec = importlib.util.spec_from_file_location(f"benchmark_{script.stem}", script)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    assert callable(module.main) and module.__doc__
+def test_a_benchmark_can_be_loaded(script: Path) -> None:
+    names = runpy.run_path(str(script), run_name=f"benchmark_{script.stem}")
+    assert callable(names["main"]) and names["__doc__"]
 
 
 @pytest.mark.parametrize("page", ["security.md", "reliability.md"])
