@@ -7,24 +7,19 @@ import statistics
 from pathlib import Path
 
 import pytest
+from spy import Spy
 
-from pouf import EMBEDDED, Classifier, InputError
-from pouf.bench import cells
+from pouf import EMBEDDED, InputError
 from pouf.bench.cells import Cell, Result, Score, Setting, run_cell
 from pouf.bench.grid import Grid, Outcome
 from pouf.bench.images import image_tasks
 from pouf.bench.language import SEEDS
 from pouf.bench.paper import ABLATION, IMAGES, LANGUAGE, UNSEEN, Figure
 from pouf.bench.run import run_table
-from pouf.bench.standins import LM, make_data
+from pouf.bench.standins import LM
 from pouf.bench.tables import DEV, PEEKS, TABLES, as_csv, entries, few_shot, latex, markdown, uses_labels
 
 QUICK = {"steps": 2, "snapshots": 1, "batch_size": 16}
-
-
-@pytest.fixture(scope="module")
-def standins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(tmp_path_factory.mktemp("standins"))
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name != "language"])
@@ -59,23 +54,10 @@ def test_zero_shot_is_not_made_to_train_by_a_change_of_steps(standins: Path) -> 
     assert result.facts["parameters"] == 0
 
 
-def test_coop_is_not_judged_on_its_shots(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged, learned = set(), set()
-    original, adapt = cells._accuracy, Classifier.adapt
-
-    def judging(classifier, inputs, labels, batch_size):
-        judged.update(inputs.ids)
-        return original(classifier, inputs, labels, batch_size)
-
-    def learning(classifier, data, *, shots, **more):
-        assert data is None
-        learned.update(shots.inputs.ids)
-        return adapt(classifier, data, shots=shots, **more)
-
-    monkeypatch.setattr(cells, "_accuracy", judging)
-    monkeypatch.setattr(Classifier, "adapt", learning)
+def test_coop_is_not_judged_on_its_shots(standins: Path, seen: Spy) -> None:
     run_cell(Cell("images", "office31:dslr", "coop", 0), Setting(str(standins), EMBEDDED, QUICK))
-    assert learned and judged and not learned & judged
+    learned, judged = set(seen.shots.inputs.ids), {name for data in seen.judged for name in data.ids}
+    assert seen.data is None and learned and judged and not learned & judged
 
 
 def grid(folder: Path, standins: Path, *methods: str, **changes: object) -> Grid:
@@ -83,62 +65,44 @@ def grid(folder: Path, standins: Path, *methods: str, **changes: object) -> Grid
     return Grid(folder, wanted, Setting(str(standins), EMBEDDED, {**QUICK, **changes}))
 
 
-def test_finished_cells_are_not_computed_again_and_failed_ones_are(
-    standins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[str] = []
-    real = cells.CELLS["images"]
-
-    def counted(cell: Cell, setting: Setting) -> Result:
-        ran.append(cell.method)
-        if cell.method == "upl" and ran.count("upl") == 1:
+def test_finished_cells_are_not_computed_again_and_failed_ones_are(standins: Path, tmp_path: Path, seen: Spy) -> None:
+    def fails() -> None:
+        if seen.calls == 2:
             raise MemoryError("not enough")
-        return real(cell, setting)
 
-    monkeypatch.setitem(cells.CELLS, "images", counted)
+    seen.before = fails
     first = grid(tmp_path, standins, "zero-shot", "upl", "tent").run()
     assert [outcome.error for outcome in first] == ["", "MemoryError: not enough", ""]
     again = grid(tmp_path, standins, "zero-shot", "upl", "tent").run()
-    assert ran == ["zero-shot", "upl", "tent", "upl"]
+    assert seen.calls == 4 and seen.recipe.pseudo_labels, "UPL alone"
     assert [outcome.error for outcome in again] == [""] * 3
     assert again[0].result == first[0].result
     grid(tmp_path, standins, "zero-shot", batch_size=17).run()
-    assert ran[-1] == "zero-shot", "another setting is another cell"
+    assert seen.calls == 5, "another setting is another cell"
 
 
-def test_what_no_seed_can_change_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[tuple[str, int]] = []
-
-    def counted(cell: Cell, setting: Setting) -> Result:
-        ran.append((cell.method, cell.seed))
-        return Result({cell.task: Score(len(ran), 0.5, 0.5)}, {})
-
-    for table in ("language", "unseen"):
-        monkeypatch.setitem(cells.CELLS, table, counted)
-    wanted = [Cell("language", "MR", method, seed) for method in ("zero-shot", "in-context") for seed in (42, 21)]
-    wanted += [Cell("unseen", "office31:webcam", "zero-shot", seed) for seed in (0, 1)]  # the seed halves the classes
-    outcomes = Grid(tmp_path, wanted, Setting("data", "model")).run()
-    assert [outcome.cell for outcome in outcomes] == wanted
-    assert ran == [("zero-shot", 42), ("in-context", 42), ("in-context", 21), ("zero-shot", 0), ("zero-shot", 1)]
-    assert Grid(tmp_path, wanted, Setting("data", "model")).run() == outcomes and len(ran) == 5
+def test_what_no_seed_can_change_is_computed_once(standins: Path, tmp_path: Path, seen: Spy) -> None:
+    wanted = [
+        [Cell("language", "MR", method, seed) for method in ("zero-shot", "in-context") for seed in (42, 21)],
+        [Cell("unseen", "office31:webcam", "zero-shot", seed) for seed in (0, 1)],  # the seed halves the classes
+    ]
+    for model, cells, calls in zip((standins / LM, EMBEDDED), wanted, (3, 5), strict=True):
+        given = Grid(tmp_path, cells, Setting(str(standins), str(model), QUICK, limit=4))
+        outcomes = given.run()
+        assert [outcome.cell for outcome in outcomes] == cells and not any(outcome.error for outcome in outcomes)
+        assert given.run() == outcomes and seen.calls == calls
 
 
-def test_an_interrupted_run_goes_on_where_it_was(
-    standins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[str] = []
-
-    def interrupted(cell: Cell, setting: Setting) -> Result:
-        ran.append(cell.method)
-        if ran == ["zero-shot", "tent"]:
+def test_an_interrupted_run_goes_on_where_it_was(standins: Path, tmp_path: Path, seen: Spy) -> None:
+    def interrupts() -> None:
+        if seen.calls == 2:
             raise KeyboardInterrupt
-        return Result({cell.task: Score(0.5, 0.5, 0.5)}, {})
 
-    monkeypatch.setitem(cells.CELLS, "images", interrupted)
+    seen.before = interrupts
     with pytest.raises(KeyboardInterrupt):
         grid(tmp_path, standins, "zero-shot", "tent").run()
     grid(tmp_path, standins, "zero-shot", "tent").run()
-    assert ran == ["zero-shot", "tent", "tent"]
+    assert seen.calls == 3, "Tent alone is adapted again"
 
 
 def test_cells_run_side_by_side_in_processes(standins: Path, tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""What the tests of the tables share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spy import Spy
+
+from pouf import Classifier
+from pouf.bench.standins import make_data
+
+
+@pytest.fixture(scope="session")
+def standins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("standins"))
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    """Cells give back figures, which do not tell what they were made of: so the two public calls are listened to."""
+    spy, adapt, infer = Spy(), Classifier.adapt, Classifier.infer
+
+    def listened(classifier: Classifier, data: Any, **more: Any) -> Any:
+        spy.calls += 1
+        spy.classifier, spy.data, spy.recipe, spy.shots = classifier, data, more["recipe"], more.get("shots")
+        spy.before()
+        return adapt(classifier, data, **more)
+
+    monkeypatch.setattr(Classifier, "adapt", listened)
+    monkeypatch.setattr(
+        Classifier, "infer", lambda self, data, *more: spy.judged.append(data) or infer(self, data, *more)
+    )
+    return spy
