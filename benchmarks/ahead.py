@@ -34,7 +34,7 @@ from pouf.demo import DIGITS, write_digits
 from pouf.files import write_json
 from pouf.postprocess import POSTPROCESSORS
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 sys.path.insert(0, str(Path(__file__).parent))
 from alternatives import skewed
@@ -141,15 +141,15 @@ def compared(one: Set) -> dict[str, float]:
     names, data = [str(i) for i in range(len(one.prototypes))], Vectors(one.features.numpy())
     classifier = Classifier.from_vectors(one.prototypes, names, temperature=one.temperature)
     encoded = classifier.encode(data)
-    found = {"zero-shot": accuracy(classifier.log_probabilities(encoded).argmax(1), one.labels)}
+    found = {"zero-shot": share(classifier.log_probabilities(encoded).argmax(1) == one.labels)}
     for method in FREE:
         assert method in POSTPROCESSORS
         classifier.fit_postprocessor(method, encoded)
-        found[method] = accuracy(classifier.log_probabilities(encoded).argmax(1), one.labels)
+        found[method] = share(classifier.log_probabilities(encoded).argmax(1) == one.labels)
     classifier.postprocessor = None
     recipe = Recipe.preset("fast", "text" if one.kind == "text" else "image")
     result = classifier.adapt(data, recipe=recipe.with_settings(temperature=one.temperature), seed=0)
-    found["default"] = accuracy(result.classifier.log_probabilities(encoded).argmax(1), one.labels)
+    found["default"] = share(result.classifier.log_probabilities(encoded).argmax(1) == one.labels)
     return found
 
 

@@ -32,7 +32,7 @@ from pouf.data.base import Subset
 from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 Keep = Callable[[str, str, object], None]
 SEEDS = (0, 1, 2)
@@ -109,7 +109,7 @@ def on_features(file: Path, only: Sequence[str], keep: Keep) -> None:
             classifier, data = Classifier.from_vectors(prototypes, names), Vectors(vectors[rows])
             classifier = classifier.adapt(data, recipe=FEATURE_METHODS[method]).at("last")
             guess = classifier.infer(data).log_probabilities.argmax(1)
-            found[which] = accuracy(guess, torch.from_numpy(labels[rows]))
+            found[which] = share(guess == torch.from_numpy(labels[rows]))
         found["skewed"] = statistics.mean(found[f"skewed {seed}"] for seed in SEEDS)
         columns = ("balanced", "skewed", "100 classes", "30 classes", "10 classes")
         print(f"| {method} | {' | '.join(f'{100 * found[c]:.1f}' for c in columns)} |", flush=True)
@@ -173,7 +173,7 @@ def one_digit_run(
     classifier, data = Classifier.from_pretrained(EMBEDDED, DIGITS), Subset(images, rows)
     result = classifier.adapt(None if shots is not None else data, recipe=recipe, shots=shots, seed=seed)
     classifier = result.at("last")
-    return accuracy(classifier.infer(data).log_probabilities.argmax(1), torch.from_numpy(labels[rows]))
+    return share(classifier.infer(data).log_probabilities.argmax(1) == torch.from_numpy(labels[rows]))
 
 
 def spread(values: list[float]) -> str:

@@ -28,7 +28,7 @@ from pouf import Classifier, InferenceConfig, Texts
 from pouf.data.tables import read_table
 from pouf.files import write_json
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 RESULTS = Path(__file__).parent / "results" / "causal_lm.json"
 TEXTS = 300
@@ -77,7 +77,7 @@ def run_cell(task: str, method: str, seed: int, data: Path, model: Path) -> dict
 
     def judged() -> float:
         said = classifier.infer(texts, InferenceConfig(16))
-        return round(100 * accuracy(said.log_probabilities.argmax(1), labels[said.indices]), 1)
+        return round(100 * share(said.log_probabilities.argmax(1) == labels[said.indices]), 1)
 
     start = time.perf_counter()
     result = classifier.adapt(texts, seed=seed, **METHODS[method])

@@ -32,7 +32,7 @@ from pouf import Classifier, FeatureCache, KeepNames, Recipe, read_labelled
 from pouf.data.labelled import Labelled
 from pouf.demo import DIGITS, write_digits
 from pouf.files import write_json
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 RESULTS = Path(__file__).parent / "results" / "drift.json"
 OF_EACH = 20
@@ -94,7 +94,7 @@ def run_cell(task: Task, tuner: str, anchor: float, seed: int) -> dict[str, Any]
     for place in ("zero-shot", "last"):
         seen = result.at(place).infer(task.labelled.inputs)  # type: ignore[arg-type]
         truth = torch.tensor([task.labelled.labels[i] for i in seen.indices])
-        said[place] = accuracy(seen.log_probabilities.argmax(1), truth)
+        said[place] = share(seen.log_probabilities.argmax(1) == truth)
     drift = result.drift
     assert drift is not None
     return {"task_before": said["zero-shot"], "task": said["last"], "beside_before": drift.accuracy_before,

@@ -22,7 +22,7 @@ import torch
 from pouf import Classifier, Vectors
 from pouf.losses.prior import share_of_classes
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 COUNTS = (1000, 700, 600, 500, 400, 200, 100, 30, 10)
 GATES = {"always trained": 0.0, "default": 0.75}
@@ -38,16 +38,16 @@ def run(file: Path, count: int, seed: int) -> dict[str, float | str]:
     classifier = Classifier.from_vectors(prototypes, names)
     before = classifier.predict_proba(data)
     found: dict[str, float | str] = {
-        "used": share_of_classes(before.mean(0)), "zero-shot": accuracy(before.argmax(1), truth),
+        "used": share_of_classes(before.mean(0)), "zero-shot": share(before.argmax(1) == truth),
     }  # fmt: skip
     for name, gate in GATES.items():
         classifier = Classifier.from_vectors(prototypes, names)
         result = classifier.adapt(data, settings={"few_classes": gate})
         classifier = result.classifier
-        found[f"{name}, advised"] = accuracy(classifier.predict_proba(data).argmax(1), truth)
+        found[f"{name}, advised"] = share(classifier.predict_proba(data).argmax(1) == truth)
         found[f"{name}, alarms"] = ", ".join(alarm.name for alarm in result.verdict.alarms)
         classifier = result.at("last")
-        found[name] = accuracy(classifier.predict_proba(data).argmax(1), truth)
+        found[name] = share(classifier.predict_proba(data).argmax(1) == truth)
     return found
 
 

@@ -25,7 +25,7 @@ import torch
 
 from pouf import Classifier, Vectors
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 COMMANDS = {"default": (), "default, without a report": ("--no-report",), "stata": ("--method", "stata")}
 
@@ -42,7 +42,7 @@ def run(file: Path, options: tuple[str, ...]) -> dict[str, float]:
             data, labels = Vectors(arrays["features"].astype(np.float32)), torch.from_numpy(arrays["labels"])
         guess = Classifier.from_pretrained(f"{folder}/run").infer(data).log_probabilities.argmax(1)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"seconds": seconds, "processor seconds": used, "accuracy": accuracy(guess, labels)}
+    return {"seconds": seconds, "processor seconds": used, "accuracy": share(guess == labels)}
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from pouf.bench.few_shot import few_shot, subset
 from pouf.bench.language import TASKS, Task
 from pouf.bench.metrics import TASK_METRICS
 from pouf.data.tables import read_table
-from pouf.models.cloze import Sample
+from pouf.models.cloze import TextSample
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.runs.folder import versions
@@ -70,14 +70,14 @@ def sample(data: Shots, size: int) -> Shots:
     return subset(data, random.Random(0).sample(range(len(data.inputs)), min(size, len(data.inputs))))
 
 
-def items(data: Shots) -> list[Sample]:
+def items(data: Shots) -> list[TextSample]:
     return [data.inputs.read(i) for i in range(len(data.inputs))]
 
 
 class Bench:
     """One task: its classifier, its unlabelled texts and its labelled ones, which training never meets."""
 
-    def __init__(self, model: Path, task: Task, unlabelled: list[Sample], labelled: Shots) -> None:
+    def __init__(self, model: Path, task: Task, unlabelled: list[TextSample], labelled: Shots) -> None:
         self.model, self.task, self.unlabelled, self.labelled = model, task, unlabelled, labelled
         self.measure = TASK_METRICS[task.metrics[0]]
 

@@ -44,7 +44,7 @@ from pouf.inference.encode import FeatureSet
 from pouf.models.load import load_backbone
 from pouf.models.text_side import TextSide
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 RESULTS = Path(__file__).parent / "results" / "photos.json"
 TEMPLATE = "a photo of a {}."
@@ -214,7 +214,7 @@ class Judge(Callback):
             if self.touched or name not in self.encoded:
                 self.encoded[name] = classifier.encode(part.inputs, InferenceConfig(64, cache=self.bench.cache))
             said = classifier.log_probabilities(self.encoded[name]).argmax(1)
-            found[name] = 100 * accuracy(said, torch.tensor([part.labels[i] for i in self.encoded[name].indices]))
+            found[name] = 100 * share(said == torch.tensor([part.labels[i] for i in self.encoded[name].indices]))
         return found
 
 

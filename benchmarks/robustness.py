@@ -46,8 +46,8 @@ from pouf.data.labelled import read_labelled
 from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
-from pouf.validation.review import ask, score_answers
+from pouf.validation.diagnostics import share
+from pouf.validation.review import sample_questions, score_answers
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -209,10 +209,10 @@ def compared(of: Labelled, data: Subset, truth: torch.Tensor, rows: list[int], s
     encoded = classifier.encode(data)
 
     def judged() -> float:
-        return accuracy(classifier.log_probabilities(encoded).argmax(1), truth)
+        return share(classifier.log_probabilities(encoded).argmax(1) == truth)
 
     def judged_on_others() -> float:
-        return accuracy(classifier.log_probabilities(classifier.encode(others)).argmax(1), others_truth)
+        return share(classifier.log_probabilities(classifier.encode(others)).argmax(1) == others_truth)
 
     cell: dict[str, Any] = {"n": len(rows), "zero-shot": judged()}
     if other_rows:
@@ -248,9 +248,9 @@ def with_prior(of: Labelled, data: Subset, truth: torch.Tensor, seed: int) -> di
     true = said(shares.tolist())
     found = torch.bincount(true, minlength=of.classes) / len(true)
     return {
-        "known": accuracy(true, truth),
+        "known": share(true == truth),
         "known, share error": float((found - shares).abs().max()),
-        "known, uniform": accuracy(said("uniform"), truth),
+        "known, uniform": share(said("uniform") == truth),
     }
 
 
@@ -258,14 +258,14 @@ def answered(of: Labelled, data: Subset, truth: torch.Tensor, answers: int, seed
     """Accuracy after a review: adapted again with the shares that it gives. None where it gives none."""
     adapted = of.classifier()
     adapted = adapted.adapt(data, seed=seed).classifier
-    review, _ = ask(of.classifier(), adapted, data, answers, seed=seed)
+    review, _ = sample_questions(of.classifier(), adapted, data, answers, seed=seed)
     names = dict(zip(data.ids, (adapted.classes[k] for k in truth), strict=True))
     prior = score_answers(review, names, adapted.classes).prior
     if prior is None:
         return None
     again = of.classifier()
     again = again.adapt(data, prior=prior, seed=seed, settings={"snapshots": 0}).classifier
-    return accuracy(again.log_probabilities(again.encode(data)).argmax(1), truth)
+    return share(again.log_probabilities(again.encode(data)).argmax(1) == truth)
 
 
 def table(cells: dict[str, dict[str, Any]]) -> str:

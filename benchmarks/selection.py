@@ -32,8 +32,7 @@ from pouf.runs.folder import versions
 from pouf.training.search import Trial as JudgedTrial
 from pouf.training.search import choose_trial, judge_trial
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
-from pouf.validation.diagnostics import SnapshotPredictions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import SnapshotPredictions, share
 from pouf.validation.verdict import assess
 
 DIGIT_RATES = (2e-3, 6e-3, 2e-2, 6e-2, 2e-1)
@@ -66,7 +65,7 @@ def run_trial(task: Task, rate: float, zero_shot: float | None) -> Trial:
                 at[step] = zero_shot
                 return
             guess = classifier.infer(task.test, InferenceConfig(256)).log_probabilities.argmax(1)
-            at[step] = accuracy(guess, task.labels)
+            at[step] = share(guess == task.labels)
             print(f"    {rate:g} step {step}: {100 * at[step]:.1f}", flush=True)
 
     try:

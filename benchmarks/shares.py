@@ -45,7 +45,7 @@ from pouf.files import write_json
 from pouf.inference.encode import InferenceConfig
 from pouf.runs.folder import versions
 from pouf.training.bias import EMPTY, FEWEST, Margins, agreed, by_em, by_shape, by_words, read_margins
-from pouf.validation.review import AGREE, DISAGREE, Question, Review, score_answers
+from pouf.validation.review import AGREE, DISAGREE, Review, ReviewQuestion, score_answers
 
 sys.path.insert(0, str(Path(__file__).parent))
 from robustness import development, drawn
@@ -128,7 +128,7 @@ def after_review(answers: int, margins: Tensor, truth: Sequence[int]) -> float:
     """The threshold after a review in which so many texts were labelled."""
     said = ["second" if margin > 0 else "first" for margin in margins]
     rows = random.Random(0).sample(range(len(said)), answers)
-    questions = [Question(str(row), AGREE, said[row], said[row]) for row in rows]
+    questions = [ReviewQuestion(str(row), AGREE, said[row], said[row]) for row in rows]
     review = Review({DISAGREE: {}, AGREE: dict(Counter(said))}, questions)
     told = score_answers(review, {str(row): ("first", "second")[truth[row]] for row in rows}, ["first", "second"])
     return 0.0 if told.prior is None else at_share(margins, told.prior[1])

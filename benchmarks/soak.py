@@ -132,7 +132,7 @@ def rows(n: int, folder: Path) -> Meter:
     for seed in range(10):
         texts = Texts.from_file(folder / "rows.csv")
         batches = texts.random_batches(256, torch.Generator().manual_seed(seed))
-        assert len(texts) == n and all(texts.read(draw.place) for draw in next(batches))
+        assert len(texts) == n and all(texts.read(draw.position) for draw in next(batches))
         meter.advance()
     meter.done = n
     return meter

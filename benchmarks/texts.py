@@ -23,7 +23,7 @@ from pouf import Classifier, Recipe, Texts
 from pouf.data.tables import read_table
 from pouf.postprocess.prior_correction import prior_correction
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 # Label → how the text side is told of the class, and the sentences it stands in.
 TASKS = {
@@ -75,14 +75,14 @@ def run_task(task: str, data: Path, model: Path, recipe: Recipe, seeds: tuple[in
             corrected = prior_correction(encoded.features, classifier.prototypes(), scores)(
                 encoded.features, scores.logits
             )
-            result["zero_shot"] = accuracy(scores.logits.argmax(1), labels)
-            result["prior_corrected"] = accuracy(corrected.argmax(1), labels)
+            result["zero_shot"] = share(scores.logits.argmax(1) == labels)
+            result["prior_corrected"] = share(corrected.argmax(1) == labels)
         start = time.perf_counter()
         outcome = classifier.adapt(Texts(unlabelled), recipe=recipe, seed=seed)
         classifier = outcome.classifier
         seconds.append(time.perf_counter() - start)
         classifier = outcome.at("last")
-        last.append(accuracy(classifier.infer(Texts(texts)).log_probabilities.argmax(1), labels))
+        last.append(share(classifier.infer(Texts(texts)).log_probabilities.argmax(1) == labels))
         before = f"zero-shot {result['zero_shot']:.3f} prior-corrected {result['prior_corrected']:.3f}"
         print(f"{task} seed {seed}: {before} last step {last[-1]:.3f} ({seconds[-1]:.0f} s)", flush=True)
     return result | {"last": last, "seconds": [round(s, 1) for s in seconds]}

@@ -24,8 +24,8 @@ from pouf import EMBEDDED, Classifier, Images, InferenceConfig, Recipe, Texts
 from pouf.data.base import Subset, Unlabelled
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
-from pouf.validation.selective import kept_at, reliability
+from pouf.validation.diagnostics import share
+from pouf.validation.selective import reliability, within_error_rate
 
 RATES = (0.02, 0.05, 0.1)
 ANIMALS = ("a cat", "a dog", "a horse", "a bird", "a fish", "a cow")
@@ -78,7 +78,7 @@ def run_case(case: Case) -> dict[str, Any]:
     def right() -> float | None:
         if case.labels is None:
             return None
-        return accuracy(classifier.infer(case.data).log_probabilities.argmax(1), case.labels)
+        return share(classifier.infer(case.data).log_probabilities.argmax(1) == case.labels)
 
     before = right()
     zero_shot = Classifier.from_pretrained(case.model, case.classes, case.templates)
@@ -94,7 +94,7 @@ def run_case(case: Case) -> dict[str, Any]:
         is_right = classifier.log_probabilities(encoded).argmax(1) == case.labels
         estimated = reliability(classifier, zero_shot, case.data, encoded, InferenceConfig())
         for rate in RATES:
-            kept = kept_at(rate, estimated)
+            kept = within_error_rate(rate, estimated)
             wrong = 1 - is_right[kept].double().mean().item() if kept.any() else None
             abstained[f"{rate:g}"] = {"n": len(kept), "kept": int(kept.sum()), "wrong": wrong}
     return {

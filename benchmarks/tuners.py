@@ -38,7 +38,7 @@ from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS, write_digits
 from pouf.files import write_json
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 RESULTS = Path(__file__).parent / "results" / "tuners.json"
 TUNERS = ("full", "layernorm", "lora", "prompt", "prototypes")
@@ -129,7 +129,7 @@ def run_cell(name: str, tuner: str, seed: int, options: argparse.Namespace) -> d
 
     def judged() -> float:
         said = classifier.infer(task.test, InferenceConfig(64))
-        return round(100 * accuracy(said.log_probabilities.argmax(1), labels[said.indices]), 1)
+        return round(100 * share(said.log_probabilities.argmax(1) == labels[said.indices]), 1)
 
     start = time.perf_counter()
     result = classifier.adapt(task.data, recipe=task.recipe, seed=seed)

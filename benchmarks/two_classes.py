@@ -22,7 +22,7 @@ import torch
 from pouf import METHODS, Classifier, Recipe, Texts, Vectors
 from pouf.files import write_json
 from pouf.runs.folder import versions
-from pouf.validation.evaluation import accuracy
+from pouf.validation.diagnostics import share
 
 sys.path.insert(0, str(Path(__file__).parent))
 from masked_lm import domain
@@ -54,9 +54,9 @@ def encoded(name: str, data: Path, sample: int) -> tuple[torch.Tensor, torch.Ten
 def gain(features: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor, recipe: Recipe) -> float:
     classifier = Classifier.from_vectors(prototypes, ["first", "second"], temperature=recipe.temperature or 0.01)
     vectors = Vectors(features.numpy())
-    before = accuracy(classifier.log_probabilities(classifier.encode(vectors)).argmax(1), labels)
+    before = share(classifier.log_probabilities(classifier.encode(vectors)).argmax(1) == labels)
     classifier = classifier.adapt(vectors, recipe=recipe, seed=0).classifier
-    after = accuracy(classifier.log_probabilities(classifier.encode(vectors)).argmax(1), labels)
+    after = share(classifier.log_probabilities(classifier.encode(vectors)).argmax(1) == labels)
     return round(100 * (after - before), 1)
 
 
@@ -72,9 +72,9 @@ def main() -> None:
     }
     for name, sample in product(SETS, SAMPLES):
         features, prototypes, labels = encoded(name, options.data / "text", sample)
-        for share in DRAWS:
+        for drawn_share in DRAWS:
             whole = list(range(len(labels)))[:600]
-            rows = whole if share is None else drawn(labels, [1 - share, share], 500, seed=0)
+            rows = whole if drawn_share is None else drawn(labels, [1 - drawn_share, drawn_share], 500, seed=0)
             truth = torch.tensor([labels[row] for row in rows])
             for (kind, recipe), rate in product(recipes.items(), RATES):
                 slowed = recipe.with_settings(keep_shares_lr_factor=rate)

@@ -39,7 +39,7 @@ def pouf(
         patch.setattr(sys, "argv", command)
         if stdin is not None:
             patch.setattr(sys, "stdin", io.StringIO(stdin))
-        patch.setattr(_progress, "PATIENCE", 600.0)  # how slow a machine is must not show in what a test reads
+        patch.setattr(_progress, "FIRST_LINE_AFTER", 600.0)  # how slow a machine is must not show in what a test reads
         main()
     came = int(exit_.value.code or 0)
     assert code is None or came == code, err.getvalue()

@@ -36,7 +36,7 @@ from pouf.models.prompts import check_templates, read_templates
 from pouf.recipe import Optimisation, TunerSettings
 from pouf.reporting.review_page import read_review
 from pouf.runs.folder import Run
-from pouf.validation.review import NONE, read_answers
+from pouf.validation.review import NO_CLASS, read_answers
 
 Draw = Any  # what `st.data().draw` is
 FEATURES, PROTOTYPES = groups(present=3, k=3, n=24, d=8)
@@ -155,7 +155,7 @@ def labels_and_answers(draw: Draw, folder: Path, run: Path) -> None:
     else:
         content = TEXTS[kind].replace(b"text", b"id  " if kind == "parquet" else b"id")
         file.write_bytes(damaged(draw, content))
-        assert set(read_answers(file, NAMES).values()) <= {*NAMES, NONE}
+        assert set(read_answers(file, NAMES).values()) <= {*NAMES, NO_CLASS}
 
 
 def lists_of_names(draw: Draw, folder: Path, run: Path) -> None:

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from pouf import EMBEDDED, Classifier, InputError, Recipe
 from pouf.demo import DIGITS
 from pouf.postprocess import Postprocessor
-from pouf.reading import digest_of
+from pouf.reading import file_digest
 from pouf.runs.folder import Run
 
 WEIGHTS = "model.safetensors"
@@ -65,8 +65,8 @@ def spoil_one(tensors: dict[str, torch.Tensor]) -> None:
 
 
 BROKEN = {
-    "missing": (lambda m: change_weights(m / WEIGHTS, lose_one), "not whole: 1 of its weights"),
-    "other shape": (lambda m: change_weights(m / WEIGHTS, reshape_one), "not whole: 1 of its weights"),
+    "missing": (lambda m: change_weights(m / WEIGHTS, lose_one), "incomplete: 1 of its weights"),
+    "other shape": (lambda m: change_weights(m / WEIGHTS, reshape_one), "incomplete: 1 of its weights"),
     "not finite": (lambda m: change_weights(m / WEIGHTS, spoil_one), "not finite"),
     "cut": (lambda m: (m / WEIGHTS).write_bytes((m / WEIGHTS).read_bytes()[:5000]), "can't load model"),
     "empty": (lambda m: (m / WEIGHTS).write_bytes(b""), "can't load model"),
@@ -111,7 +111,7 @@ def test_layers_that_the_config_leaves_out_are_an_error(models: Path, tmp_path: 
     model = shutil.copytree(models / kind, tmp_path / kind)
     change_json(model / "config.json", *LAYERS[kind], value=1)
     with pytest.raises(
-        InputError, match=r"holds 16 weights of its encoder that .* no place for, such as .*layers?\.1\."
+        InputError, match=r"has 16 encoder weights that don't fit its config.json, such as .*layers?\.1\."
     ):
         open_model(model)
 
@@ -178,14 +178,14 @@ def test_a_fresh_head_may_lack_and_a_trained_one_may_not(models: Path, tmp_path:
     assert torch.equal(Classifier.from_pretrained(tmp_path).predict_proba(["the film is good"]), said)
     change_weights(tmp_path / WEIGHTS, lambda tensors: tensors.pop("classifier.weight"))
     forget_fingerprints(tmp_path, WEIGHTS)
-    with pytest.raises(InputError, match="not whole: 1 of its weights"):
+    with pytest.raises(InputError, match="incomplete: 1 of its weights"):
         Classifier.from_pretrained(tmp_path)
 
 
 def forget_fingerprints(run: Path, changed: str) -> None:
     """As somebody would who changed a part on purpose."""
     card = json.loads((run / "pouf.json").read_text())
-    (run / "pouf.json").write_text(json.dumps(card | {"files": {changed: digest_of(run / changed)}}))
+    (run / "pouf.json").write_text(json.dumps(card | {"files": {changed: file_digest(run / changed)}}))
 
 
 @pytest.fixture(scope="module")
@@ -387,7 +387,7 @@ def test_code_of_a_model_is_not_run_and_nobody_is_asked(
         if kind == "clip":
             open_model(model)
         else:
-            with pytest.raises(InputError, match="code of its own, which is not run"):
+            with pytest.raises(InputError, match="comes with Python code, which is not run"):
                 open_model(model)
     assert not mark.exists()
 

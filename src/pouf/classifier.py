@@ -32,8 +32,8 @@ from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.base import Scores, class_means, evaluating
 from pouf.models.cloze import MAX_LENGTH, make_cloze
-from pouf.models.demonstrations import Demonstrations, Shown
-from pouf.models.load import lasting_name
+from pouf.models.demonstrations import DemonstrationEncoder, Demonstrations
+from pouf.models.load import absolute_name
 from pouf.models.precomputed import Precomputed, read_prototypes
 from pouf.models.prompts import check_templates, class_texts, fill
 from pouf.options import AdaptOptions, KeepNames, Output
@@ -182,7 +182,7 @@ class Classifier(nn.Module, ModelHubMixin):
             loaded = load_backbone(name_or_path, cloze, revision, trust_model)
             if windows:
                 loaded.use_windows()
-            named = {"model": lasting_name(name_or_path), "revision": revision}
+            named = {"model": absolute_name(name_or_path), "revision": revision}
             # The descriptions of a masked language model are the words of its cloze.
             told = given.as_given() if cloze is None else given.names
             classifier = cls(loaded, told, templates, **named, temperature=temperature)
@@ -537,7 +537,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def infer(self, data: Unlabelled, inference: InferenceConfig = INFERENCE) -> Predictions:
         """Log-probabilities of all that can be read, and why the others can't."""
-        data = data.for_one_reader()
+        data = data.with_own_skipped()
         encoded = self.encode(data, inference)
         return Predictions(encoded.indices, self.log_probabilities(encoded), data.skipped)
 
@@ -548,7 +548,7 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         if self.demonstrations is None:
             return FeatureStore(self.backbone, inference)
-        return FeatureStore(Shown(self.backbone, self.demonstrations), replace(inference, cache=None))
+        return FeatureStore(DemonstrationEncoder(self.backbone, self.demonstrations), replace(inference, cache=None))
 
     def encode(
         self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
@@ -642,7 +642,7 @@ class Classifier(nn.Module, ModelHubMixin):
         data = inputs if isinstance(inputs, Unlabelled) else self.data(inputs)
         found = self.copy()
         found.postprocessor = None
-        encoded = found.store(inference).share(data.for_one_reader())
+        encoded = found.store(inference).share(data.with_own_skipped())
         if sum(processes().gather_objects(len(encoded.indices))) < 2:
             raise InputError("a correction is of many inputs together: give more than one")
         name = name or ("clusters" if len(self.classes) > 2 else "prior-correction")
@@ -653,7 +653,7 @@ class Classifier(nn.Module, ModelHubMixin):
         self, inputs: Inputs, batch_size: int, text_column: str | None = None
     ) -> tuple[NormalisedInput, FeatureSet]:
         given = self._parse(inputs, text_column)
-        given = given._replace(data=given.data.for_one_reader())
+        given = given._replace(data=given.data.with_own_skipped())
         encoded = self.encode(given.data, InferenceConfig(batch_size))
         if given.data.skipped:
             index, reason = next(iter(given.data.skipped.items()))

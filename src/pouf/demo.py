@@ -1,4 +1,4 @@
-"""The demo: a model that has only seen printed characters learns to read handwriting, without labels."""
+"""The demo: a model that was trained on printed characters is adapted to handwritten digits, without labels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def demo(
 ) -> Demo:
     """Adapt the embedded model to scikit-learn's 1,797 handwritten digits and compare it with zero-shot.
 
-    The labels are read for the comparison only, after the last step.
+    The labels are used only for the comparison, after training.
     """
     start = time.perf_counter()
     folder, callbacks = Path(folder), list(callbacks)
@@ -64,6 +64,6 @@ def write_digits(folder: str | Path) -> Path:
     for name in DIGITS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for i, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-        # Ink is 0 to 16.
+        # Grey levels are 0 to 16.
         Image.fromarray((pixels * (255 / 16)).round().astype(np.uint8)).save(folder / DIGITS[label] / f"{i:04d}.png")
     return folder

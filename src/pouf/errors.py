@@ -1,4 +1,4 @@
-"""The errors that a user can cause and mend, and words that they need."""
+"""Exceptions, and helpers for error messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class InputError(ValueError):
-    """Something given is not usable: the message says what was expected, what came and what to do.
+    """Invalid input: the message says what was expected, what was given and what to do.
 
     The command line prints it as one line and exits with 2.
     """
@@ -25,13 +25,13 @@ class InputError(ValueError):
 class Diverged(RuntimeError):
     """The loss or its gradient stopped being a finite number.
 
-    Weights are copied every few steps, while the loss is finite: they are put back to the last copy.
+    Weights are copied every few steps while the loss is finite, and the last copy is restored.
     """
 
     def __init__(self, step: int, what: str, lr: float, restored: int = 0) -> None:
         self.step, self.what, self.lr, self.restored = step, what, lr, restored
         super().__init__(
-            f"{what} at step {step} is not a finite number; the weights were put back to those after step {restored}. "
+            f"{what} at step {step} is not a finite number; the weights of step {restored} were restored. "
             f"Try a learning rate below {lr:g}, or gradient clipping (clip = 1.0)."
         )
 
@@ -46,26 +46,26 @@ def plural(n: int, noun: str) -> str:
 
 
 def one_of(what: str, name: str, choices: Mapping[str, Any]) -> Any:
-    """The entry of a registry, or an error that names the nearest one."""
+    """The entry of a registry, or an error with the most similar name."""
     if name not in choices:
-        raise InputError(f"unknown {what} {name!r}: choose one of {', '.join(choices)}{nearest(name, choices)}")
+        raise InputError(f"unknown {what} {name!r}: choose one of {', '.join(choices)}{did_you_mean(name, choices)}")
     return choices[name]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`. Did you mean 'steps'?`, or nothing where no name is near."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`. Did you mean 'steps'?`, or "" if no name is similar."""
     found = get_close_matches(name, list(known), 1)
     return f". Did you mean {found[0]!r}?" if found else ""
 
 
-def explain_wrong_call(hints: Mapping[str, str]) -> Callable[[Method], Method]:
-    """A method whose `TypeError` for a wrong argument says what to give instead.
+def explain_wrong_call(hints: Mapping[str, str]) -> Callable[[Function], Function]:
+    """Decorate a method so that its `TypeError` for a wrong argument says what to give instead.
 
     Args:
-        hints: by argument that callers try; "" for a positional one too many.
+        hints: wrong argument -> advice; "" is for too many positional arguments.
     """
 
-    def decorate(method: Method) -> Method:
+    def decorate(method: Function) -> Function:
         signature = inspect.signature(method)
 
         @wraps(method)
@@ -75,20 +75,20 @@ def explain_wrong_call(hints: Mapping[str, str]) -> Callable[[Method], Method]:
             except TypeError as error:
                 wrong = next((name for name in named if name not in signature.parameters), "")
                 known = [name for name in signature.parameters if name != "self"]
-                hint = f". {hints[wrong]}" if wrong in hints else nearest(wrong, known) if wrong else ""
+                hint = f". {hints[wrong]}" if wrong in hints else did_you_mean(wrong, known) if wrong else ""
                 raise TypeError(f"{method.__name__}() {error}{hint}") from None
             return method(*args, **named)
 
-        return cast("Method", checked)
+        return cast("Function", checked)
 
     return decorate
 
 
 def optional(module: str, extra: str, purpose: str) -> Any:
-    """A package that only this purpose needs; without it, an error that names the extra that brings it."""
+    """Import an optional package, or raise an error that names its extra."""
     try:
         return import_module(module)
     except ImportError as error:
         if error.name is not None and not module.startswith(error.name.split(".")[0]):
-            raise  # the package is there, and something that it needs itself is not
+            raise  # the package is installed, but one of its dependencies is not
         raise InputError(f'{purpose} needs {module.split(".")[0]}: pip install "pouf[{extra}]"') from None

@@ -1,4 +1,4 @@
-"""The model card of a classifier: the README.md of its folder, for people and for the hub."""
+"""The model card of a classifier: the README.md of its folder, for users and the hub."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ OWN_LICENCE = "apache-2.0"  # of this package, and of the model that comes with 
 
 
 def model_card(classifier: Classifier, recipe: Recipe | None = None, facts: Mapping[str, Any] | None = None) -> str:
-    """Markdown with the hub's metadata on top.
+    """Markdown with the hub's metadata at the top.
 
     Args:
         recipe: the settings of the run; None for a classifier that was not adapted.
-        facts: of the run: `method`, `sources` (a number of inputs by what they are), `verdict` (as its JSON),
-            `diagnostics` (rows of label, zero-shot, adapted and limits), `trainable` and `total` numbers, `drift` in
-            words.
+        facts: of the run: `method`, `sources` (role -> number of inputs), `verdict` (as JSON), `diagnostics` (rows of
+            label, zero-shot, adapted and limits), `trainable` and `total` numbers, `drift` as text.
     """
     base, licence = classifier.model, base_licence(classifier.model, classifier.revision)
     on_hub = base is not None and not os.path.isabs(base) and base != EMBEDDED and ":" not in base
@@ -68,7 +67,7 @@ def model_card(classifier: Classifier, recipe: Recipe | None = None, facts: Mapp
 
 @contextmanager
 def _quiet_hub() -> Iterator[None]:
-    """A card without metadata is nothing that the user of a run could change."""
+    """While open, the hub library logs errors only, not warnings about cards without metadata."""
     hub, level = hub_logging.get_logger(), hub_logging.get_verbosity()
     hub.setLevel(logging.ERROR)
     try:
@@ -78,7 +77,7 @@ def _quiet_hub() -> Iterator[None]:
 
 
 def base_licence(model: str | None, revision: str | None = None) -> str | None:
-    """What the base model's own card says, where that card is on this machine."""
+    """The licence in the base model's card, if that card is on this machine."""
     if model is None:
         return None
     if model == EMBEDDED:
@@ -91,13 +90,13 @@ def base_licence(model: str | None, revision: str | None = None) -> str | None:
     try:
         with _quiet_hub():
             found = ModelCard.load(readme).data.get("license")
-    except Exception:  # somebody else's file: nothing in it may break a run
+    except Exception:  # an invalid card must not break a run
         return None
     return found if isinstance(found, str) else None
 
 
 def base_display_name(model: str | None) -> str:
-    """A folder by its own name alone: its old path is nobody's business."""
+    """The name of a model without the path of a local folder, which is private."""
     if model is None:
         return "a model of the user's own"
     return Path(model).name if os.path.isabs(model) else model

@@ -1,4 +1,4 @@
-"""Files as they come: texts in a known encoding, JSON and tensors that are what they should be, or a clear error."""
+"""Reading files with validation: text, JSON and tensors, or a clear error."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What a file says of its encoding with its first bytes; UTF-32's mark begins as UTF-16's does.
-MARKS = {
+# Byte order marks; UTF-32's come first, since they begin with UTF-16's.
+BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -30,37 +30,37 @@ MARKS = {
 
 
 def read_bytes(file: str | Path) -> bytes:
-    """The content of a regular file: a pipe would be waited for, and a device may have no end."""
+    """The content of a regular file; pipes and devices are refused, since reading them may not end."""
     if not stat.S_ISREG(os.stat(file).st_mode):
         raise OSError("not a regular file")
     return Path(file).read_bytes()
 
 
 def encoding_of(start: bytes) -> str:
-    """By the mark at the start of a file: UTF-16 or UTF-32; without one, UTF-8."""
-    return next((encoding for mark, encoding in MARKS.items() if start.startswith(mark)), "utf-8")
+    """The encoding by the byte order mark at the start of a file; UTF-8 without one."""
+    return next((encoding for mark, encoding in BYTE_ORDER_MARKS.items() if start.startswith(mark)), "utf-8")
 
 
 def read_text(file: str | Path) -> str:
-    """The text of a file in UTF-8, or in UTF-16 or UTF-32 with a mark; lines end as they do there."""
+    """The text of a file in UTF-8, or in UTF-16 or UTF-32 with a mark; line ends are unchanged."""
     try:
         content = read_bytes(file)
         text = content.decode(encoding_of(content))
     except UnicodeDecodeError as error:
-        came = f"byte {content[error.start]:#x} at {error.start}"
-        raise InputError(f"{str(file)!r} is not UTF-8 text ({came}): save it as UTF-8") from None
+        invalid = f"byte {content[error.start]:#x} at {error.start}"
+        raise InputError(f"{str(file)!r} is not UTF-8 text ({invalid}): save it as UTF-8") from None
     except OSError as error:
         raise InputError(f"can't read {str(file)!r}: {error.strerror or error}") from None
     if "\0" in text:  # UTF-16 without a mark, or no text at all
-        raise InputError(f"{str(file)!r} is not UTF-8 text (it holds zero bytes): save it as UTF-8")
+        raise InputError(f"{str(file)!r} is not UTF-8 text (it contains zero bytes): save it as UTF-8")
     return text
 
 
 def read_json(file: str | Path, kind: type[T], remedy: str = "restore it, or adapt again") -> T:
-    """A file that holds what `kind` describes (anything that pydantic can check), or an error that says what is wrong.
+    """The value of a JSON file, validated as `kind` (any type that pydantic supports), or an error.
 
     Args:
-        remedy: what the reader can do.
+        remedy: advice for the error message.
     """
     try:
         return TypeAdapter(kind).validate_python(json.loads(read_text(file)))
@@ -87,13 +87,13 @@ def read_tensors(file: str | Path, remedy: str = "restore it, or adapt again") -
 
 
 def check_finite(tensors: dict[str, Tensor], source: str) -> None:
-    """An error where one of them holds NaN or infinity."""
+    """Raise an error if a tensor contains NaN or infinity."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise InputError(f"{source}: {name!r} holds numbers that are not finite: get it again from where it came")
+            raise InputError(f"{source}: {name!r} contains numbers that are not finite: download it again")
 
 
-def digest_of(file: Path) -> str:
+def file_digest(file: Path) -> str:
     """A fingerprint of a file's content."""
     digest = blake2b(digest_size=16)
     with file.open("rb") as stream:

@@ -1,8 +1,8 @@
-"""Every setting of a run, checked once, whether it comes from Python, TOML or the command line.
+"""All settings of a run, validated in one place for Python, TOML and the command line.
 
-Each default exists once, here: the paper's for full tuning of CLIP on Office-31 (SGD with momentum .9, learning rate
-5e-7, 5,000 steps of 96 images, lambda .3) with what only its published code tells: Nesterov momentum, weight decay
-1e-3, random resized crops and flips. `Recipe.default(kind)` is what is taken when nothing is said.
+The defaults are defined here only: the paper's for full tuning of CLIP on Office-31 (SGD with momentum .9, learning
+rate 5e-7, 5,000 steps of 96 images, lambda .3) with details from its published code: Nesterov momentum, weight decay
+1e-3, random resized crops and flips. `Recipe.default(kind)` is used when no recipe is given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from pouf.errors import InputError, nearest, one_of
+from pouf.errors import InputError, did_you_mean, one_of
 from pouf.reading import read_text
 
 if sys.version_info >= (3, 11):
@@ -27,10 +27,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# What a classifier reads and how it is asked: a cloze is the question with a gap for a masked language model, causal
-# one with the gap at its end.
+# Kinds of classifiers: "cloze" is a masked language model with a template and label words, "causal" a causal one.
 Kind = Literal["image", "text", "cloze", "causal", "vector"]
-# From minutes on a laptop to the paper's own settings, which take a GPU; for each kind a recipe of the package.
+# Preset -> kind -> recipe: from minutes on a laptop to the paper's settings, which need a GPU.
 PRESETS: dict[str, dict[Kind, str]] = {
     "fast": {
         "image": "features",
@@ -63,7 +62,7 @@ DEFAULT_PRESETS: dict[Kind, str] = {
 }
 DEFAULTS: dict[Kind, str] = {kind: PRESETS[preset][kind] for kind, preset in DEFAULT_PRESETS.items()}
 
-SAVE_EVERY = "compute.save_every"  # the one setting that has no part in what comes of a run
+SAVE_EVERY = "compute.save_every"  # the only setting without effect on the result of a run
 
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 Positive = Annotated[int, Field(gt=0, lt=2**62)]
@@ -85,7 +84,7 @@ class Settings(BaseModel):
 
 
 class _WrongSetting(InputError):
-    """Says the first thing that is wrong, by its dotted name."""
+    """Reports the first invalid setting by its dotted name."""
 
     path: list[str]
     problem: str
@@ -94,12 +93,12 @@ class _WrongSetting(InputError):
         first = error.errors()[0]
         inner = first.get("ctx", {}).get("error")
         path = [str(step) for step in first["loc"]]
-        if isinstance(inner, _WrongSetting):  # of a part of this part, which has said it already
+        if isinstance(inner, _WrongSetting):  # from a nested part, with its message
             path, self.problem = [*path, *inner.path], inner.problem
         elif first["type"] == "extra_forbidden":
             owner = _part(part, path[:-1])
             known = [*owner, *(name.split(".")[-1] for name in _names() if owner is Recipe.model_fields)]
-            self.problem = f"unknown setting, choose from {', '.join(owner)}{nearest(path[-1], known)}"
+            self.problem = f"unknown setting, choose from {', '.join(owner)}{did_you_mean(path[-1], known)}"
         elif first["type"] == "literal_error":
             self.problem = f"{first['input']!r} is not one of {first['ctx']['expected'].replace(' or ', ', ')}"
         else:
@@ -121,7 +120,7 @@ class ObjectiveSettings(Settings):
     transport: Weight = Field(default=1.0, description="Weight of the transport loss.")
     information: Weight = Field(default=0.3, description="Weight of the mutual information, the paper's lambda.")
     entropy: Weight = Field(default=0.0, description="Weight of the mean entropy of the predictions.")
-    labels: Weight = Field(default=0.0, description="Weight of the loss on labelled shots, where some are given.")
+    labels: Weight = Field(default=0.0, description="Weight of the loss on labelled shots, if given.")
     label_loss: Literal["kl", "mse"] = Field(
         default="kl", description="Loss on shots; kl is cross-entropy for hard labels."
     )
@@ -129,21 +128,23 @@ class ObjectiveSettings(Settings):
     plan: Literal["conditional", "exact", "sinkhorn"] = Field(
         default="conditional", description="Transport plan; exact and sinkhorn are optimal transport."
     )
-    regularisation: Weight = Field(default=0.0, description="Of Sinkhorn's plan; 0 takes the temperature.")
+    regularisation: Weight = Field(
+        default=0.0, description="Entropic regularisation of Sinkhorn's plan; 0 takes the temperature."
+    )
     prior: Literal["uniform", "estimated", "paper"] = Field(
         default="uniform",
-        description="Class proportions, where none are known. With paper they, and known ones too, enter the transport "
-        "alone, as in the paper's appendix; else known ones are what the mutual information pulls towards.",
+        description="Class proportions if none are known. With paper these, and known ones too, enter the transport "
+        "loss only, as in the paper's appendix; otherwise known ones are the target of the mutual information.",
     )
 
     def weights(self) -> dict[str, float]:
-        """The terms that count, with their weights."""
+        """The terms with a weight above 0, and their weights."""
         named = {name: getattr(self, name) for name in ("transport", "information", "entropy", "labels")}
         return {name: weight for name, weight in named.items() if weight}
 
     @property
     def needs_unlabelled(self) -> bool:
-        """Whether any term looks at data without labels."""
+        """Whether any term needs unlabelled data."""
         return bool(self.weights().keys() - {"labels"})
 
 
@@ -166,32 +167,32 @@ class TunerSettings(Settings):
 
 
 class Optimisation(Settings):
-    """How it is trained."""
+    """Optimiser and schedule."""
 
     name: Literal["sgd", "adamw"] = Field(default="sgd", description="Optimizer.")
     lr: Annotated[float, Field(gt=0)] = Field(default=5e-7, description="Learning rate.")
     schedule: Literal["paper", "linear", "cosine", "constant"] = Field(
-        default="paper", description="Of the learning rate."
+        default="paper", description="Schedule of the learning rate."
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Of SGD.")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Momentum of SGD.")
     nesterov: bool = Field(default=True, description="Nesterov's momentum.")
     weight_decay: Weight = Field(default=1e-3, description="Weight decay.")
     clip: Weight = Field(default=0.0, description="Largest gradient norm; 0 does not clip.")
-    gamma: Weight = Field(default=2e-4, description="Of the paper's schedule: lr (1 + gamma step)^-alpha.")
-    alpha: Weight = Field(default=0.75, description="Of the paper's schedule.")
+    gamma: Weight = Field(default=2e-4, description="gamma of the paper's schedule: lr (1 + gamma step)^-alpha.")
+    alpha: Weight = Field(default=0.75, description="alpha of the paper's schedule.")
     temperature_lr: Weight = Field(
-        default=0.0, description="Learning rate of the temperature, where it is trained; 0 takes lr."
+        default=0.0, description="Learning rate of the temperature, if it is trained; 0 takes lr."
     )
     dropout: bool = Field(default=False, description="Train with the model's own dropout.")
 
 
 class Compute(Settings):
-    """How it is computed. Nothing here changes what is learned, but for rounding and for which units dropout drops."""
+    """How it is computed. These settings change the result only by rounding and by the random units of dropout."""
 
     chunk: Count = Field(
         default=0,
-        description="Samples encoded at once, in two passes: any batch size fits into the memory of one chunk; 0 "
-        "encodes a batch whole.",
+        description="Samples encoded at once, in two passes: any batch size then fits into the memory of one chunk; 0 "
+        "encodes the whole batch at once.",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="Number format of the encoders; losses are in fp32."
@@ -220,7 +221,8 @@ class Recipe(Settings):
     augment: Literal["crop-flip", "none"] = Field(default="crop-flip", description="Random changes of images.")
     views: Count = Field(
         default=0,
-        description="Random crops of each image to encode once, if the image encoder is not trained; 0 crops anew.",
+        description="Random crops of each image that are encoded once, if the image encoder is not trained; 0 draws "
+        "new crops in each step.",
     )
     snapshots: Count = Field(
         default=10, description="Steps, beside zero-shot, among which one is chosen without labels; 0 chooses none."
@@ -228,28 +230,28 @@ class Recipe(Settings):
     temperature: Weight = Field(default=0.0, description="Softmax temperature; 0 keeps the model's own.")
     min_class_usage: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0,
-        description="Where predictions use a smaller share of the classes, nothing is trained, and they are corrected "
-        "as few-classes does; 0 always trains.",
+        description="If predictions use a smaller share of the classes, nothing is trained, and they are corrected as "
+        "by few-classes; 0 always trains.",
     )
     keep_shares_max_classes: Count = Field(
         default=0,
         description="With at most this many classes, each keeps the share of the predictions that zero-shot gives it, "
-        "unless shares are known: with two classes, a bias of the model and a skew of the data look the same.",
+        "unless shares are known: with few classes, a bias of the model can't be told from a skew of the data.",
     )
     find_bias: bool = Field(
         default=False,
-        description="Two classes and a masked language model: keep the shares without the model's bias, where two "
-        "signs agree on one.",
+        description="Two classes and a masked language model: keep the shares without the model's bias, if two "
+        "estimates agree on one.",
     )
     keep_shares_lr_factor: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0,
-        description="Factor of the learning rate where zero-shot's shares are kept: less is left to learn, and more "
-        "would fit single texts.",
+        description="Factor of the learning rate if zero-shot's shares are kept: a higher rate would overfit single "
+        "texts.",
     )
     weight_pull: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0,
-        description="After each step, this share of the way back to the weights before training: less is lost beside "
-        "the task, and less of the task is learned.",
+        description="After each step, move the weights by this share towards those before training: less drift on "
+        "other names, but less learning.",
     )
     pseudo_labels: Count = Field(
         default=0, description="Learn from this many of the surest predictions of each class as if they were labels."
@@ -284,20 +286,20 @@ class Recipe(Settings):
             recipe.with_settings({"optimisation.lr": 1e-3, "steps": 50})
             recipe.with_settings(lr=1e-3, steps=50)
 
-        A dotted name reaches a part; its last word is enough where only one setting has it.
+        A setting of a part has a dotted name; its last word is enough if it is unique.
         """
-        table = self.model_dump(exclude_unset=True)  # what was set stays known from what was not
+        table = self.model_dump(exclude_unset=True)  # only settings that were set explicitly
         for name, value in {**(settings or {}), **named}.items():
             *parts, last = full_name(name).split(".")
-            part, whole = table, vars(self)
-            for step in parts:
-                part, whole = part.setdefault(step, {}), whole.get(step, {})
-                if not isinstance(part, dict) or not isinstance(whole, (Settings, dict)):
-                    raise InputError(f"{name}: {step} is one value and has no parts")
-                whole = dict(whole)
-            if value == {} and isinstance(whole.get(last), Settings):
-                continue  # a part of which nothing is changed
-            part[last] = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
+            changed, current = table, vars(self)
+            for part in parts:
+                changed, current = changed.setdefault(part, {}), current.get(part, {})
+                if not isinstance(changed, dict) or not isinstance(current, (Settings, dict)):
+                    raise InputError(f"{name}: {part} is one value and has no parts")
+                current = dict(current)
+            if value == {} and isinstance(current.get(last), Settings):
+                continue  # a part without changes
+            changed[last] = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
         return Recipe(**table)
 
     def flat(self) -> dict[str, Any]:
@@ -309,7 +311,7 @@ class Recipe(Settings):
 
     @classmethod
     def from_toml(cls, text: str, source: str = "recipe", base: Recipe | None = None) -> Recipe:
-        """The recipe of a TOML text; what it does not name is as in `base`, or the paper's."""
+        """The recipe of a TOML text; settings that it does not name are those of `base`, or the paper's."""
         try:
             return (base or cls()).with_settings(dict(_flat(tomllib.loads(text))))
         except tomllib.TOMLDecodeError as error:
@@ -319,11 +321,11 @@ class Recipe(Settings):
 
     @classmethod
     def load(cls, name_or_file: str | Path, base: Recipe | None = None, kind: Kind | None = None) -> Recipe:
-        """A recipe that comes with the package, by name, or any TOML file, by path.
+        """A recipe of the package by name, or of a TOML file by path.
 
         Args:
-            base: what a file does not name is as here; a recipe of the package names all that matters.
-            kind: of the classifier: then the name may be a preset, "fast", "balanced" or "paper".
+            base: for settings that a file does not name; recipes of the package are complete.
+            kind: of the classifier; with it the name may be a preset, "fast", "balanced" or "paper".
         """
         if kind is not None and str(name_or_file) in PRESETS:
             return cls.preset(str(name_or_file), kind)
@@ -332,7 +334,7 @@ class Recipe(Settings):
             return cls.from_toml(named[str(name_or_file)], f"recipe {name_or_file!r}")
         if not os.path.isfile(name_or_file):
             known = [*(PRESETS if kind is not None else ()), *named]
-            near = nearest(str(name_or_file), known)
+            near = did_you_mean(str(name_or_file), known)
             raise InputError(f"no recipe {str(name_or_file)!r}: give a TOML file, or one of {', '.join(known)}{near}")
         return cls.from_toml(read_text(name_or_file), str(name_or_file), base)
 
@@ -343,12 +345,12 @@ class Recipe(Settings):
 
     @classmethod
     def default(cls, kind: Kind) -> Recipe:
-        """What is taken for a kind of classifier when nothing else is said, wherever that is."""
+        """The default recipe for a kind of classifier."""
         return cls.preset(DEFAULT_PRESETS[kind], kind)
 
 
 def full_name(name: str) -> str:
-    """`optimisation.lr` for `lr`: the dotted name of a setting, where its last word is enough to find it."""
+    """The dotted name of a setting by its last word, if that is unique: `optimisation.lr` for `lr`."""
     found = [known for known in _names() if known.endswith(f".{name}")]
     return found[0] if name not in Recipe.model_fields and len(found) == 1 else name
 
@@ -359,13 +361,13 @@ def _names() -> tuple[str, ...]:
 
 
 def setting(name: str) -> FieldInfo:
-    """A setting by its dotted name: its type, its description, its default."""
+    """The field of a setting by its dotted name."""
     *parts, last = name.split(".")
     return _part(Recipe, parts)[last]  # type: ignore[no-any-return]
 
 
 def is_named(name_or_file: str | Path) -> bool:
-    """Whether this is a preset or a recipe of the package, and no file of the user's."""
+    """Whether this is a preset or a recipe of the package, not a user's file."""
     return str(name_or_file) in PRESETS or str(name_or_file) in _named()
 
 

@@ -20,11 +20,11 @@ from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.adapter import ADAPTER, ADAPTER_CONFIG
 from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations
-from pouf.models.open_clip import PREFIX as OPEN_CLIP
+from pouf.models.open_clip import OPEN_CLIP_PREFIX as OPEN_CLIP
 from pouf.models.precomputed import Precomputed
 from pouf.parallel.shards import gather_weights, is_main
 from pouf.postprocess import Postprocessor
-from pouf.reading import digest_of, read_json, read_tensors, read_text
+from pouf.reading import file_digest, read_json, read_tensors, read_text
 from pouf.recipe import TunerSettings
 from pouf.tuners import Tuner
 
@@ -142,7 +142,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     _save_parts(classifier, folder, merge, weights)
     parts = [file for file in folder.rglob("*") if file.is_file() and file not in others]
-    files = {file.relative_to(folder).as_posix(): digest_of(file) for file in parts}
+    files = {file.relative_to(folder).as_posix(): file_digest(file) for file in parts}
     write_text(folder / README, classifier.model_card or model_card(classifier))  # people may edit it: no fingerprint
     card = Card(
         format=FORMAT,
@@ -238,7 +238,7 @@ def check_files(folder: Path, card: Card) -> None:
         file = folder / name
         if ".." in Path(name).parts or not file.is_file():
             raise InputError(f"{name!r} is missing in {str(folder)!r}: restore it, or adapt again")
-        if digest_of(file) != digest:
+        if file_digest(file) != digest:
             raise InputError(f"{str(file)!r} is not as it was saved: restore it, or adapt again")
 
 

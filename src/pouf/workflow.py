@@ -23,7 +23,7 @@ from pouf.models.windows import warn_of_cut
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.recipe import Recipe, full_name
-from pouf.reporting.html import before_and_after, write_report
+from pouf.reporting.html import compare_before_and_after, write_report
 from pouf.runs.folder import note
 from pouf.runs.names import CHECKPOINTS, PREDICTIONS
 from pouf.runs.predictions import prediction_rows, rows_by_rank, write_rows
@@ -251,7 +251,7 @@ def _report(result: Adaptation, data: Unlabelled, plan: Plan, context: RunContex
     else:
         deque(rows, maxlen=0)  # send what the first process asks for
     result.absent = absent_names(classifier, classifier.store(inference).some(own))
-    comparison = before_and_after(result, data, inference)
+    comparison = compare_before_and_after(result, data, inference)
     if processes().is_main:
         note(context.folder, absent=result.absent)
         silent = replace(inference, on_batch=None, on_start=None)

@@ -18,18 +18,18 @@ def standins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Spy:
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     """Cells give back figures, which do not tell what they were made of: so the two public calls are listened to."""
-    spy, adapt, infer = Spy(), Classifier.adapt, Classifier.infer
+    given, adapt, infer = Spy(), Classifier.adapt, Classifier.infer
 
     def listened(classifier: Classifier, data: Any, **more: Any) -> Any:
-        spy.calls += 1
-        spy.classifier, spy.data, spy.recipe, spy.shots = classifier, data, more["recipe"], more.get("shots")
-        spy.before()
+        given.calls += 1
+        given.classifier, given.data, given.recipe, given.shots = classifier, data, more["recipe"], more.get("shots")
+        given.before()
         return adapt(classifier, data, **more)
 
     monkeypatch.setattr(Classifier, "adapt", listened)
     monkeypatch.setattr(
-        Classifier, "infer", lambda self, data, *more: spy.judged.append(data) or infer(self, data, *more)
+        Classifier, "infer", lambda self, data, *more: given.judged.append(data) or infer(self, data, *more)
     )
-    return spy
+    return given

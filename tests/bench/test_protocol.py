@@ -52,15 +52,15 @@ def test_majority_is_that_of_the_whole_training_set(standins: Path, tmp_path: Pa
     assert share > 0.5 and score == pytest.approx(share), "the second class, which has more"
 
 
-def test_kshot_texts_are_those_of_the_seed_without_their_labels(standins: Path, seen: Spy) -> None:
-    seen.asked(lambda: language(standins, "MR", "pouf", limit=0))
+def test_kshot_texts_are_those_of_the_seed_without_their_labels(standins: Path, spy: Spy) -> None:
+    spy.asked(lambda: language(standins, "MR", "pouf", limit=0))
     test = read_task(TASKS["MR"], standins, "test").inputs
     train = read_task(TASKS["MR"], standins, "train")
     expected = few_shot(train, 42, held_out={test.read(i) for i in range(len(test))}).train.inputs
-    assert [seen.data.read(i) for i in range(len(seen.data))] == [expected.read(i) for i in range(32)]
-    assert seen.shots is None
-    seen.asked(lambda: language(standins, "MR", "pouf", limit=12, unlabelled="train"))
-    assert len(seen.data) == len(train.inputs) > 32, "the limit is of the texts that are judged"
+    assert [spy.data.read(i) for i in range(len(spy.data))] == [expected.read(i) for i in range(32)]
+    assert spy.shots is None
+    spy.asked(lambda: language(standins, "MR", "pouf", limit=12, unlabelled="train"))
+    assert len(spy.data) == len(train.inputs) > 32, "the limit is of the texts that are judged"
 
 
 def drawn_splits(folder: Path, flipped: str = "") -> None:
@@ -71,12 +71,12 @@ def drawn_splits(folder: Path, flipped: str = "") -> None:
         (folder / f"mr/16-42/{split}.csv").write_text("".join(lines))
 
 
-def test_splits_that_are_drawn_already_are_taken_whole(standins: Path, tmp_path: Path, seen: Spy) -> None:
+def test_splits_that_are_drawn_already_are_taken_whole(standins: Path, tmp_path: Path, spy: Spy) -> None:
     drawn_splits(tmp_path)
     setting = Setting(str(tmp_path), str(standins / LM), QUICK)
     run_cell(Cell("language", "MR", "pouf", 42), setting)
-    assert [seen.data.read(i).split()[4] for i in range(len(seen.data))] == ["train"] * 32
-    assert {data.read(0).split()[4]: len(data) for data in seen.judged} == {"dev": 32, "test": 40}
+    assert [spy.data.read(i).split()[4] for i in range(len(spy.data))] == ["train"] * 32
+    assert {data.read(0).split()[4]: len(data) for data in spy.judged} == {"dev": 32, "test": 40}
     for method, unlabelled in (("majority", "kshot"), ("pouf", "train")):
         with pytest.raises(InputError, match="has the shots of MR alone, the whole training set is needed"):
             run_cell(Cell("language", "MR", method, 42), Setting(str(tmp_path), str(standins / LM), QUICK,
@@ -127,19 +127,19 @@ def test_a_run_that_an_alarm_speaks_against_counts_as_zero_shot(standins: Path) 
 
 
 @pytest.mark.parametrize("task", ["SST-2", "QQP"])
-def test_predictions_are_means_over_the_draws_of_the_task(standins: Path, seen: Spy, task: str) -> None:
-    seen.asked(lambda: language(standins, task, "lm-bff", limit=2))
-    assert seen.classifier.demonstrations.samples == {"SST-2": 16, "QQP": 4}[task]
+def test_predictions_are_means_over_the_draws_of_the_task(standins: Path, spy: Spy, task: str) -> None:
+    spy.asked(lambda: language(standins, task, "lm-bff", limit=2))
+    assert spy.classifier.demonstrations.samples == {"SST-2": 16, "QQP": 4}[task]
 
 
-def test_no_image_of_an_unseen_class_is_adapted_to(standins: Path, seen: Spy) -> None:
+def test_no_image_of_an_unseen_class_is_adapted_to(standins: Path, spy: Spy) -> None:
     for method in ("seen", "seen+unseen"):
         cell = Cell("unseen", "office31:dslr", method, 0)
-        seen.asked(lambda cell=cell: run_cell(cell, Setting(str(standins), EMBEDDED, QUICK)))
-        folders = {name.split("/")[0] for name in seen.data.ids}
+        spy.asked(lambda cell=cell: run_cell(cell, Setting(str(standins), EMBEDDED, QUICK)))
+        folders = {name.split("/")[0] for name in spy.data.ids}
         names = set((standins / "office31" / "classes.txt").read_text().split())
         assert len(folders) == len(names) // 2 and folders < names
-        assert (set(seen.classifier.classes) == folders) == (method == "seen"), "its prototypes are those it may see"
+        assert (set(spy.classifier.classes) == folders) == (method == "seen"), "its prototypes are those it may see"
 
 
 def test_without_snapshots_the_last_step_stands_alone(standins: Path) -> None:
@@ -169,11 +169,11 @@ def test_dev_is_judged_in_a_real_cell(standins: Path) -> None:
     ],
 )
 def test_lengths_and_limits_are_lm_bffs(
-    standins: Path, seen: Spy, task: str, method: str, length: int, limits: tuple | None
+    standins: Path, spy: Spy, task: str, method: str, length: int, limits: tuple | None
 ) -> None:
-    seen.asked(lambda: language(standins, task, method, limit=2))
-    shown = seen.classifier.demonstrations
-    assert seen.classifier.backbone.texts.max_length == length
+    spy.asked(lambda: language(standins, task, method, limit=2))
+    shown = spy.classifier.demonstrations
+    assert spy.classifier.backbone.texts.max_length == length
     assert (None if shown is None else (shown.own_limit, shown.shot_limit)) == limits
 
 
@@ -182,24 +182,24 @@ def test_lengths_and_limits_are_lm_bffs(
     [("language", m) for m in ("pouf", "fine-tuning", "lm-bff", "lm-bff-pouf")]
     + [("ablation", "no-information"), ("lambda", "0.9")],
 )
-def test_dropout_is_on_wherever_a_language_row_is_trained(standins: Path, seen: Spy, table: str, method: str) -> None:
-    seen.asked(lambda: language(standins, "SST-2", method, table, limit=2))
-    assert seen.recipe.optimisation.dropout
+def test_dropout_is_on_wherever_a_language_row_is_trained(standins: Path, spy: Spy, table: str, method: str) -> None:
+    spy.asked(lambda: language(standins, "SST-2", method, table, limit=2))
+    assert spy.recipe.optimisation.dropout
     assert not Recipe.default("cloze").optimisation.dropout, "the package's own default"
 
 
 @pytest.mark.parametrize("method", ["fine-tuning", "lm-bff", "lm-bff-pouf", "pouf"])
-def test_the_grid_begins_with_its_own_batch_size_and_rate(standins: Path, seen: Spy, method: str) -> None:
-    recipe = seen.asked(lambda: language(standins, "MR", method, limit=4, grid="paper")).recipe
+def test_the_grid_begins_with_its_own_batch_size_and_rate(standins: Path, spy: Spy, method: str) -> None:
+    recipe = spy.asked(lambda: language(standins, "MR", method, limit=4, grid="paper")).recipe
     # The paper's own rows have one setting.
     expected = (8, 1e-5) if "pouf" in method else tuple(values[0] for values in GRID.values())
     assert (recipe.batch_size, recipe.optimisation.lr) == expected
 
 
 @pytest.mark.parametrize("snapshots", [0, 2])
-def test_the_grid_takes_the_batch_size_and_rate_that_are_best_on_dev(standins: Path, seen: Spy, snapshots: int) -> None:
+def test_the_grid_takes_the_batch_size_and_rate_that_are_best_on_dev(standins: Path, spy: Spy, snapshots: int) -> None:
     tried: list[tuple[int, float]] = []
-    seen.before = lambda: tried.append((seen.recipe.batch_size, seen.recipe.optimisation.lr))
+    spy.before = lambda: tried.append((spy.recipe.batch_size, spy.recipe.optimisation.lr))
     changes = {"steps": 2, "snapshots": snapshots}
     setting = Setting(str(standins), str(standins / LM), changes, limit=4, grid="paper")
     facts = run_cell(Cell("language", "MR", "fine-tuning", 42), setting).facts
@@ -222,10 +222,10 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("method", ["lm-bff", "lm-bff-pouf", "in-context"])
 def test_filtered_demonstrations_are_drawn_from_the_half_of_each_class_that_is_most_similar(
-    standins: Path, encoder: Path, seen: Spy, method: str
+    standins: Path, encoder: Path, spy: Spy, method: str
 ) -> None:
-    seen.asked(lambda: language(standins, "MR", method, limit=2, demo_filter=str(encoder)))
-    shown = seen.classifier.demonstrations
+    spy.asked(lambda: language(standins, "MR", method, limit=2, demo_filter=str(encoder)))
+    shown = spy.classifier.demonstrations
     text = shown.shots[0][0]
     drawn = [shown.show(text, random.Random(seed)) for seed in range(80)]
     found = {shot for example in drawn for shot in (*example.before, *example.after)}
@@ -253,15 +253,15 @@ def test_a_filter_is_a_sentence_encoder() -> None:
         SimilarityFilter(EMBEDDED)
 
 
-def test_fine_tuning_on_scores_has_one_output_and_squared_error(standins: Path, seen: Spy) -> None:
-    seen.asked(lambda: language(standins, "STS-B", "fine-tuning", limit=4))
-    assert seen.classifier.backbone.model.config.num_labels == 1 and seen.recipe.objective.label_loss == "mse"
-    seen.asked(lambda: language(standins, "SST-2", "fine-tuning", limit=4))
-    assert seen.classifier.backbone.model.config.num_labels == 2
+def test_fine_tuning_on_scores_has_one_output_and_squared_error(standins: Path, spy: Spy) -> None:
+    spy.asked(lambda: language(standins, "STS-B", "fine-tuning", limit=4))
+    assert spy.classifier.backbone.model.config.num_labels == 1 and spy.recipe.objective.label_loss == "mse"
+    spy.asked(lambda: language(standins, "SST-2", "fine-tuning", limit=4))
+    assert spy.classifier.backbone.model.config.num_labels == 2
 
 
 @pytest.mark.parametrize("task", ["MRPC", "QQP", "RTE"])
-def test_ablation_and_lambda_use_the_weights_of_the_task(standins: Path, seen: Spy, task: str) -> None:
+def test_ablation_and_lambda_use_the_weights_of_the_task(standins: Path, spy: Spy, task: str) -> None:
     transport, information = (1.0, 0.6) if task == "RTE" else (1e-2, 1e-4)
     for table, method, expected in (
         ("language", "pouf", (transport, information)),
@@ -269,12 +269,12 @@ def test_ablation_and_lambda_use_the_weights_of_the_task(standins: Path, seen: S
         ("ablation", "no-transport", (0.0, information)),
         ("lambda", "0.9", (transport, 0.9)),
     ):
-        seen.asked(lambda method=method, table=table: language(standins, task, method, table, limit=2))
-        assert (seen.recipe.objective.transport, seen.recipe.objective.information) == expected, (table, method)
+        spy.asked(lambda method=method, table=table: language(standins, task, method, table, limit=2))
+        assert (spy.recipe.objective.transport, spy.recipe.objective.information) == expected, (table, method)
 
 
 @pytest.mark.parametrize("method", ["pouf-prompt", "coop"])
-def test_domainnet_adapts_to_one_list_and_is_judged_on_the_other(standins: Path, seen: Spy, method: str) -> None:
+def test_domainnet_adapts_to_one_list_and_is_judged_on_the_other(standins: Path, spy: Spy, method: str) -> None:
     run_cell(Cell("images", "domainnet:sketch", method, 0), Setting(str(standins), EMBEDDED, QUICK))
     lists = {
         split: {
@@ -283,13 +283,13 @@ def test_domainnet_adapts_to_one_list_and_is_judged_on_the_other(standins: Path,
         }
         for split in ("train", "test")
     }
-    learned = set((seen.data if seen.shots is None else seen.shots.inputs).ids)
+    learned = set((spy.data if spy.shots is None else spy.shots.inputs).ids)
     assert (
-        {name for data in seen.judged for name in data.ids} == lists["test"]
+        {name for data in spy.judged for name in data.ids} == lists["test"]
         and learned <= lists["train"]
         and not learned & lists["test"]
     )
-    assert seen.shots is not None or learned == lists["train"]
+    assert spy.shots is not None or learned == lists["train"]
 
 
 @pytest.fixture(scope="module")
@@ -298,11 +298,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(shutil.copytree(embedded_folder(), tmp_path_factory.mktemp("model") / "clip"))
 
 
-def test_tent_upl_and_prompt_tuning_share_their_settings_in_the_table(standins: Path, model: str, seen: Spy) -> None:
+def test_tent_upl_and_prompt_tuning_share_their_settings_in_the_table(standins: Path, model: str, spy: Spy) -> None:
     recipes: list[Recipe] = []
     for method in ("pouf-prompt", "tent", "upl"):
         cell = Cell("images", "office-home:art", method, 0)
-        recipes.append(seen.asked(lambda cell=cell: run_cell(cell, Setting(str(standins), model))).recipe)
+        recipes.append(spy.asked(lambda cell=cell: run_cell(cell, Setting(str(standins), model))).recipe)
     for recipe in recipes:
         assert recipe.optimisation == Recipe.load("office-home-prompt").optimisation
         assert (recipe.steps, recipe.batch_size, recipe.augment) == (5000, 96, "crop-flip")
@@ -311,17 +311,17 @@ def test_tent_upl_and_prompt_tuning_share_their_settings_in_the_table(standins: 
 
 @pytest.mark.parametrize("method", ["pouf-prompt", "tent", "upl", "coop"])
 def test_beside_the_papers_prompts_on_office31_the_temperature_has_its_own_rate(
-    standins: Path, model: str, seen: Spy, method: str
+    standins: Path, model: str, spy: Spy, method: str
 ) -> None:
     cell = Cell("images", "office31:dslr", method, 0)
-    recipe = seen.asked(lambda: run_cell(cell, Setting(str(standins), model))).recipe
+    recipe = spy.asked(lambda: run_cell(cell, Setting(str(standins), model))).recipe
     assert (recipe.optimisation.lr, recipe.optimisation.temperature_lr) == (1e-3, 5e-7)
 
 
 @pytest.mark.parametrize(("task", "images", "fine"), [("office31:dslr", 1, False), ("office31:dslr", 2, True),
                                                       ("domainnet:sketch", 1, True)])  # fmt: skip
 def test_coop_says_which_class_has_too_few_images(
-    standins: Path, tmp_path: Path, seen: Spy, task: str, images: int, fine: bool
+    standins: Path, tmp_path: Path, spy: Spy, task: str, images: int, fine: bool
 ) -> None:
     name, domain = task.split(":")
     folder = shutil.copytree(standins / IMAGE_SETS[name].folder, tmp_path / IMAGE_SETS[name].folder)
@@ -334,18 +334,18 @@ def test_coop_says_which_class_has_too_few_images(
         listed.write_text("".join(line for line in lines if line not in own[images:]))
     cell, setting = Cell("images", task, "coop", 0), Setting(str(tmp_path), EMBEDDED, QUICK)
     if fine:
-        assert seen.asked(lambda: run_cell(cell, setting)).shots is not None
+        assert spy.asked(lambda: run_cell(cell, setting)).shots is not None
     else:
         with pytest.raises(InputError, match=r"class '\w+' has 1 image in .* one of each class to learn from, and"):
             run_cell(cell, setting)
 
 
-def test_labels_of_dev_change_nothing_that_is_learned(standins: Path, tmp_path: Path, seen: Spy) -> None:
+def test_labels_of_dev_change_nothing_that_is_learned(standins: Path, tmp_path: Path, spy: Spy) -> None:
     def learned(flipped: str) -> tuple[tuple[float, ...], torch.Tensor]:
         drawn_splits(tmp_path / f"flipped {flipped}", flipped)
         setting = Setting(str(tmp_path / f"flipped {flipped}"), str(standins / LM), QUICK)
         score = run_cell(Cell("language", "MR", "pouf", 42), setting).scores["MR"]
-        return (score.last, score.chosen), seen.classifier.backbone.prototypes(()).detach()
+        return (score.last, score.chosen), spy.classifier.backbone.prototypes(()).detach()
 
     (plain, weights), (flipped, same) = learned(""), learned("dev")
     assert plain == flipped and torch.equal(weights, same)

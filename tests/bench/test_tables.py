@@ -54,10 +54,10 @@ def test_zero_shot_is_not_made_to_train_by_a_change_of_steps(standins: Path) -> 
     assert result.facts["parameters"] == 0
 
 
-def test_coop_is_not_judged_on_its_shots(standins: Path, seen: Spy) -> None:
+def test_coop_is_not_judged_on_its_shots(standins: Path, spy: Spy) -> None:
     run_cell(Cell("images", "office31:dslr", "coop", 0), Setting(str(standins), EMBEDDED, QUICK))
-    learned, judged = set(seen.shots.inputs.ids), {name for data in seen.judged for name in data.ids}
-    assert seen.data is None and learned and judged and not learned & judged
+    learned, judged = set(spy.shots.inputs.ids), {name for data in spy.judged for name in data.ids}
+    assert spy.data is None and learned and judged and not learned & judged
 
 
 def grid(folder: Path, standins: Path, *methods: str, **changes: object) -> Grid:
@@ -65,23 +65,23 @@ def grid(folder: Path, standins: Path, *methods: str, **changes: object) -> Grid
     return Grid(folder, wanted, Setting(str(standins), EMBEDDED, {**QUICK, **changes}))
 
 
-def test_finished_cells_are_not_computed_again_and_failed_ones_are(standins: Path, tmp_path: Path, seen: Spy) -> None:
+def test_finished_cells_are_not_computed_again_and_failed_ones_are(standins: Path, tmp_path: Path, spy: Spy) -> None:
     def fails() -> None:
-        if seen.calls == 2:
+        if spy.calls == 2:
             raise MemoryError("not enough")
 
-    seen.before = fails
+    spy.before = fails
     first = grid(tmp_path, standins, "zero-shot", "upl", "tent").run()
     assert [outcome.error for outcome in first] == ["", "MemoryError: not enough", ""]
     again = grid(tmp_path, standins, "zero-shot", "upl", "tent").run()
-    assert seen.calls == 4 and seen.recipe.pseudo_labels, "UPL alone"
+    assert spy.calls == 4 and spy.recipe.pseudo_labels, "UPL alone"
     assert [outcome.error for outcome in again] == [""] * 3
     assert again[0].result == first[0].result
     grid(tmp_path, standins, "zero-shot", batch_size=17).run()
-    assert seen.calls == 5, "another setting is another cell"
+    assert spy.calls == 5, "another setting is another cell"
 
 
-def test_what_no_seed_can_change_is_computed_once(standins: Path, tmp_path: Path, seen: Spy) -> None:
+def test_what_no_seed_can_change_is_computed_once(standins: Path, tmp_path: Path, spy: Spy) -> None:
     wanted = [
         [Cell("language", "MR", method, seed) for method in ("zero-shot", "in-context") for seed in (42, 21)],
         [Cell("unseen", "office31:webcam", "zero-shot", seed) for seed in (0, 1)],  # the seed halves the classes
@@ -90,19 +90,19 @@ def test_what_no_seed_can_change_is_computed_once(standins: Path, tmp_path: Path
         given = Grid(tmp_path, cells, Setting(str(standins), str(model), QUICK, limit=4))
         outcomes = given.run()
         assert [outcome.cell for outcome in outcomes] == cells and not any(outcome.error for outcome in outcomes)
-        assert given.run() == outcomes and seen.calls == calls
+        assert given.run() == outcomes and spy.calls == calls
 
 
-def test_an_interrupted_run_goes_on_where_it_was(standins: Path, tmp_path: Path, seen: Spy) -> None:
+def test_an_interrupted_run_goes_on_where_it_was(standins: Path, tmp_path: Path, spy: Spy) -> None:
     def interrupts() -> None:
-        if seen.calls == 2:
+        if spy.calls == 2:
             raise KeyboardInterrupt
 
-    seen.before = interrupts
+    spy.before = interrupts
     with pytest.raises(KeyboardInterrupt):
         grid(tmp_path, standins, "zero-shot", "tent").run()
     grid(tmp_path, standins, "zero-shot", "tent").run()
-    assert seen.calls == 3, "Tent alone is adapted again"
+    assert spy.calls == 3, "Tent alone is adapted again"
 
 
 def test_cells_run_side_by_side_in_processes(standins: Path, tmp_path: Path) -> None:

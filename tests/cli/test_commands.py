@@ -22,7 +22,7 @@ from transformers import AutoModelForMaskedLM, CLIPModel
 
 from pouf import EMBEDDED, Classifier, Recipe
 from pouf.cli import app
-from pouf.cli._options import SPEED, TRAINING
+from pouf.cli._options import SPEED_SETTINGS, TRAINING_SETTINGS
 from pouf.demo import DIGITS
 from pouf.recipe import setting
 from pouf.runs.folder import Run
@@ -163,7 +163,7 @@ def test_texts_come_as_arguments_or_from_standard_input(adapted_texts: Path, tmp
         zip(["a good film", "bad.", "what"], expected, strict=True)
     )
     assert not list(tmp_path.iterdir())
-    for wrong, words in (((), "give one of INPUT and --text"), (("no.csv",), "no.csv"), (("",), "it is empty")):
+    for wrong, words in (((), "give either INPUT or --text"), (("no.csv",), "no.csv"), (("",), "it is empty")):
         assert words in one_line_error(pouf("predict", adapted_texts / "run", *wrong, cwd=tmp_path, code=2))
 
 
@@ -318,7 +318,7 @@ def test_a_masked_language_model_goes_all_the_way(reviews: Path) -> None:
     [
         (("--words", "terribly,great"), "label word 'terribly' is"),
         (("--words", "great"), "1 label words for 2 classes"),
-        (("--classes", "words.json"), "the classes come with words of their own"),
+        (("--classes", "words.json"), "the class descriptions already give the words"),
         (("--template", "{text} it was [MASK] [MASK]."), "2 masks, expected one"),
         (("--text-column", "review,other"), "names 2 columns, expected one column"),
         (("--demonstrations",), "demonstrations are shots in a template: give shots"),
@@ -399,7 +399,7 @@ def test_other_mistakes_are_one_line_too(arguments: list[str], words: str, tmp_p
 def test_labels_that_are_no_class_are_said(run: Path, tmp_path: Path, few_digits: Path) -> None:
     shutil.copytree(few_digits / "two", tmp_path / "deux")
     result = in_a_process("evaluate", run, tmp_path, cwd=tmp_path, code=2)
-    assert "none of the classes, such as 'deux'" in one_line_error(result)
+    assert "no class, such as 'deux'" in one_line_error(result)
 
 
 def test_a_run_that_diverges_keeps_its_last_good_weights(few_digits: Path, tmp_path: Path) -> None:
@@ -540,7 +540,7 @@ def test_what_does_not_go_together_is_said(tmp_path: Path, arguments: list[str],
 
 def test_every_setting_with_an_option_is_described_by_the_recipe_and_set_reaches_the_others(tmp_path: Path) -> None:
     options = {option: p for p in typer.main.get_command(app).commands["adapt"].params for option in p.opts}
-    for name, dotted in (TRAINING | SPEED).items():
+    for name, dotted in (TRAINING_SETTINGS | SPEED_SETTINGS).items():
         assert options[f"--{name}"].help.startswith(setting(dotted).description.rstrip("."))
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32))
     np.savez(tmp_path / "p.npz", prototypes=np.eye(3, 4, dtype=np.float32), names=np.array(list("abc")))
@@ -620,7 +620,7 @@ def test_ids_that_are_not_distinct_stay_in_predictions_but_do_not_name_questions
     (tmp_path / "texts.csv").write_text("who,text\n" + "".join(f"{i % 3},good film {i}\n" for i in range(8)))
     usual = ("adapt", "--model", model, "--texts", "texts.csv", "--classes", "good,bad", "--steps", 2)
     said = pouf(*usual, "--id-column", "who", "--out", "run", cwd=tmp_path)
-    assert "texts.csv: the ids in 'who' are not all there and distinct" in said.stderr
+    assert "texts.csv: the ids in 'who' are incomplete or not distinct" in said.stderr
     own = list(csv.DictReader((tmp_path / "run" / "predictions.csv").open()))
     assert [row["who"] for row in own] == [str(i % 3) for i in range(8)]
     pouf("review", "run", "--n", 8, cwd=tmp_path)

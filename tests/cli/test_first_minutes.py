@@ -100,7 +100,7 @@ def test_each_kind_of_data_has_a_model_and_without_a_network_the_error_names_it(
         (["--preset", "fast", "--recipe", "demo"], "give one of --preset and --recipe, and not both"),
         (["--preset", "fast", "--max-minutes", "3"], "give one of --preset and --max-minutes"),
         (["--max-minutes", "0.00001"], "even the preset 'fast' needs more than the 1e-05 minutes allowed"),
-        (["--images", "."], "give DATA alone, or say what it is"),
+        (["--images", "."], "give either DATA or one of"),
     ],
 )
 def test_what_does_not_go_together_is_said(given: list[str], words: str, few_digits: Path, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ MISTAKES = {
         ["reviews.csv", "--text-column", "a,b"],
         "--text-column 'a,b' names 2 columns, expected",
     ),
-    "a link to nowhere": (["link.csv"], "'link.csv' is a link to 'gone.csv', which is not there"),
-    "a folder's link to nowhere": (["--images", "photos"], "'photos' is a link to 'gone', which is not there"),
+    "a link to nowhere": (["link.csv"], "'link.csv' is a link to 'gone.csv', which does not exist"),
+    "a folder's link to nowhere": (["--images", "photos"], "'photos' is a link to 'gone', which does not exist"),
     "semicolons": (["reviews.csv", "--classes", "bad;good"], "separate names by commas: bad,good"),
     "one class": (["reviews.csv", "--classes", "good"], "name at least two, as a,b,c"),
     "a run is there": (
@@ -55,7 +55,7 @@ def test_a_mistake_is_one_line_with_its_cause(case: str, folder: Path) -> None:
 
 def test_an_input_that_is_not_there_is_told_before_anything_else(folder: Path) -> None:
     error = one_line_error(pouf("predict", "nowhere", "nothere.csv", cwd=folder, code=2))
-    assert "no such file or folder: 'nothere.csv'; a text of one word is given with --text" in error
+    assert "no such file or folder: 'nothere.csv'; give a text of one word with --text" in error
 
 
 def test_a_model_is_no_run(folder: Path) -> None:

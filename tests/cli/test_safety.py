@@ -60,7 +60,7 @@ def test_formulas_are_neutralised_where_asked_for(run: Path, tmp_path: Path, saf
 def test_a_bug_is_one_line_with_a_hint_and_debug_shows_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pouf.bench.tables.TABLES", None)  # as a bug would leave it
     line = one_line_error(pouf("bench", "list", cwd=tmp_path, code=1))
-    assert "unexpected AttributeError" in line and "please report what the same command says with --debug" in line
+    assert "unexpected AttributeError" in line and "please report the output of the same command with --debug" in line
     for arguments in (("--debug", "bench", "list"), ("bench", "list", "--debug")):
         told = pouf(*arguments, cwd=tmp_path, code=1).stderr
         assert "Traceback" in told and "in list_tables" in told and "error: unexpected" in told

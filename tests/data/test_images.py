@@ -19,7 +19,7 @@ from pouf import Classifier, Images, InputError, Recipe
 from pouf.data.base import Unreadable
 from pouf.data.images import _open_heic
 from pouf.data.labelled import read_labelled
-from pouf.data.loader import Reader, read_batches
+from pouf.data.loader import BatchReader, read_batches
 from pouf.data.views import crop_flip
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
@@ -142,7 +142,7 @@ def test_files_that_cannot_be_read_are_skipped_counted_and_listed(tmp_path: Path
 def test_broken_files_are_met_once_and_then_left_out(tmp_path: Path, tiny: Classifier) -> None:
     data = Images.from_folder(broken_folder(tmp_path))
     batches = read_batches(
-        Reader(data, tiny.backbone.prepare), data.random_batches(2, torch.Generator().manual_seed(0))
+        BatchReader(data, tiny.backbone.prepare), data.random_batches(2, torch.Generator().manual_seed(0))
     )
     read = []
     for _ in range(20):
@@ -303,7 +303,7 @@ def test_pipes_devices_and_links_to_elsewhere_are_skipped_and_never_opened(
     assert read == ({"good.png", "near.png", "secret.png"} if listed else {"good.png", "near.png"})
     reasons = {Path(data.ids[i]).name: why for i, why in data.skipped.items()}
     assert reasons["pipe.png"] == "not a regular file"
-    assert listed or "leads out of the folder" in reasons["secret.png"]
+    assert listed or "a link out of the folder" in reasons["secret.png"]
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -352,7 +352,7 @@ def test_a_cut_archive_says_what_is_lost(tmp_path: Path, tiny: Classifier, where
     encoded = tiny.encode(data)
     assert len(encoded.indices) == (3 if where == "after a member" else 2)
     (reason,) = data.skipped.values()
-    assert reason == "the archive is cut or damaged here" and "a.tar/from byte" in data.ids[-1]
+    assert reason == "the archive is truncated or damaged here" and "a.tar/from byte" in data.ids[-1]
 
 
 def test_photographs_of_iphones_are_read_and_other_files_are_named(
@@ -376,7 +376,7 @@ def test_a_flat_folder_of_labelled_images_is_said(tmp_path: Path, caplog: pytest
     (tmp_path / "mug").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "mug" / "1.png")
     assert read_labelled(tmp_path / "mug", ["back pack", "mug"], "image").labels == [1]
-    assert "has no sub-folders: all 1 images are taken for 'mug'" in caplog.text
+    assert "has no sub-folders: all 1 images are labelled 'mug'" in caplog.text
 
 
 def test_images_are_free_once_nobody_uses_them() -> None:

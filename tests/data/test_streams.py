@@ -103,7 +103,7 @@ def test_a_single_archive_is_a_folder_too(archives: Path) -> None:
 
 def test_an_archive_that_is_none_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(b"no archive at all")
-    with pytest.raises(InputError, match="no tar archive that can be read"):
+    with pytest.raises(InputError, match="not a readable tar archive"):
         Images.from_folder(tmp_path / "a.tar")
     with tarfile.open(tmp_path / "b.tar", "w"):
         pass
@@ -114,7 +114,7 @@ def test_an_archive_that_is_none_is_said(tmp_path: Path) -> None:
 def test_a_stream_is_drawn_from_its_buffer_and_starts_anew() -> None:
     stream = Stream(lambda: (f"text {i}" for i in range(50)), "text", buffer=20)
     batches = stream.random_batches(5, torch.Generator().manual_seed(0))
-    read = [[stream.read(draw.place) for draw in next(batches)] for _ in range(30)]
+    read = [[stream.read(draw.position) for draw in next(batches)] for _ in range(30)]
     assert all(len(set(batch)) == 5 for batch in read[:6])
     assert {text for batch in read for text in batch} == {f"text {i}" for i in range(50)}
     assert [int(text.split()[1]) for text in read[0]] != sorted(int(text.split()[1]) for text in read[0])
@@ -158,7 +158,7 @@ def test_a_stream_that_can_be_opened_once_loses_nothing(tmp_path: Path, pictures
     once = iter(pictures)
     stream = Stream(lambda: once, "image", buffer=2)
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    with pytest.raises(InputError, match="must give the samples anew each time"):
+    with pytest.raises(InputError, match="must start from the first sample"):
         classifier.adapt(stream, recipe=RECIPE, settings={"batch_size": 2, "steps": 50}, output=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
     Classifier.from_pretrained(tmp_path / "run")

@@ -45,7 +45,7 @@ def test_an_encoding_that_is_guessed_is_said_and_one_that_cant_be_is_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read(tmp_path / "a.csv", "text\nun café noir\n".encode("cp1252")) == ["un café noir"]
-    assert "is not UTF-8 (line 2) and is read as Windows-1252" in caplog.text
+    assert "is not UTF-8 (line 2) and was read as Windows-1252" in caplog.text
     for content in ("text\nкафе и море\n".encode("cp1251"), "text\nun café\n".encode("cp1252") + "été\n".encode()):
         with pytest.raises(InputError, match=r"is not UTF-8 text \(line 2: .*save it as UTF-8"):
             read(tmp_path / "a.csv", content)
@@ -99,8 +99,8 @@ def test_columns_match_in_any_case_and_the_nearest_is_named(tmp_path: Path, capl
 
 def test_halves_of_characters_and_nul_are_skipped(tmp_path: Path) -> None:
     found = read(tmp_path / "a.jsonl", r'{"text": "a\ud800"}' + "\n" + r'{"text": "b\u0000"}' + "\n" + '{"text": "😀"}')
-    assert found == ["<the text holds half a character (a lone surrogate)>",
-                     "<the text holds a NUL character: is it text at all?>", "😀"]  # fmt: skip
+    assert found == ["<the text contains half a character (a lone surrogate)>",
+                     "<the text contains a NUL character: is it text at all?>", "😀"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ PATHS = ("animal/dog", "animal/cat", "vehicle/road/car", "vehicle/road/van", "ve
 
 def test_only_names_with_a_common_ancestor_are_paths() -> None:
     for flat in (("cat", "dog"), ("TCP/IP", "HTTP"), ("and/or", "9/11"), ("/a", "/b"), ("a//b", "a//c")):
-        assert Taxonomy.of(flat) is None
-    found = Taxonomy.of(PATHS)
+        assert Taxonomy.from_names(flat) is None
+    found = Taxonomy.from_names(PATHS)
     assert found.members == {"animal": [0, 1], "vehicle": [2, 3, 4], "vehicle/road": [2, 3]}
     assert found.texts(2) == ("car", "road", "vehicle") and found.texts(5) == ("stone",)
     assert [found.parent(name) for name in ("vehicle/road/car", "vehicle/road", "vehicle", "stone")] == [

@@ -11,12 +11,12 @@ from small_models import sentence_encoder
 
 from pouf import Classifier, InputError, Texts
 from pouf.data.labelled import NO_LABEL, read_labelled
-from pouf.data.loader import Reader, read_batches
+from pouf.data.loader import BatchReader, read_batches
 
 
 def readable(data: Texts) -> list[str]:
     """What the data's own batches read of it, by length."""
-    reader = Reader(data, lambda samples: {"read": samples})
+    reader = BatchReader(data, lambda samples: {"read": samples})
     found: list[str] = []
     for read in read_batches(reader, data.batches(8)):
         data.skipped.update(read.failed)
@@ -82,7 +82,7 @@ def test_a_text_longer_than_the_csv_modules_limit_is_read(tmp_path: Path) -> Non
         ("a.csv", b"", "no texts in"),
         ("a.jsonl", b"", "no texts in"),
         ("a.csv", b"text\n\x81\xfe\n", "not UTF-8"),
-        ("a.parquet", b"nonsense", "not a Parquet file"),
+        ("a.parquet", b"nonsense", "not a readable Parquet file"),
         ("a.docx", b"x", "expected a file that ends in .csv"),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 def test_batches_hold_texts_of_similar_length_and_features_come_back_in_order(tmp_path: Path) -> None:
     texts = ["cat " * n + "dog" for n in (9, 1, 7, 3, 8, 2)]
-    assert [[draw.place for draw in batch] for batch in Texts(texts).batches(2)] == [[1, 5], [3, 2], [4, 0]]
+    assert [[draw.position for draw in batch] for batch in Texts(texts).batches(2)] == [[1, 5], [3, 2], [4, 0]]
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), ["good", "bad"])
     alone = torch.cat([classifier.features([text]) for text in texts])
     assert torch.allclose(classifier.features(texts, batch_size=2), alone, atol=1e-5)
@@ -122,7 +122,7 @@ def test_labelled_texts_match_classes_by_name(tmp_path: Path) -> None:
 def test_labels_that_are_no_class_are_an_error(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a", "label": "fine"}\n{"text": "b", "label": "bad"}')
-    with pytest.raises(InputError, match="1 of 2 labels are none of the classes, such as 'bad'"):
+    with pytest.raises(InputError, match="1 of 2 labels are no class, such as 'bad'"):
         read_labelled(file, ["fine", "good"], "text")
 
 
@@ -134,5 +134,5 @@ def test_labelled_images_take_the_nearest_folder_that_is_a_class(tmp_path: Path)
         Image.new("RGB", (4, 4)).save(tmp_path / name)
     assert read_labelled(tmp_path, ["mug", "back pack"], "image").labels == [1, 0]
     Image.new("RGB", (4, 4)).save(tmp_path / "3.png")
-    with pytest.raises(InputError, match="1 of 3 labels are none of the classes"):
+    with pytest.raises(InputError, match="1 of 3 labels are no class"):
         read_labelled(tmp_path, ["mug", "back pack"], "image")

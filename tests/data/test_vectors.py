@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from pouf import Classifier, InputError, Texts
 from pouf.data.vectors import Vectors, read_arrays
-from pouf.validation.review import ask
+from pouf.validation.review import sample_questions
 
 ARRAY = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
@@ -128,7 +128,7 @@ def test_numbers_that_numpy_has_no_kind_for_are_read(tmp_path: Path, dtype: torc
 def test_parquet_lists_of_several_lengths_are_never_reshaped(tmp_path: Path, rows: list, kind: object) -> None:
     table = pyarrow.table({"embedding": pyarrow.array(rows, kind(pyarrow.float32()))})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="not all of one length"):
+    with pytest.raises(InputError, match="differ in length"):
         Vectors.from_file(tmp_path / "a.parquet")
 
 
@@ -175,7 +175,7 @@ def test_an_archive_with_two_arrays_of_one_name_is_refused(tmp_path: Path) -> No
     np.save(tmp_path / "b.npy", 2 * ARRAY)
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
         archive.write(tmp_path / "b.npy", "features")  # numpy calls this one by the same name
-    with pytest.raises(InputError, match="two arrays called 'features'"):
+    with pytest.raises(InputError, match="two arrays named 'features'"):
         Vectors.from_file(tmp_path / "a.npz")
 
 
@@ -236,7 +236,7 @@ def test_vectors_bring_ids_and_what_they_were_made_of(tmp_path: Path, ending: st
     classifier = classifier.adapt(data, output=tmp_path / "run", settings={"steps": 2}).classifier
     assert (tmp_path / "run" / "predictions.csv").read_text().splitlines()[1].startswith("r0,")
     assert "text number 3" in (tmp_path / "run" / "report.html").read_text()
-    review, samples = ask(classifier, classifier, data, 4)
+    review, samples = sample_questions(classifier, classifier, data, 4)
     assert all(
         sample == f"text number {question.id[1:]}" for question, sample in zip(review.questions, samples, strict=True)
     )
@@ -256,8 +256,8 @@ def test_lists_beside_the_vectors_that_do_not_fit_are_said(tmp_path: Path, caplo
     rows = np.eye(4, dtype=np.float32)
     np.savez(tmp_path / "a.npz", features=rows, ids=np.arange(3), paths=np.array(["a.png"] * 4))
     assert list(Vectors.from_file(tmp_path / "a.npz").ids) == ["0", "1", "2", "3"]
-    assert "'ids' is not one entry for each of the 4 vectors" in caplog.text
-    assert "4 of 4 paths lead to no file" in caplog.text
+    assert "'ids' does not have one entry for each of the 4 vectors" in caplog.text
+    assert "4 of 4 paths do not exist" in caplog.text
     np.savez(tmp_path / "b.npz", features=rows, ids=np.array(["a", "a", "b", "c"]))
     Vectors.from_file(tmp_path / "b.npz")
     assert "the ids are not distinct" in caplog.text

@@ -88,7 +88,7 @@ def test_a_run_with_a_report_opens_again_what_the_report_shows(
 
     As many would take a minute: here it shows 20.
     """
-    monkeypatch.setattr(html, "POINTS", 20)
+    monkeypatch.setattr(html, "MAX_POINTS", 20)
     tiny.adapt(few_digits, recipe="fast", settings={"steps": 3}, output=tmp_path / "run")
     files = Counter(opened[str(file)] for file in few_digits.rglob("*.png"))
     assert files == {1: 130, 2: 20}

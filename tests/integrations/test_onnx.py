@@ -156,7 +156,7 @@ def test_what_can_not_be_exported_is_told(tmp_path: Path, not_installed: Callabl
     prototypes = groups()[1]
     clf = Classifier.from_vectors(prototypes, list("abcdef"))
     clf.demonstrations = Demonstrations((("a", 0),))
-    with pytest.raises(InputError, match="solved examples beside each text"):
+    with pytest.raises(InputError, match="with demonstrations can't be exported"):
         export_onnx(clf, tmp_path / "onnx")
     clf.demonstrations = None
     not_installed("onnxruntime")

@@ -35,15 +35,15 @@ from pouf.runs.folder import Run
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 from pouf.integrations.serve.app import make_app  # noqa: E402
-from pouf.integrations.serve.engine import Batcher, Engine  # noqa: E402
 from pouf.integrations.serve.guard import Limits  # noqa: E402
+from pouf.integrations.serve.predictor import Batcher, RunPredictor  # noqa: E402
 
 
 class Served:
     """A run behind a port of this machine."""
 
     def __init__(self, folder: Path, limits: Limits | None = None) -> None:
-        self.engine, self.folder = Engine(folder, neighbours=40), folder
+        self.engine, self.folder = RunPredictor(folder, neighbours=40), folder
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         app = make_app(self.engine, limits)
@@ -326,7 +326,7 @@ def test_vectors_and_the_description_of_the_api(tmp_path: Path) -> None:
         assert served.ask("POST", "/api/predict", {"vectors": [vector[:3]]})[1]["error"].startswith("vector 0 has 3")
         spec = served.ask("GET", "/openapi.json")[1]
         assert {"/api/predict", "/api/files", "/api/table", "/api/info", "/health", "/metrics"} <= spec["paths"].keys()
-        assert "vectors of the model that made the prototypes" in served.ask("GET", "/docs")[1]
+        assert "vectors of the model that computed the prototypes" in served.ask("GET", "/docs")[1]
         assert "Numbers of one vector" in served.ask("GET", "/")[1]
     finally:
         served.stop()

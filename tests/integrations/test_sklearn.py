@@ -116,7 +116,7 @@ def test_labels_decide_nothing_but_the_score(vectors: tuple[Any, Any, Any]) -> N
 def test_labels_of_something_else_are_warned_of_and_no_more(vectors: tuple[Any, Any, Any]) -> None:
     """A step before another classifier, or a vote over encoded labels, sees a y that is not its own."""
     features, prototypes, labels = vectors
-    with pytest.warns(UserWarning, match="y holds values that are no class, such as 'x', where the classes are a, b"):
+    with pytest.warns(UserWarning, match="y has values that are no class, such as 'x'; the classes are a, b"):
         fitted = estimator(prototypes).fit(features, ["x", "y"] * (len(features) // 2))
     assert np.array_equal(fitted.predict_proba(features), estimator(prototypes).fit(features).predict_proba(features))
     both = [("pouf", estimator(prototypes)), ("em", estimator(prototypes, method="em").set_params(settings=None))]

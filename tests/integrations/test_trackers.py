@@ -176,7 +176,7 @@ def test_a_tracker_that_fails_ends_no_training(
     clf = result.classifier
     assert len(result.history) == 12
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert line == "the tracker 'tensorboard' failed and is left out from here on: reset by peer"
+    assert line == "the tracker 'tensorboard' failed and is not used any more: reset by peer"
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Absent)
     data, clf = classifier()
     with pytest.raises(InputError, match=r"the tracker 'tensorboard' could not be started: no route to host$"):

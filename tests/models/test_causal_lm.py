@@ -54,7 +54,7 @@ def test_what_stands_after_the_gap_can_not_be_seen(model: Path) -> None:
     assert torch.equal(open_model(model, "{text} It was [MASK].").predict_proba(REVIEWS),
                        open_model(model).predict_proba(REVIEWS))  # fmt: skip
     for template in ("It was [MASK] {text}", "{text} It was [MASK] for us", "[MASK] {text}"):
-        with pytest.raises(InputError, match="goes on after"):
+        with pytest.raises(InputError, match="continues after"):
             open_model(model, template)
 
 

@@ -72,7 +72,7 @@ def test_bad_templates_are_refused(template: str, message: str) -> None:
         (["great"], "1 label words for 2 classes"),
         (["great", ""], "a class has no label word"),
         (["great", []], "a class has no label word"),
-        (["great", "great"], "stand for two classes"),
+        (["great", "great"], "must differ between and within"),
     ],
 )
 def test_bad_words_are_refused(words: list, message: str) -> None:

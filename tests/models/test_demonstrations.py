@@ -15,7 +15,7 @@ from pouf.data.labelled import NO_LABEL, Labelled, Shots, read_shots
 from pouf.inference.encode import Transform
 from pouf.losses import squared_error
 from pouf.models.cloze import Example
-from pouf.models.demonstrations import ROWS, Demonstrations
+from pouf.models.demonstrations import EXAMPLES_AT_ONCE, Demonstrations
 from pouf.training.adaptation import adapt
 
 BAD = ["we hated the food", "the film was bad", "very bad service", "they hated it"]
@@ -117,7 +117,7 @@ def test_a_prediction_is_the_mean_of_the_logits_over_the_draws(base: Path) -> No
     encode = classifier.backbone.encode_inputs
     classifier.backbone.encode_inputs = lambda batch: encoded.append(batch["input_ids"]) or encode(batch)
     assert torch.allclose(classifier.predict_proba(OTHERS), logits.softmax(1), atol=1e-5)
-    assert sum(map(len, encoded)) == len(different) < 4 * 30 and max(map(len, encoded)) == ROWS
+    assert sum(map(len, encoded)) == len(different) < 4 * 30 and max(map(len, encoded)) == EXAMPLES_AT_ONCE
     assert sum(ids.numel() for ids in encoded) < 0.9 * padded
 
 

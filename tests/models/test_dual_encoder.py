@@ -11,7 +11,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 from pouf import Classifier, InputError
 from pouf.models import load_backbone
 from pouf.models.dual_encoder import DualEncoder
-from pouf.models.text_side import CHUNK
+from pouf.models.text_side import PROMPTS_AT_ONCE
 
 PROMPTS = ["a photo of a cat.", "dog", "a photo of the sea, about many good books", "a", "the air"]
 
@@ -66,7 +66,7 @@ def test_prompts_come_back_in_the_order_given(clip_folder: Path) -> None:
 
 
 def test_more_prompts_than_a_chunk_holds_are_all_encoded(clip_folder: Path) -> None:
-    backbone, times = load_backbone(clip_folder).eval(), CHUNK // len(PROMPTS) + 1
+    backbone, times = load_backbone(clip_folder).eval(), PROMPTS_AT_ONCE // len(PROMPTS) + 1
     with torch.no_grad():
         alone, many = backbone.encode_prompts(PROMPTS), backbone.encode_prompts(PROMPTS * times)
     assert torch.allclose(many, alone.repeat(times, 1), atol=1e-5)

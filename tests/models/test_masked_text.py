@@ -72,7 +72,7 @@ def test_room_is_left_for_soft_vectors() -> None:
 
 
 def test_a_template_longer_than_the_model_is_refused() -> None:
-    with pytest.raises(InputError, match="needs 7 tokens without its texts, but there is room for 6"):
+    with pytest.raises(InputError, match="needs 7 tokens without its texts, but the maximum length is 6"):
         masked_text("bert", "{text} so it was [MASK].", max_length=6)(["we loved it"])
 
 

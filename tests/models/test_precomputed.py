@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_said() -> None:
     features, _, prototypes = vectors()
     with pytest.raises(InputError, match="expected names for 8 prototypes, not 7"):
         Classifier.from_vectors(prototypes, NAMES[:7])
-    with pytest.raises(InputError, match="features of 31 numbers do not fit prototypes of 32"):
+    with pytest.raises(InputError, match="features have 31 dimensions, but prototypes 32"):
         Classifier.from_vectors(prototypes, NAMES).predict(features[:, :31])
     with pytest.raises(InputError, match="'map' is for vectors without a model"):
         tiny = Classifier.from_pretrained("pouf/tiny-clip", NAMES)

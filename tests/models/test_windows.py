@@ -12,7 +12,7 @@ from helpers import REVIEWS
 from small_models import masked_lm, sentence_encoder
 
 from pouf import Classifier, InputError, Texts
-from pouf.models.windows import cut, measure_cut
+from pouf.models.windows import measure_cut, split_evenly
 
 LONG = " ".join(REVIEWS * 12)
 NAMES = ["good", "bad"]
@@ -38,7 +38,7 @@ WORDS = ["great", "terrible"]
 
 def test_windows_are_of_about_the_same_length_and_hold_everything() -> None:
     for n in range(40):
-        found = cut(list(range(n)), 7)
+        found = split_evenly(list(range(n)), 7)
         assert [token for window in found for token in window] == list(range(n))
         assert max(map(len, found)) <= 7 and max(map(len, found)) - min(map(len, found)) <= 1
 
@@ -48,7 +48,7 @@ def test_features_of_a_long_text_are_the_mean_of_its_windows(models: Path) -> No
     backbone = windowed.backbone
     room = backbone.text_lengths([LONG])[1]
     ids = backbone.tokenizer(LONG, add_special_tokens=False)["input_ids"]
-    windows = cut(ids, room)
+    windows = split_evenly(ids, room)
     assert len(windows) > 2
     before, after = backbone.text_side.frame()
     expected = torch.zeros(1)

@@ -16,20 +16,20 @@ from pouf.data.labelled import read_labelled
 from pouf.demo import DIGITS
 from pouf.reporting.figures import (
     Comparison,
-    View,
-    _in_one_place,
+    FeatureView,
+    _overlapping,
+    compare_features,
     embed,
     histogram,
     lambda_sweep,
     line,
-    look,
-    nearest,
+    nearest_to_prototype,
     neighbours,
     paper_figures,
     similarities,
     tsne,
 )
-from pouf.reporting.svg import write
+from pouf.reporting.svg import write_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '<script>alert(1)</script> & "quotes" ]]> var(--ink)'
@@ -52,22 +52,22 @@ def curves(figure: Markup) -> list[ET.Element]:
     return [child for child in parse(figure) if child.tag == f"{SVG}polyline"]
 
 
-def some_view(k: int, n: int, gap: float = 0.0) -> View:
+def some_view(k: int, n: int, gap: float = 0.0) -> FeatureView:
     """Features around their prototypes; with a gap, all features on one side and all prototypes on the other."""
     draw = torch.Generator().manual_seed(0)
     prototypes, labels = F.normalize(torch.randn(k, 16, generator=draw), dim=1), torch.arange(n) % k
     features = prototypes[labels] + 0.1 * torch.randn(n, 16, generator=draw)
     away = gap * F.one_hot(torch.tensor(0), 16)
     features, prototypes = F.normalize(features + away, dim=1), F.normalize(prototypes - away, dim=1)
-    return View(features, prototypes, labels, (features @ prototypes.T).softmax(1))
+    return FeatureView(features, prototypes, labels, (features @ prototypes.T).softmax(1))
 
 
 def test_images_of_a_run(few_digits: Path, tmp_path: Path) -> None:
     labelled = read_labelled(few_digits, DIGITS, "image")
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    comparison = look(lambda: classifier, lambda: classifier, labelled.inputs, labelled.labels)
+    comparison = compare_features(lambda: classifier, lambda: classifier, labelled.inputs, labelled.labels)
     assert comparison.before.labels.tolist() == labelled.labels
-    files = {name: write(figure, tmp_path / f"{name}.svg") for name, figure in paper_figures(comparison).items()}
+    files = {name: write_svg(figure, tmp_path / f"{name}.svg") for name, figure in paper_figures(comparison).items()}
     roots = {name: ET.parse(file).getroot() for name, file in files.items()}
     marks = [mark for mark in roots["tsne"].iter() if mark.get("class") == "p"]
     assert [int(mark.get("data-i")) for mark in marks] == [*range(150), *range(150)], "before and after"
@@ -77,7 +77,7 @@ def test_images_of_a_run(few_digits: Path, tmp_path: Path) -> None:
     ]
     pictures = [picture.get("href") for picture in roots["neighbours"].iter(f"{SVG}image")]
     assert len(pictures) == 100 and all(picture.startswith("data:image/") for picture in pictures)
-    wrong = sum(labelled.labels[i] != k for k in range(10) for i in nearest(comparison.before, k))
+    wrong = sum(labelled.labels[i] != k for k in range(10) for i in nearest_to_prototype(comparison.before, k))
     assert wrong > 0 and texts(roots["neighbours"]).count("✗") == 2 * wrong
     mean = f"mean {similarities(comparison.before).mean():.3f}"
     assert f"zero-shot, {mean}" in texts(roots["similarity"]) and f"adapted, {mean}" in texts(roots["similarity"])
@@ -88,11 +88,11 @@ def test_texts_without_labels_and_names_with_markup(tmp_path: Path) -> None:
     names = [f"good {NASTY}", "bad"]
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "m"), names, ["it is {}"])
     data = Texts([f"{NASTY} the film is {word} {i}" for i in range(6) for word in ("good", "bad", "okay")])
-    comparison = look(lambda: classifier, lambda: classifier, data)
+    comparison = compare_features(lambda: classifier, lambda: classifier, data)
     assert not comparison.labelled
     for name, figure in paper_figures(comparison).items():
         assert "<script" not in figure
-        root = ET.parse(write(figure, tmp_path / f"{name}.svg")).getroot()
+        root = ET.parse(write_svg(figure, tmp_path / f"{name}.svg")).getroot()
         assert not list(root.iter(f"{SVG}script"))
         if name == "tsne":
             titles = [title.text for title in root.iter(f"{SVG}title")]
@@ -105,7 +105,7 @@ def test_texts_without_labels_and_names_with_markup(tmp_path: Path) -> None:
 
 
 def test_files_need_no_page_around_them(tmp_path: Path) -> None:
-    file = write(tsne(some_view(9, 40), [f"class {k}" for k in range(9)]), tmp_path / "new" / "map.svg")
+    file = write_svg(tsne(some_view(9, 40), [f"class {k}" for k in range(9)]), tmp_path / "new" / "map.svg")
     ground = ET.parse(file).getroot()[0]
     assert (ground.tag, ground.get("fill"), ground.get("width")) == (f"{SVG}rect", "#ffffff", "100%")
     assert "var(" not in file.read_text() and "#1b1f24" in file.read_text()
@@ -115,7 +115,7 @@ def test_what_can_not_be_read_is_left_out(few_digits: Path, tmp_path: Path) -> N
     for i, path in enumerate(sorted(few_digits.rglob("*.png"))[:8]):
         (tmp_path / f"{i}.png").write_bytes(path.read_bytes() if i != 3 else b"broken")
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    comparison = look(lambda: classifier, lambda: classifier, Images.from_folder(tmp_path))
+    comparison = compare_features(lambda: classifier, lambda: classifier, Images.from_folder(tmp_path))
     assert len(comparison.before.features) == len(comparison.inputs) == 7
     assert all(comparison.sample(i) for i in range(7))
     (tmp_path / "0.png").unlink()
@@ -124,8 +124,8 @@ def test_what_can_not_be_read_is_left_out(few_digits: Path, tmp_path: Path) -> N
 
 def test_nearest_and_similarity_are_cosines() -> None:
     features = F.normalize(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), dim=1)
-    view = View(features, torch.eye(2), torch.tensor([0, 1, 1]), features.softmax(1))
-    assert nearest(view, 0, 2) == [0, 2] and nearest(view, 1, 9) == [1, 2, 0]
+    view = FeatureView(features, torch.eye(2), torch.tensor([0, 1, 1]), features.softmax(1))
+    assert nearest_to_prototype(view, 0, 2) == [0, 2] and nearest_to_prototype(view, 1, 9) == [1, 2, 0]
     assert similarities(view).tolist() == pytest.approx([1.0, 1.0, 0.5**0.5])
 
 
@@ -189,10 +189,10 @@ def test_names_of_prototypes_lie_on_no_star_no_point_and_no_other_name() -> None
     )
 
 
-def test_two_prototypes_in_one_place_share_a_label() -> None:
+def test_two_prototypes_overlapping_share_a_label() -> None:
     view = some_view(2, 60)._replace(prototypes=F.normalize(torch.ones(2, 16), dim=1))
     assert texts(parse(tsne(view, ["bad", "good"]))).count("bad, good") == 1
-    assert _in_one_place([(0, 0), (50, 0), (9, 0), (100, 0), (16, 0)]) == [[1], [3], [0, 2, 4]]
+    assert _overlapping([(0, 0), (50, 0), (9, 0), (100, 0), (16, 0)]) == [[1], [3], [0, 2, 4]]
 
 
 def test_bars_hold_every_input() -> None:
@@ -249,7 +249,9 @@ def test_the_sweep_over_lambda() -> None:
 
 def test_features_that_are_all_the_same_are_one_point() -> None:
     """Those of a model whose weights are zeros. t-SNE would divide by their spread, and crash."""
-    view = View(torch.zeros(40, 16), torch.zeros(2, 16), torch.zeros(40, dtype=torch.long), torch.full((40, 2), 0.5))
+    view = FeatureView(
+        torch.zeros(40, 16), torch.zeros(2, 16), torch.zeros(40, dtype=torch.long), torch.full((40, 2), 0.5)
+    )
     features, prototypes = embed(view)
     assert features.shape == (40, 2) and prototypes.shape == (2, 2) and not features.any() and not prototypes.any()
     parse(tsne(view, ["a", "b"]))

@@ -22,14 +22,14 @@ from pouf.reporting.html import write_report
 from pouf.reporting.review_page import read_review, record, write_review
 from pouf.runs.folder import Run
 from pouf.validation.evaluation import wilson
-from pouf.validation.review import Question, Review, ask
+from pouf.validation.review import Review, ReviewQuestion, sample_questions
 
 NASTY = '</script><script>document.title="broken"</script><img src=x onerror=alert(1)>'
 
 
 def asked(run: Path, data: Unlabelled) -> None:
     zero_shot, adapted = (Classifier.from_pretrained(run, use=use) for use in ("zero-shot", "last"))
-    write_review(run, *ask(zero_shot, adapted, data, 6), adapted.classes)
+    write_review(run, *sample_questions(zero_shot, adapted, data, 6), adapted.classes)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> No
     )
     assert f"<b>step {Run(image_run).verdict.chosen} of 150</b>" in page
     assert page.count("second opinion:") == 2
-    assert "Most often taken for each other" in page
+    assert "Most frequent confusions" in page
     assert "@import" not in page and page.count("<svg") >= 5
     assert "prefers-color-scheme: dark" in page and "@media print" in page and "width=device-width" in page
     picture = re.search(r"data:image/png;base64,([\w+/=]+)", page)
@@ -230,7 +230,7 @@ def test_many_classes_are_in_alphabetical_order_and_each_has_keys(browser, tmp_p
     from selenium.webdriver.common.by import By
 
     names = [f"thing {number:02}" for number in range(40, 0, -1)] + ["Apple"]
-    questions = [Question(f"id {i}", "disagree", "thing 01", "thing 02") for i in range(5)]
+    questions = [ReviewQuestion(f"id {i}", "disagree", "thing 01", "thing 02") for i in range(5)]
     write_review(tmp_path, Review({"disagree": {"thing 02": 5}, "agree": {}}, questions), ["a text"] * 5, names)
     browser.get((tmp_path / "review.html").as_uri())
     body, place = (browser.find_element(By.CSS_SELECTOR, which) for which in ("body", "#place"))
@@ -273,11 +273,11 @@ def test_the_review_page_saves_answers(browser, kind: str, request: pytest.Fixtu
     target.unlink(missing_ok=True)
     browser.find_element(By.ID, "save").click()
     WebDriverWait(browser, 10).until(lambda _: target.is_file() and target.stat().st_size > 10)
-    from pouf.validation.review import NONE, read_answers, score_answers
+    from pouf.validation.review import NO_CLASS, read_answers, score_answers
 
     classes = Classifier.from_pretrained(run).classes
     answers = read_answers(target, classes)
-    assert list(answers.values()) == [classes[1]] * 3 + [NONE]
+    assert list(answers.values()) == [classes[1]] * 3 + [NO_CLASS]
     result = score_answers(read_review(run), answers, classes)
     assert result.answered == 4 and result.none_of_these == 1
     assert errors(browser) == []
@@ -285,6 +285,6 @@ def test_the_review_page_saves_answers(browser, kind: str, request: pytest.Fixtu
     assert Run(run).verdict.review == result
     browser.get((run / "report.html").as_uri())
     review = browser.find_element(By.ID, "review").text
-    assert "What 4 answers said" in review and result.advice in review and "none of these" in review
+    assert "Review: 4 answers" in review and result.advice in review and "none of these" in review
     record(run, result._replace(answered=5))
-    assert (run / "report.html").read_text().count("answers said") == 1, "the new answers replace the old"
+    assert (run / "report.html").read_text().count("<h2>Review: ") == 1, "the new answers replace the old"

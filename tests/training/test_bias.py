@@ -100,7 +100,7 @@ def test_the_prompt_of_a_class_stays_where_a_text_is_too_long(tmp_path: Path) ->
         return str(clf.backbone.tokenizer.decode(clf.backbone.prepare(["film " * 100])["input_ids"][0]))
 
     plain = shown()
-    with clf.backbone.followed_by("it was great."):
+    with clf.backbone.with_suffix("it was great."):
         followed = shown()
     assert followed.count("film") == plain.count("film") >= 10 and "it was great." in followed
     assert shown() == plain

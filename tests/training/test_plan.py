@@ -91,10 +91,10 @@ def test_a_row_without_a_label_is_left_out_of_an_evaluation(tmp_path: Path) -> N
         '{"text": "one", "label": "a"}\n{"text": "two"}\n{"text": "x", "label": "b"}\n'
     )
     rows = read_labelled(tmp_path / "rows.jsonl", ["a", "b"], "text")
-    assert rows.inputs.skipped == {1: "no label can be read in this row"}
+    assert rows.inputs.skipped == {1: "this row has no readable label"}
     features, clf = vectors()
     arrays = clf.data(features)
-    arrays.skipped[3] = "no label can be read in this row"
+    arrays.skipped[3] = "this row has no readable label"
     labels = clf.predict(features)
     from pouf.data.labelled import Labelled
 
@@ -106,7 +106,7 @@ def test_a_row_without_a_label_is_left_out_of_an_evaluation(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"templates": ["a {}"]}, "has its own templates"), ({"words": ["x", "y"]}, "has its own words"),
+        ({"templates": ["a {}"]}, "has its own templates"), ({"words": ["x", "y"]}, "has label words"),
         ({"max_length": 9}, "has its own max_length"),
     ],
 )  # fmt: skip

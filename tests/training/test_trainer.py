@@ -16,7 +16,7 @@ from pouf import EMBEDDED, Callback, Classifier, Diverged, Images, Recipe, Step,
 from pouf.demo import DIGITS
 from pouf.recipe import Optimisation
 from pouf.training.optim import OPTIMIZERS, SCHEDULES, learning_rate, make_optimizer
-from pouf.tuners import describe
+from pouf.tuners import describe_trainable
 
 SHORT = Recipe.load("demo").with_settings(steps=4, batch_size=24)
 
@@ -81,7 +81,7 @@ def test_one_sgd_step_is_the_gradient_of_the_papers_loss(few_digits: Path, tiny:
 def test_a_batch_holds_no_sample_twice_and_an_epoch_holds_every_sample(pictures: list[Image.Image]) -> None:
     data = Images(pictures)
     batches = data.random_batches(5, torch.Generator().manual_seed(0))
-    drawn = [[draw.place for draw in next(batches)] for _ in range(40)]
+    drawn = [[draw.position for draw in next(batches)] for _ in range(40)]
     assert all(len(set(batch)) == 5 for batch in drawn)
     for first, second in zip(drawn[::2], drawn[1::2], strict=True):  # 12 samples: two batches an epoch, two left over
         assert len(set(first) | set(second)) == 10
@@ -90,7 +90,7 @@ def test_a_batch_holds_no_sample_twice_and_an_epoch_holds_every_sample(pictures:
 
 def test_data_smaller_than_the_batch_come_whole(pictures: list[Image.Image]) -> None:
     batches = Images(pictures).random_batches(96, torch.Generator().manual_seed(0))
-    assert [sorted(draw.place for draw in next(batches)) for _ in range(3)] == [list(range(12))] * 3
+    assert [sorted(draw.position for draw in next(batches)) for _ in range(3)] == [list(range(12))] * 3
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     assert len(train(classifier, Images(pictures), SHORT.with_settings(batch_size=96)).history) == 4
 
@@ -144,7 +144,7 @@ def test_weights_go_back_to_the_last_copy_of_ten_steps(
 ) -> None:
     poison = Poison(step, tiny)
     recipe = SHORT.with_settings(steps=30, batch_size=8, snapshots=0, **{"tuner.name": "prompt"})
-    with pytest.raises(Diverged, match=f"put back to those after step {restored}\\.") as error:
+    with pytest.raises(Diverged, match=f"the weights of step {restored}\\.") as error:
         train(tiny, Images.from_folder(few_digits), recipe, callbacks=[poison])
     assert (error.value.step, error.value.restored) == (step + 1, restored)
     back = weights(tiny)
@@ -202,7 +202,7 @@ def test_it_says_how_much_it_trains_and_keeps(
     total = sum(parameter.numel() for parameter in tiny.parameters())
     assert "checkpoints take up to 7 MB in" in caplog.text, "before the first is written"
     assert told.started == [(total, total)] and told.checkpoints == [0, 1, 2, 3, 4]
-    assert describe(*told.started[0]) == f"trainable {total:,} of {total:,} (100 %)"
+    assert describe_trainable(*told.started[0]) == f"trainable {total:,} of {total:,} (100 %)"
 
 
 def test_the_papers_schedule_and_the_others_at_known_points() -> None:

@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, CLIPConfig, CLIPModel
 
 from pouf import Classifier, Images, InputError, Recipe, Texts
 from pouf.data.base import Unlabelled
-from pouf.reading import digest_of
+from pouf.reading import file_digest
 from pouf.recipe import TunerSettings
 from pouf.tuners.lora import _adapter
 
@@ -204,7 +204,7 @@ def test_a_damaged_adapter_is_refused(models: Path, tuned: dict[str, Classifier]
         tuned["sentence"].save_pretrained(tmp_path / "other")
         shutil.copy(tmp_path / "other" / file.name, file)
         content = json.loads(card.read_text())
-        card.write_text(json.dumps(content | {"files": {file.name: digest_of(file)}}))
+        card.write_text(json.dumps(content | {"files": {file.name: file_digest(file)}}))
     words = {"gone": "is missing", "cut": "not as it was saved", "other model": "do not fit the base model"}[damage]
     with pytest.raises(InputError, match=words):
         Classifier.from_pretrained(tmp_path / "run")

@@ -13,7 +13,7 @@ from pouf.models.dual_encoder import DualEncoder
 from pouf.models.load import embedded_folder
 from pouf.recipe import TunerSettings
 from pouf.training.estimate import TIMED
-from pouf.tuners import TUNERS, describe
+from pouf.tuners import TUNERS, describe_trainable
 
 CLASSES = ["cat", "dog", "back_pack"]
 
@@ -43,7 +43,7 @@ def test_prompt_tuning_of_vit_b16_trains_2_049_parameters(base_patch16: DualEnco
     tuner = classifier.tune(TunerSettings(name="prompt"))
     total = sum(p.numel() for p in classifier.parameters())
     assert (tuner.trainable, total) == (2_049, 149_622_785)
-    assert describe(tuner.trainable, total) == "trainable 2,049 of 149,622,785 (0.00137 %)"
+    assert describe_trainable(tuner.trainable, total) == "trainable 2,049 of 149,622,785 (0.00137 %)"
 
 
 def test_class_specific_contexts_of_vit_b16_are_one_for_each_class(base_patch16: DualEncoder) -> None:

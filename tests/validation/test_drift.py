@@ -89,9 +89,9 @@ def test_names_to_keep_are_others_that_the_model_can_read(tmp_path: Path) -> Non
     clf = letters()
     assert other_names(["Letter_A", "one", "two"], clf) == ("one", "two")
     assert len(other_names("words", clf)) > 200
-    with pytest.raises(InputError, match="1 are left once those of the task"):
+    with pytest.raises(InputError, match="1 names are left without those of the task"):
         other_names(["letter a", "one"], clf)
-    with pytest.raises(InputError, match="no text side here"):
+    with pytest.raises(InputError, match="needs a model that encodes names"):
         other_names(["one", "two"], Classifier.from_vectors(groups()[1], list("abcdef")))
     cloze = Classifier.from_pretrained(
         masked_lm(tmp_path / "model", "roberta"), ["negative", "positive"], ["{text} It was [MASK]."],
@@ -109,11 +109,11 @@ def test_the_command_line_tells_drift_and_the_run_keeps_it(few_digits: Path, tmp
     command = ["adapt", few_digits, "--model", "pouf/tiny-clip", "--classes", ",".join(LETTERS), "--recipe", "demo",
                "--steps", 3, "--keep-classes", "digits.txt"]  # fmt: skip
     said = pouf(*command, "--keep-data", few_digits, "--out", "run", cwd=tmp_path).stdout
-    assert "Beside the task: " in said and "among 10 other names; accuracy there went from" in said
+    assert "Outside of the task: " in said and "among 10 other names; accuracy there went from" in said
     drift = json.loads((tmp_path / "run" / "run.json").read_text())["drift"]
     assert drift["names"] == 10 and 0 < drift["accuracy_before"] < 1
     assert "among 10 other names" in (tmp_path / "run" / "README.md").read_text()
-    assert "predictions kept among other names" in (tmp_path / "run" / "report.html").read_text()
+    assert "predictions unchanged among other names" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_search_tells_the_drift_of_what_it_chose(few_digits: Path) -> None:

@@ -13,12 +13,12 @@ from pouf.reporting.review_page import PLAN, read_review, write_review
 from pouf.validation.review import (
     AGREE,
     DISAGREE,
-    NONE,
-    Question,
+    NO_CLASS,
     Review,
+    ReviewQuestion,
     ReviewResult,
-    ask,
     read_answers,
+    sample_questions,
     score_answers,
 )
 
@@ -35,7 +35,7 @@ def run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(run: Path, data: Images, n: int, seed: int = 0) -> tuple[Path, Path]:
     """As `pouf review` does."""
     zero_shot, adapted = (Classifier.from_pretrained(run, use=use) for use in ("zero-shot", "last"))
-    return write_review(run, *ask(zero_shot, adapted, data, n, seed=seed), adapted.classes)
+    return write_review(run, *sample_questions(zero_shot, adapted, data, n, seed=seed), adapted.classes)
 
 
 def test_many_questions_are_where_the_models_differ(run: Path, few_digits: Path) -> None:
@@ -95,7 +95,7 @@ def test_estimates_are_right_on_average_and_intervals_hold_them() -> None:
             right = draw.random() < (0.6 if differ else 0.9)
             other = "b" if differ else "a"
             stratum = DISAGREE if differ else AGREE
-            questions.append(Question(str(i), stratum, other, "a"))
+            questions.append(ReviewQuestion(str(i), stratum, other, "a"))
             answers[str(i)] = "a" if right else "c"
         estimate = score_answers(Review({DISAGREE: {"a": 200}, AGREE: {"a": 800}}, questions), answers, "abc").adapted
         values.append(estimate.value)
@@ -106,7 +106,7 @@ def test_estimates_are_right_on_average_and_intervals_hold_them() -> None:
 
 def advice(adapted: int, zero_shot: int) -> str:
     n = adapted + zero_shot
-    questions = [Question(str(i), DISAGREE, "b", "a") for i in range(n)]
+    questions = [ReviewQuestion(str(i), DISAGREE, "b", "a") for i in range(n)]
     answers = {str(i): "a" if i < adapted else "b" for i in range(n)}
     return score_answers(Review({DISAGREE: {"a": 100}, AGREE: {}}, questions), answers, "ab").advice
 
@@ -120,8 +120,8 @@ def test_advice_is_given_where_the_answers_tell() -> None:
 
 
 def test_none_of_these_is_wrong_for_both() -> None:
-    questions = [Question(str(i), AGREE, "a", "a") for i in range(10)]
-    answers = {str(i): "a" if i < 7 else NONE for i in range(10)}
+    questions = [ReviewQuestion(str(i), AGREE, "a", "a") for i in range(10)]
+    answers = {str(i): "a" if i < 7 else NO_CLASS for i in range(10)}
     result = score_answers(Review({DISAGREE: {}, AGREE: {"a": 10}}, questions), answers, "ab")
     assert result.none_of_these == 3 and result.adapted.value == result.zero_shot.value == pytest.approx(0.7)
     assert "Answered 'none of these': 3." in str(result)
@@ -139,7 +139,7 @@ def reviewed(said_b: float, true_b: float, right: float, asked: int, draw: rando
     false = round(1000 * said_b) - found
     said = ["b" if i < found or 0 <= i - truth.count("b") < false else "a" for i in range(1000)]
     chosen = draw.sample(range(1000), asked)
-    questions = [Question(str(i), AGREE, said[i], said[i]) for i in chosen]
+    questions = [ReviewQuestion(str(i), AGREE, said[i], said[i]) for i in chosen]
     counts = {DISAGREE: {}, AGREE: {"a": said.count("a"), "b": said.count("b")}}
     return score_answers(Review(counts, questions), {str(i): truth[i] for i in chosen}, ["a", "b"])
 
@@ -164,7 +164,7 @@ def test_right_shares_are_left_alone() -> None:
 
 def test_shares_of_many_classes_are_not_told_by_few_answers() -> None:
     names = [str(i) for i in range(11)]
-    questions = [Question(str(i), AGREE, "0", "0") for i in range(50)]
+    questions = [ReviewQuestion(str(i), AGREE, "0", "0") for i in range(50)]
     review = Review({DISAGREE: {}, AGREE: {"0": 1000}}, questions)
     answers = {str(i): "1" for i in range(50)}
     assert (
@@ -174,7 +174,7 @@ def test_shares_of_many_classes_are_not_told_by_few_answers() -> None:
 
 
 def test_answers_that_were_not_asked_for_are_named_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    review = Review({DISAGREE: {"a": 1}, AGREE: {"a": 1}}, [Question("1", DISAGREE, "a", "b")])
+    review = Review({DISAGREE: {"a": 1}, AGREE: {"a": 1}}, [ReviewQuestion("1", DISAGREE, "a", "b")])
     result = score_answers(review, {"1": "a", "typo": "b", "12": "a"}, "ab")
     assert (result.answered, result.not_asked) == (1, 2)
     assert "2 of 3 answers" in caplog.text and "12, typo" in caplog.text
@@ -185,7 +185,7 @@ def test_answers_are_checked(tmp_path: Path) -> None:
     file.write_text("id,label\n1,Seven\n2,\n")
     assert read_answers(file, DIGITS) == {"1": "seven"}
     file.write_text("id,label\n1,None of these\n2,none\n")
-    assert read_answers(file, DIGITS) == {"1": NONE, "2": NONE}
+    assert read_answers(file, DIGITS) == {"1": NO_CLASS, "2": NO_CLASS}
     file.write_text("id,label\n1,none\n")
     assert read_answers(file, ["some", "none"]) == {"1": "none"}, "unless it is the name of a class"
     file.write_text("id,label\n1,elephant\n")

@@ -9,21 +9,21 @@ from helpers import groups
 from pouf import EMBEDDED, Classifier, Images, InputError, Vectors
 from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
-from pouf.validation.selective import kept_at, out_of_distribution, reliability, unreliable
+from pouf.validation.selective import out_of_distribution, reliability, unreliable, within_error_rate
 
 
 def test_as_many_are_kept_as_the_rate_allows() -> None:
     estimated = torch.tensor([0.99, 0.5, 0.97, 0.9])
-    assert kept_at(0.02, estimated).tolist() == [True, False, True, False]
-    assert kept_at(0.05, estimated).tolist() == [True, False, True, True]
-    assert kept_at(0.0, torch.tensor([0.9])).tolist() == [False]
-    assert kept_at(0.5, estimated).all()
+    assert within_error_rate(0.02, estimated).tolist() == [True, False, True, False]
+    assert within_error_rate(0.05, estimated).tolist() == [True, False, True, True]
+    assert within_error_rate(0.0, torch.tensor([0.9])).tolist() == [False]
+    assert within_error_rate(0.5, estimated).all()
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 5.0])
 def test_a_rate_is_a_share(rate: float) -> None:
     with pytest.raises(InputError, match="expected a rate of errors"):
-        kept_at(rate, torch.tensor([0.9]))
+        within_error_rate(rate, torch.tensor([0.9]))
 
 
 def test_what_is_kept_is_righter_than_what_is_left_out(digits_folder: Path) -> None:
@@ -33,7 +33,7 @@ def test_what_is_kept_is_righter_than_what_is_left_out(digits_folder: Path) -> N
     encoded = classifier.encode(data)
     estimated = reliability(classifier, classifier, data, encoded, InferenceConfig())
     right = classifier.log_probabilities(encoded).argmax(1) == truth
-    kept = kept_at(0.1, estimated)
+    kept = within_error_rate(0.1, estimated)
     assert 0 < kept.sum() < len(kept)
     assert right[kept].double().mean() > right[~kept].double().mean() + 0.2
 

@@ -20,7 +20,7 @@ from pouf.runs.folder import Run
 from pouf.training.adaptation import adapt
 from pouf.training.search import choose_trial, judge_trial
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
-from pouf.validation.review import Estimate, ReviewResult
+from pouf.validation.review import ReviewResult, ShareEstimate
 from pouf.validation.verdict import assess, failed_verdict, not_judged, nothing_to_judge
 
 K, N = 4, 60
@@ -98,7 +98,9 @@ def test_a_second_opinion_that_fell_all_along_is_said() -> None:
 
 def test_what_labels_said_counts_for_more_than_what_was_guessed() -> None:
     def reviewed(verdict: Verdict, better: str | None) -> Verdict:
-        found = ReviewResult(9, Estimate(0.5, 0.4, 0.6), Estimate(0.8, 0.7, 0.9), 8, 1, 0, better, "So it is.")
+        found = ReviewResult(
+            9, ShareEstimate(0.5, 0.4, 0.6), ShareEstimate(0.8, 0.7, 0.9), 8, 1, 0, better, "So it is."
+        )
         return TypeAdapter(Verdict).validate_python(json.loads(json.dumps(replace(verdict, review=found).to_json())))
 
     good, bad, open_ = assess(Past(START, TRUTH, TRUTH)), assess(Past(START, ZEROS)), assess(Past(START, START))

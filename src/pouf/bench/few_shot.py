@@ -14,7 +14,7 @@ from torch import Tensor
 from pouf import Classifier, InputError, Shots
 from pouf.bench.language import SHOTS
 from pouf.data.base import Subset
-from pouf.models.cloze import Example, Sample
+from pouf.models.cloze import Example, TextSample
 from pouf.models.demonstrations import Demonstrations
 
 FILTER_RATE = 0.5  # of the shots of a class
@@ -25,7 +25,7 @@ class FewShot(NamedTuple):
     dev: Shots
 
 
-def few_shot(data: Shots, seed: int, shots: int = SHOTS, held_out: Collection[Sample] = ()) -> FewShot:
+def few_shot(data: Shots, seed: int, shots: int = SHOTS, held_out: Collection[TextSample] = ()) -> FewShot:
     """`shots` examples of each class for training and as many others for development, drawn as LM-BFF draws them.
 
     No text stands in both, nor in `held_out`, the test texts: a text that comes twice is taken once. A soft label
@@ -70,9 +70,11 @@ class SimilarityFilter:
         if encoder.kind != "text":
             raise InputError(f"{model!r} is no sentence encoder: filter demonstrations with one, as all-MiniLM-L6-v2")
         self.encoder = encoder
-        self._known: dict[Sample, Tensor] = {}
+        self._known: dict[TextSample, Tensor] = {}
 
-    def __call__(self, sample: Sample, shots: tuple[tuple[Sample, int], ...]) -> tuple[tuple[Sample, int], ...]:
+    def __call__(
+        self, sample: TextSample, shots: tuple[tuple[TextSample, int], ...]
+    ) -> tuple[tuple[TextSample, int], ...]:
         """The most similar shots of each class, the sample itself left out."""
         others = [shot for shot in shots if shot[0] != sample]
         classes = sorted({label for _, label in others})
@@ -81,7 +83,7 @@ class SimilarityFilter:
         order = similarity.argsort(descending=True, stable=True).tolist()
         return tuple(shot for k in classes for shot in [others[i] for i in order if others[i][1] == k][:most])
 
-    def _embedding(self, sample: Sample) -> Tensor:
+    def _embedding(self, sample: TextSample) -> Tensor:
         if sample not in self._known:
             text = sample if isinstance(sample, str) else " ".join(sample)
             self._known[sample] = self.encoder.features([text])[0]
@@ -98,6 +100,6 @@ class PublishedDemonstrations(Demonstrations):
 
     similar: SimilarityFilter | None = None
 
-    def show(self, sample: Sample, draw: random.Random) -> Example:
+    def show(self, sample: TextSample, draw: random.Random) -> Example:
         drawn_from = self if self.similar is None else replace(self, shots=self.similar(sample, self.shots))
         return super(PublishedDemonstrations, drawn_from).show(sample, draw)._replace(cut_solved=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pouf import METHODS
 from pouf.bench.cells import Cell, Result, Score, Setting, run_cell
 from pouf.files import write_json
-from pouf.models.load import calm_libraries
+from pouf.models.load import silence_libraries
 from pouf.runs.folder import versions
 
 
@@ -126,7 +126,7 @@ def seeded(cell: Cell) -> bool:
 
 def attempt(cell: Cell, setting: Setting) -> Outcome:
     """Run a cell; an error becomes part of the outcome."""
-    calm_libraries()
+    silence_libraries()
     start = time.perf_counter()
     try:
         result = run_cell(cell, setting)

@@ -14,7 +14,7 @@ from pouf.bench.tables import TABLES, UNLABELLED, Entry, Table, entries, write_t
 from pouf.errors import InputError, one_of
 from pouf.files import check_writable
 from pouf.reporting.figures import lambda_sweep
-from pouf.reporting.svg import write
+from pouf.reporting.svg import write_svg
 
 
 class TableRun(NamedTuple):
@@ -128,4 +128,4 @@ def _sweep(rows: Sequence[Entry], folder: Path) -> Path:
             by_task[task] = [own[value].last.mean for value in values]
             papers = papers or [figure.mean for value in values if (figure := own[value].paper) is not None]
     sweep = lambda_sweep(values, by_task, papers if len(papers) == len(values) else None)
-    return write(sweep, folder / "lambda.svg")
+    return write_svg(sweep, folder / "lambda.svg")

@@ -62,9 +62,9 @@ RESUMABLE = ("adapt", "search")
 
 
 def main() -> NoReturn:
-    """Entry point: whatever goes wrong is one line, never a traceback, unless --debug asks for it.
+    """Entry point. Errors are printed as one line; with --debug also as a traceback.
 
-    The exit code is 2 for an error that the user can mend, and 1 for all others.
+    The exit code is 2 for an error that the user can correct, and 1 for all others.
     """
     debug = DEBUG in sys.argv
     try:
@@ -73,8 +73,8 @@ def main() -> NoReturn:
     except BrokenPipeError:  # as `pouf bench list | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except SystemExit as ended:  # by a signal
-        code = ended.code
+    except SystemExit as exit:  # by a signal
+        code = exit.code
     except KeyboardInterrupt:  # one that waited until the command was done
         code = INTERRUPTED
     except Exception as error:
@@ -85,13 +85,13 @@ def main() -> NoReturn:
             fail(message, code)
     if isinstance(code, int) and code > 128:
         resumable = sys.argv[1:2] and sys.argv[1] in RESUMABLE
-        more = "; --resume continues from the last step that was saved, or from the start" if resumable else ""
-        fail(f"interrupted by {signal.Signals(code - 128).name}{more}", code)
+        hint = "; --resume continues from the last step that was saved, or from the start" if resumable else ""
+        fail(f"interrupted by {signal.Signals(code - 128).name}{hint}", code)
     sys.exit(code)
 
 
 def _as_options(message: str) -> str:
-    """A message of the library with the options of this command for its arguments: --overwrite for overwrite=True."""
+    """A message of the library with arguments replaced by options of this command: --overwrite for overwrite=True."""
     commands: Any = typer.main.get_command(app)
     command = commands.commands.get(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
     known = {parameter.name: parameter.opts[0] for parameter in getattr(command, "params", ())}
@@ -107,17 +107,17 @@ def _as_options(message: str) -> str:
 
 
 def _message(error: Exception) -> tuple[str, int]:
-    """What to print of an error, and the exit code."""
+    """The message to print for an error, and the exit code."""
     if isinstance(error, InputError):
         return _as_options(str(error)), 2
     if isinstance(error, (Diverged, ProcessLost)):
         return str(error), 1
-    if hasattr(error, "format_message"):  # from the command line itself; empty after help was printed
+    if hasattr(error, "format_message"):  # of the command line parser; empty after printing help
         return error.format_message(), 2
     if isinstance(error, (OSError, MemoryError)):
         return f"the system refused: {error or 'out of memory'}", 1
     kind = type(error).__name__
     return (
-        f"unexpected {kind}: {error}. This is a bug in pouf: please report what the same command says with {DEBUG}",
+        f"unexpected {kind}: {error}. This is a bug in pouf: please report the output of the same command with {DEBUG}",
         1,
     )

@@ -1,4 +1,4 @@
-"""What is printed: tables, results and errors. Results go to standard output, all else to standard error."""
+"""Printing: tables, results and errors. Results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.console import Console
 from pouf.errors import plural
 
 if TYPE_CHECKING:
-    from pouf.cli._inputs import Task
+    from pouf.cli._inputs import AdaptInputs
     from pouf.cli._options import OutputOptions
     from pouf.data.base import Unlabelled
     from pouf.runs.folder import Run
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 console = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
-MAX_NAMES = 10  # of classes in a list
+MAX_LISTED_NAMES = 10  # of classes in a list
 
 
 def is_main() -> bool:
-    """Whether this is the first of the processes, which alone prints."""
+    """Whether this is the first of the processes, the only one that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def plain(message: str) -> str:
-    """A message without control characters, but for line ends and tabs: file names and class names may hold any.
+    """A message with control characters escaped, except line ends and tabs: file and class names may contain them.
 
-    Characters that change the direction of writing go too: they can make one file look like another.
+    Characters that change the text direction are escaped too: they can make one file name look like another.
     """
     return "".join(
         character.encode("unicode_escape").decode() if _is_control(character) else character for character in message
@@ -52,8 +52,8 @@ def plain(message: str) -> str:
 
 
 def _is_control(character: str) -> bool:
-    turns = "\u202a" <= character <= "\u202e" or "\u2066" <= character <= "\u2069"
-    return character not in "\n\t" and (turns or unicodedata.category(character) in ("Cc", "Cs"))
+    changes_direction = "\u202a" <= character <= "\u202e" or "\u2066" <= character <= "\u2069"
+    return character not in "\n\t" and (changes_direction or unicodedata.category(character) in ("Cc", "Cs"))
 
 
 def print_out(message: str, style: str | None = None) -> None:
@@ -66,15 +66,15 @@ def print_err(message: str, style: str | None = None) -> None:
     console.print(plain(message), markup=False, soft_wrap=True, style=style)
 
 
-def calm_libraries() -> None:
-    from pouf.models.load import calm_libraries
+def silence_libraries() -> None:
+    from pouf.models.load import silence_libraries
 
-    calm_libraries()
+    silence_libraries()
 
 
 @contextmanager
 def messages(show: Callable[[str], None] = print_err, level: int = logging.WARNING) -> Iterator[None]:
-    """While open, this is where the library's messages go."""
+    """While open, pass the library's log messages to `show`."""
     library = logging.getLogger("pouf")
     before = library.level, library.handlers
     handler = _Handler(level)
@@ -101,8 +101,8 @@ def show_methods() -> None:
         print_out(f"{known:16} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
 
 
-def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> None:
-    last, classes = (result.history[-1] if result.history else None), len(task.classifier.classes)
+def show_adaptation(result: Adaptation, inputs: AdaptInputs, output: OutputOptions) -> None:
+    last, classes = (result.history[-1] if result.history else None), len(inputs.classifier.classes)
     facts = {
         "method": result.method, "n": sum(map(len, result.sources.values())),
         "skipped": sum(len(each.skipped) for each in result.sources.values()), "steps": len(result.history),
@@ -115,44 +115,46 @@ def show_adaptation(result: Adaptation, task: Task, output: OutputOptions) -> No
             f"{plural(last.step, 'step')} in {last.seconds:.0f} s; last batch: loss {last.loss:.3f}, "
             f"{last.effective_classes:.1f} of {classes} classes predicted."
         )
-    _show_run(result, facts, [line], task, output)
+    _show_run(result, facts, [line], inputs, output)
 
 
-def show_search(found: Search, task: Task, output: OutputOptions) -> None:
+def show_search(found: Search, inputs: AdaptInputs, output: OutputOptions) -> None:
     lines = [
         f"not believed: {format_settings(trial.settings)}: {trial.why_not}" for trial in found.trials if trial.why_not
     ]
     if found.settings is not None:
         lines.append(f"Chosen without labels: {format_settings(found.settings)}.")
     facts = {"settings": found.settings, "step": found.ranking.step, "trials": len(found.trials)}
-    _show_run(found.result, facts, lines, task, output)
+    _show_run(found.result, facts, lines, inputs, output)
 
 
-def _show_run(result: Adaptation, facts: dict[str, Any], lines: list[str], task: Task, output: OutputOptions) -> None:
-    """The verdict, what was skipped, lines of the command's own, and what to do next."""
+def _show_run(
+    result: Adaptation, facts: dict[str, Any], lines: list[str], inputs: AdaptInputs, output: OutputOptions
+) -> None:
+    """Print the verdict, skipped inputs, the command's own lines, and next steps."""
     show_verdict(result.verdict, output.hidden)
     if output.as_json:
         print_json(_facts(result) | facts)
         return
-    inputs = list(result.sources.values())
-    show_skipped(inputs, result.files["run"])
+    sources = list(result.sources.values())
+    show_skipped(sources, result.files["run"])
     if not output.quiet:
         print_out("\n".join(lines))
-        _show_end(result, task, inputs)
+        _show_end(result, inputs, sources)
 
 
-def _show_end(result: Adaptation, task: Task, inputs: list[Unlabelled]) -> None:
-    """The results of a run beside its verdict, and what to do next."""
+def _show_end(result: Adaptation, inputs: AdaptInputs, sources: list[Unlabelled]) -> None:
+    """Print drift, absent names, files, and next steps."""
     show_drift(result)
-    show_absent(result.absent, len(task.classifier.classes))
+    show_absent(result.absent, len(inputs.classifier.classes))
     show_files(result)
     run = shlex.quote(str(result.files["run"]))
-    review = f"\n  pouf review {run}" if task.data is not None else ""
-    print_out(f"Next:\n  pouf predict {run} {_example(inputs[0])}{review}")
+    review = f"\n  pouf review {run}" if inputs.data is not None else ""
+    print_out(f"Next:\n  pouf predict {run} {_example(sources[0])}{review}")
 
 
 def _example(data: Unlabelled) -> str:
-    """Something to predict that is there: an image of the run, a text, or the vectors themselves."""
+    """An argument for `pouf predict`: an image of the run, a text, or the file of vectors."""
     if data.modality == "text":
         return '"a text of your own"'
     source = Path(data.source.split("::")[0])
@@ -161,15 +163,15 @@ def _example(data: Unlabelled) -> str:
 
 
 def show_absent(names: list[str], classes: int) -> None:
-    """Names that no input seems to have: a fact about the data, or a wrong name."""
+    """Print the names of classes that no input seems to belong to."""
     if names:
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        listed = ", ".join(names[:MAX_NAMES])
-        print_out(f"{len(names)} of {classes} class names seem not to occur in the inputs: {listed}{more}")
+        more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+        listed = ", ".join(names[:MAX_LISTED_NAMES])
+        print_out(f"{len(names)} of {classes} classes seem to be absent from the inputs: {listed}{more}")
 
 
 def show_result(facts: dict[str, Any], text: str, output: OutputOptions) -> None:
-    """The result of a command as one JSON object, as text, or not at all."""
+    """Print the result of a command as one JSON object, as text, or not at all (--quiet)."""
     if output.as_json:
         print_json(facts)
     elif not output.quiet:
@@ -179,10 +181,10 @@ def show_result(facts: dict[str, Any], text: str, output: OutputOptions) -> None
 def show_predictions(
     found: Predicted, verdict: Verdict | None, run: Run, file: Path | None, abstain: float | None, output: OutputOptions
 ) -> None:
-    """What was predicted, by what, and what is marked.
+    """Print predictions or their file, and how many are marked.
 
     Args:
-        verdict: of the run, where its advice was followed.
+        verdict: of the run, if its advice was followed.
         file: of the predictions; None prints them.
     """
     if verdict is not None:
@@ -204,9 +206,9 @@ def show_predictions(
         )
     if "abstained" in found.counts:
         print_out(
-            f"{found.counts['abstained']:,} are marked abstained, so that {100 * (abstain or 0):g} % of the rest "
-            "should be wrong. That rests on how surely and steadily classes are predicted, by the model and by "
-            "zero-shot, and on no label: check it with pouf review"
+            f"{found.counts['abstained']:,} are marked abstained, so that about {100 * (abstain or 0):g} % of the rest "
+            "are wrong. This is estimated without labels, from how confident and stable the predictions of the "
+            "adapted model and of zero-shot are: check it with pouf review"
         )
     if file is not None:
         print_out(f"{plural(found.n, 'prediction')} in {file}, by {_display_use(found.by, run)}")
@@ -220,11 +222,11 @@ def _display_use(use: str, run: Run) -> str:
 
 def _format_prediction(row: Mapping[str, Any], named: bool) -> str:
     """`great: 97.1 %, then bad: 2.9 %`, with the input where there are several."""
-    said = f"{row['class']}: {row['probability']:.1%}, then {row['runner_up']}: {row['runner_up_probability']:.1%}"
+    text = f"{row['class']}: {row['probability']:.1%}, then {row['runner_up']}: {row['runner_up_probability']:.1%}"
     if row.get("abstained"):
-        said += " (abstained)"
+        text += " (abstained)"
     name = next(str(row[key]) for key in ("text", *row) if key in row)
-    return f"{said}  {name}" if named else said
+    return f"{text}  {name}" if named else text
 
 
 def _facts(result: Adaptation) -> dict[str, Any]:
@@ -239,7 +241,7 @@ def _facts(result: Adaptation) -> dict[str, Any]:
 
 def show_drift(result: Adaptation) -> None:
     if result.drift is not None:
-        print_out(f"Beside the task: {result.drift}")
+        print_out(f"Outside of the task: {result.drift}")
 
 
 def show_files(result: Adaptation) -> None:
@@ -276,36 +278,37 @@ def show_evaluation(result: Evaluation, title: str) -> None:
     for side, end in enumerate(("from", "to")):
         table.add_row(f"95 % {end}", "", *(percent(result.intervals[column][side]) for column in columns))
     table.add_row("macro-F1", "", *(percent(result.macro_f1[column]) for column in columns))
-    print_out(title)  # not the table's own, which would break a path that is longer than a line
+    print_out(title)  # not as the table's title, which would wrap long paths
     out.print(table)
 
 
-MATRIX = 20  # most classes whose confusion matrix fits a terminal
+MAX_MATRIX_CLASSES = 20  # a larger confusion matrix does not fit a terminal
 
 
 def show_confusion(result: Evaluation) -> None:
-    """The matrix, or where it would be too large its largest entries."""
+    """Print the confusion matrix, or its largest entries if it is too large."""
     from rich.table import Table
     from rich.text import Text
 
     names = list(result.per_class)
-    if len(names) > MATRIX:
+    if len(names) > MAX_MATRIX_CLASSES:
         mistakes = [(n, i, k) for i, row in enumerate(result.confusion) for k, n in enumerate(row) if n and i != k]
-        for n, i, k in sorted(mistakes, reverse=True)[:MATRIX]:
-            print_out(f"{n:6,} {names[i]} taken for {names[k]}")
-        print_out(f"The largest {min(MATRIX, len(mistakes))} of {len(mistakes)} confusions; --json holds all of them")
+        for n, i, k in sorted(mistakes, reverse=True)[:MAX_MATRIX_CLASSES]:
+            print_out(f"{n:6,} {names[i]} predicted as {names[k]}")
+        listed = min(MAX_MATRIX_CLASSES, len(mistakes))
+        print_out(f"The largest {listed} of {len(mistakes)} confusions; --json prints all of them")
         return
     table = Table()
     for heading in ("", *names):
         table.add_column(Text(heading), justify="right" if heading else "left")
     for name, row in zip(names, result.confusion, strict=True):
         table.add_row(Text(name), *(str(n) if n else "·" for n in row))
-    print_out("Confusion matrix: true classes in rows, predictions of what the run advises in columns")
+    print_out("Confusion matrix of the advised classifier: true classes in rows, predictions in columns")
     out.print(table)
 
 
 def show_verdict(verdict: Verdict, quiet: bool) -> None:
-    """Whether a run can be trusted. Alarms and cautions are always printed, on standard error."""
+    """Print the verdict of a run. Alarms and cautions are always printed, on standard error."""
     style = {"alarm": "bold red", "caution": "yellow", "confirmed": "green"}.get(verdict.level)
     if verdict.level in ("alarm", "caution"):
         hint = " (--use adapted overrides.)" if verdict.advised == "zero-shot" else ""
@@ -324,7 +327,7 @@ def show_unreadable(skipped: Mapping[str, str], n: int, run: Path | None = None)
     if skipped:
         name, why = next(iter(skipped.items()))
         where = f"; all are listed in {run / 'skipped.jsonl'}" if run else ""
-        print_err(f"skipped {len(skipped)} of {len(skipped) + n} that can't be read, as {name}: {why}{where}")
+        print_err(f"skipped {len(skipped)} of {len(skipped) + n} inputs that can't be read, as {name}: {why}{where}")
 
 
 def print_json(facts: dict[str, Any]) -> None:
@@ -332,7 +335,7 @@ def print_json(facts: dict[str, Any]) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: null stands for it."""
+    """The value with None for NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):

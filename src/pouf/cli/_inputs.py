@@ -1,4 +1,4 @@
-"""What the options of `adapt` and `search` stand for: a classifier, data, shots, and arguments of the library."""
+"""From the options of `adapt` and `search` to a classifier, data, shots and arguments of the library."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from pouf.training.callbacks import Callback
 
 
-class Task(NamedTuple):
+class AdaptInputs(NamedTuple):
     classifier: Classifier
     data: Unlabelled | None
     shots: Shots | None
 
 
 def check_options(options: RunOptions) -> None:
-    """What can be said before anything is read."""
+    """Raise an error for contradicting options, before any file is read."""
     from pouf.training.methods import METHODS
 
     if options.shots is not None and options.answers is not None:
-        raise InputError("give --shots or --answers, and not both: put the answers among the shots")
+        raise InputError("give --shots or --answers, not both: add the answers to the shots")
     labelled = options.shots or options.answers
     if one_of("method", options.method, METHODS).needs_shots and labelled is None:
         raise InputError(f"--method {options.method} learns from labelled examples: give --shots")
@@ -43,11 +43,11 @@ def check_options(options: RunOptions) -> None:
     given = {"--preset": options.preset, "--recipe": options.recipe, "--max-minutes": options.max_minutes}
     named = [option for option, value in given.items() if value is not None]
     if len(named) > 1:
-        raise InputError(f"give one of {' and '.join(named)}, and not both: each chooses a recipe")
+        raise InputError(f"give only one of {' and '.join(named)}, not both: each chooses a recipe")
 
 
-def read_task(options: RunOptions, reporter: ProgressReporter, shard: bool = False) -> Task:
-    """The classifier as it is before training, and what it is to learn from.
+def read_adapt_inputs(options: RunOptions, reporter: ProgressReporter, shard: bool = False) -> AdaptInputs:
+    """Read the zero-shot classifier and the training data.
 
     Args:
         shard: the weights will be sharded over several processes.
@@ -70,18 +70,18 @@ def read_task(options: RunOptions, reporter: ProgressReporter, shard: bool = Fal
     if data is not None:
         check_modality(classifier.backbone, data.modality)
     if shard and started_processes() > 1:
-        wait_for_shards(classifier.backbone, options.place())
+        wait_for_shards(classifier.backbone, options.resolve_device())
     else:
-        classifier.to(options.place())
+        classifier.to(options.resolve_device())
     shots = None
     if options.answers is not None and data is not None:
         shots = answered_shots(data, options.answers, classifier.classes)
     elif options.shots is not None:
         modality = classifier.backbone.modality
         shots = read_shots(options.shots, classifier.classes, modality, columns, options.label_column)
-    task = Task(classifier, data, shots)
-    reporter.introduce(task)
-    return task
+    inputs = AdaptInputs(classifier, data, shots)
+    reporter.introduce(inputs)
+    return inputs
 
 
 class _Question(NamedTuple):
@@ -92,7 +92,7 @@ class _Question(NamedTuple):
 
 
 def _question(options: RunOptions, classes: ClassSet | None) -> _Question:
-    """Templates and words, and the columns of texts that they read."""
+    """Templates, words, and the text columns that they need."""
     from pouf.data.class_names import ClassSet
     from pouf.models.cloze import make_cloze, read_words
     from pouf.models.prompts import read_templates
@@ -139,14 +139,14 @@ def _classifier(
 
 
 def _with_kind(options: RunOptions) -> RunOptions:
-    """DATA as what it is: images in a folder or an archive, vectors in arrays, texts in any other file."""
+    """The options with DATA assigned to its kind: images in a folder or an archive, vectors in arrays, else texts."""
     from pouf.data.images import EXTENSIONS
     from pouf.data.remote import as_url
 
     if options.data is None:
         return options
     if options.images or options.texts or options.features:
-        raise InputError("give DATA alone, or say what it is with --images, --texts or --features, and not both")
+        raise InputError("give either DATA or one of --images, --texts and --features")
     file, suffix = str(options.data), options.data.suffix.lower()
     if options.prototypes is not None or suffix in (".npy", ".npz", ".safetensors"):
         return replace(options, data=None, features=file)
@@ -163,22 +163,22 @@ def _read_data(options: RunOptions, columns: Sequence[str]) -> Unlabelled | None
     sources = {"image": options.images, "text": options.texts, "vector": options.features}
     given = [(modality, source) for modality, source in sources.items() if source is not None]
     if len(given) > 1:
-        raise InputError("give one of --images DIR, --texts FILE and --features FILE, and not several")
+        raise InputError("give only one of --images DIR, --texts FILE and --features FILE")
     if not given and options.shots is None:
         raise InputError("nothing to learn from: give a folder of images, a file of texts or a file of vectors")
     ids = options.id_column.split(",") if options.id_column else []
     return next((normalise(source, modality, columns, ids).data for modality, source in given), None)
 
 
-def adapt_arguments(task: Task, options: RunOptions) -> dict[str, Any]:
-    """What the options say to `adapt` and `search` alike."""
+def adapt_arguments(inputs: AdaptInputs, options: RunOptions) -> dict[str, Any]:
+    """The arguments of the library's `adapt` and `search`."""
     from pouf.options import KeepNames, Output
 
     if options.keep_classes is None and options.keep_data is not None:
         raise InputError("--keep-data without --keep-classes: give the names of its classes as well")
     return {
         "method": options.method, "recipe": options.preset or options.recipe, "max_minutes": options.max_minutes,
-        "settings": options.changes | parse_settings(options.settings or []), "shots": task.shots,
+        "settings": options.changes | parse_settings(options.settings or []), "shots": inputs.shots,
         "demonstrations": options.demonstrations, "prior": proportions(options.prior), "refine": options.refine,
         "cache": options.features_cache(), "command": sys.argv,
         "output": Output(options.out, options.resume, options.overwrite, options.report),
@@ -187,7 +187,7 @@ def adapt_arguments(task: Task, options: RunOptions) -> dict[str, Any]:
 
 
 def trackers(options: RunOptions) -> list[Callback]:
-    """Callbacks that log the run elsewhere."""
+    """The callbacks of --tracker."""
     from pouf.integrations.trackers import Tracking
 
     if options.quiet:
@@ -198,7 +198,7 @@ def trackers(options: RunOptions) -> list[Callback]:
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
-    """`steps=50` as {"steps": 50}; what is no number stays a text."""
+    """`steps=50` as {"steps": 50}; values are JSON, or else strings."""
     changes: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -220,7 +220,7 @@ def split_numbers(option: str, text: str | None, example: str, kind: type = floa
 
 
 def proportions(text: str | None) -> str | list[float] | None:
-    """`uniform`, `estimated` and `paper` as they are, `0.7,0.3` as numbers."""
+    """The value of --prior: a name unchanged, `0.7,0.3` as numbers."""
     if text is None or not any(character.isdigit() for character in text):
         return text
     return split_numbers("--prior", text, "'uniform', 'estimated', 'paper', or one number for each class as 0.7,0.3")

@@ -1,4 +1,4 @@
-"""Options of the commands, in groups. An option of a setting comes from the recipe's own field."""
+"""Options of the commands, in groups. Options for settings are made from the recipe's fields."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ UseOption = Annotated[
     ),
 ]
 
-# Settings of the recipe that have an option of their own; `--set` reaches the others.
-TRAINING = {
+# Settings of the recipe that have their own option; `--set` changes the others.
+TRAINING_SETTINGS = {
     "tune": "tuner.name", "steps": "steps", "batch-size": "batch_size", "lr": "optimisation.lr",
     "optimizer": "optimisation.name", "lambda": "objective.information", "augment": "augment", "views": "views",
     "temperature": "temperature", "seed": "seed",
 }  # fmt: skip
-SPEED = {
+SPEED_SETTINGS = {
     "chunk": "compute.chunk", "precision": "compute.precision", "shard": "compute.shard",
     "compile": "compute.compile", "checkpointing": "compute.checkpointing", "workers": "compute.workers",
     "save-every": "compute.save_every",
@@ -70,19 +70,19 @@ class OutputOptions:
 
 @dataclass
 class DeviceOptions(OutputOptions):
-    """Where models come from and where they compute."""
+    """Device, feature cache and trust."""
 
     cache: Annotated[
         Path | None,
         SpeedOption(help="Folder of cached features.", show_default="$POUF_CACHE or ~/.cache/pouf"),
     ] = None
     no_cache: Annotated[bool, SpeedOption("--no-cache", help="Neither read nor write the feature cache.")] = False
-    device: Annotated[str, SpeedOption(help="cpu, cuda or mps; auto takes the fastest there is.")] = "auto"
+    device: Annotated[str, SpeedOption(help="cpu, cuda or mps; auto takes the fastest available.")] = "auto"
     trust_model: Annotated[
         bool,
         ModelOption(
             "--trust-model",
-            help="Load pickled weights and run code that comes with the model. Either can do anything on this machine.",
+            help="Load pickled weights and run code that comes with the model. Both can do anything on this machine.",
         ),
     ] = False
 
@@ -91,8 +91,8 @@ class DeviceOptions(OutputOptions):
 
         return None if self.no_cache else FeatureCache(self.cache)
 
-    def place(self) -> str:
-        """The device by its full name."""
+    def resolve_device(self) -> str:
+        """The device by its full name, for example cuda:1."""
         import torch
 
         if self.device in ("auto", "cuda") and torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
@@ -102,7 +102,7 @@ class DeviceOptions(OutputOptions):
         try:
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
-            # Of a name that it does not know, torch lists twenty that hardly anybody has.
+            # For unknown names, torch lists twenty rare devices.
             why = "" if "device string" in str(error) else f" ({str(error).splitlines()[0]})"
             raise InputError(f"can't use device {self.device!r}{why}: give cpu, cuda or mps") from None
         return self.device
@@ -117,7 +117,7 @@ class InferenceOptions(DeviceOptions):
 
 @dataclass
 class RunOptions(DeviceOptions):
-    """What to adapt, to what, how, and where to write it: for `adapt` and `search` alike."""
+    """Options of `adapt` and `search`: data, classes, model, method, training and output."""
 
     data: Annotated[
         Path | None,
@@ -136,13 +136,13 @@ class RunOptions(DeviceOptions):
     ] = None
     prototypes: Annotated[str | None, DataOption(help="One vector per class, for --features.")] = None
     shots: Annotated[Path | None, DataOption(help="A few labelled examples: file or folder.")] = None
-    answers: Annotated[Path | None, DataOption(help="The answers to pouf review, to learn from as well.")] = None
+    answers: Annotated[Path | None, DataOption(help="The answers of pouf review, as labelled examples.")] = None
     text_column: TextColumn = None
     label_column: LabelColumn = "label"
     id_column: IdColumn = None
     keep_classes: Annotated[
         str | None,
-        DataOption(help="Measure what is lost on other class names: a,b,c, a file, or words for ordinary ones."),
+        DataOption(help="Measure the drift on other class names: a,b,c, a file, or words for ordinary words."),
     ] = None
     keep_data: Annotated[
         Path | None, DataOption(help="Labelled inputs of the --keep-classes.", show_default="inputs of the task")
@@ -211,16 +211,16 @@ class RunOptions(DeviceOptions):
 
 
 def path(text: str | Path) -> Path:
-    """A path; not an empty one, as from a shell variable that is not set, which would be the current folder."""
+    """A path. An empty one, as from an unset shell variable, is an error: it would mean the current folder."""
     if not str(text).strip():
         raise typer.BadParameter("it is empty: name a file or a folder; the current folder is .")
     return Path(text)
 
 
 def _setting_option(panel: Callable[..., Any], name: str, dotted: str) -> inspect.Parameter:
-    """The option of a setting: its type and its help are those of the recipe's field; None leaves it to the recipe."""
-    known = setting(dotted)
-    kind, about = known.annotation, str(known.description)
+    """The option of a setting, with type and help of the recipe's field; its default None leaves it to the recipe."""
+    recipe_field = setting(dotted)
+    kind, about = recipe_field.annotation, str(recipe_field.description)
     if choices := get_args(kind):
         kind, about = str, f"{about.rstrip('.')}: {', '.join(choices[:-1])} or {choices[-1]}."
     annotation = Annotated[kind | None, panel(f"--{name}", help=about)]  # type: ignore[valid-type]
@@ -232,11 +232,11 @@ def _variable(dotted: str) -> str:
 
 
 def _parameters(group: Any) -> Iterator[inspect.Parameter]:
-    """The options of a group, one for each field; those of settings for its changes."""
+    """The options of a group: one for each field, and those of settings for the field `changes`."""
     hints = get_type_hints(group, include_extras=True)
     for each in fields(group):
         if each.name == "changes":
-            for panel, table in ((TrainingOption, TRAINING), (SpeedOption, SPEED)):
+            for panel, table in ((TrainingOption, TRAINING_SETTINGS), (SpeedOption, SPEED_SETTINGS)):
                 yield from (_setting_option(panel, name, dotted) for name, dotted in table.items())
         else:
             yield inspect.Parameter(
@@ -245,41 +245,43 @@ def _parameters(group: Any) -> Iterator[inspect.Parameter]:
 
 
 def _take(group: Any, given: dict[str, Any]) -> Any:
-    """Build a group from options, which are removed."""
+    """Build a group from its options, which are removed from `given`."""
     values = {each.name: given.pop(each.name) for each in fields(group) if each.name != "changes"}
     if any(each.name == "changes" for each in fields(group)):
-        found = {dotted: given.pop(_variable(dotted)) for dotted in (*TRAINING.values(), *SPEED.values())}
+        found = {
+            dotted: given.pop(_variable(dotted)) for dotted in (*TRAINING_SETTINGS.values(), *SPEED_SETTINGS.values())
+        }
         values["changes"] = {dotted: value for dotted, value in found.items() if value is not None}
     return group(**values)
 
 
 def _parts(parameter: inspect.Parameter) -> tuple[Any, Any]:
     """The type of a parameter, and its typer option."""
-    kind, described = get_args(parameter.annotation)
-    return kind, described
+    kind, option = get_args(parameter.annotation)
+    return kind, option
 
 
 METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
-def _prepared(parameter: inspect.Parameter, is_shown: bool, panel: str | None) -> inspect.Parameter:
-    """The same with an option of its own, which typer can read."""
-    kind, described = _parts(parameter)
-    described = copy(described)
+def _prepared(parameter: inspect.Parameter, is_visible: bool, panel: str | None) -> inspect.Parameter:
+    """A copy of a parameter with parser, metavar, panel and visibility set for typer."""
+    kind, option = _parts(parameter)
+    option = copy(option)
     plain = next((each for each in METAVARS if kind in (each, each | None, list[each] | None)), None)  # type: ignore[valid-type]
     if plain is Path:
-        described.parser = path
-    if described.metavar is None and plain is not None:
-        described.metavar = METAVARS[plain]
-    described.hidden, described.rich_help_panel = not is_shown, panel
-    return parameter.replace(annotation=Annotated[kind, described])
+        option.parser = path
+    if option.metavar is None and plain is not None:
+        option.metavar = METAVARS[plain]
+    option.hidden, option.rich_help_panel = not is_visible, panel
+    return parameter.replace(annotation=Annotated[kind, option])
 
 
 def grouped(*common: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose parameters may be groups: each field of a group becomes an option of its own.
+    """Decorate a command whose parameters may be groups: each field of a group becomes an option.
 
     Args:
-        common: the options that `--help` shows, by name; `--help-all` shows all. None hides nothing.
+        common: names of the options that `--help` prints; `--help-all` prints all. Empty: `--help` prints all.
     """
 
     def expand(command: Callable[..., None]) -> Callable[..., None]:
@@ -315,7 +317,7 @@ def grouped(*common: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def _help_all(panels: dict[str, str | None]) -> inspect.Parameter:
-    """The option that prints all options in their panels."""
+    """The option `--help-all`, which prints all options in their panels."""
 
     def print_all(context: typer.Context, wanted: bool) -> None:
         if wanted:
@@ -326,7 +328,7 @@ def _help_all(panels: dict[str, str | None]) -> inspect.Parameter:
                 typer.echo(text)
             raise typer.Exit
 
-    described = typer.Option("--help-all", help="Show all options.", callback=print_all, is_eager=True, metavar="")
+    option = typer.Option("--help-all", help="Show all options.", callback=print_all, is_eager=True, metavar="")
     return inspect.Parameter(
-        "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, described]
+        "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
     )

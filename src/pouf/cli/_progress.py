@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in a terminal, elsewhere a plain line now and then."""
+"""Progress of long phases: a bar in a terminal, otherwise lines of text."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from pouf.bench.grid import Outcome
-    from pouf.cli._inputs import Task
+    from pouf.cli._inputs import AdaptInputs
     from pouf.cli._options import InferenceOptions
     from pouf.inference.encode import InferenceConfig
     from pouf.training.callbacks import Step
     from pouf.training.estimate import Estimate
 
-PATIENCE = 1.0  # seconds until the first line about a phase, without a terminal
-EVERY = 20.0  # seconds between lines, without a terminal
+FIRST_LINE_AFTER = 1.0  # seconds until the first line of a phase, without a terminal
+LINE_EVERY = 20.0  # seconds between lines, without a terminal
 
 
 class ProgressReporter(Callback):
-    """Shows the phase of a command: how much of it is done, since when, and how long it will take."""
+    """Shows the phase of a command, its progress, and the elapsed and remaining time."""
 
     def __init__(self, hidden: bool) -> None:
         self.hidden = hidden
         self.phase, self.total, self.done, self.facts = "", 0, 0, ""
         self.began = self.last_line = time.monotonic()
-        self.named = True  # a line about this phase was printed
-        self.steps, self.about = 0, ""  # of the training
-        self.training: float | None = None  # when it began
-        self.paused = ""  # progress of the training at the checkpoint that is evaluated
-        self.waiting: list[str] | None = []  # messages from before the start: an error in the settings stands alone
+        self.printed = True  # a line about this phase was printed
+        self.steps, self.about = 0, ""  # of the training run
+        self.training: float | None = None  # start of training
+        self.paused = ""  # progress of training while a checkpoint is evaluated
+        self.waiting: list[str] | None = []  # messages before the start: an error in the settings is printed alone
         self.ended = threading.Event()
         self.bar: Progress | None = None
         self.task: Any = None
@@ -61,25 +61,25 @@ class ProgressReporter(Callback):
         elif self.phase == TRAINING:
             self.paused = self.line(now - self.began)
         self._begin(phase, total, now)
-        self.named = interrupted
+        self.printed = interrupted
 
     def _begin(self, phase: str, total: int, began: float, done: int = 0) -> None:
         self.phase, self.total, self.done, self.facts = phase, total, done, ""
-        self.began, self.named = began, done > 0
+        self.began, self.printed = began, done > 0
         if self.bar is not None:
             self.bar.reset(self.task, total=total or None, completed=done, description=plain(phase), facts="")
             self.bar.tasks[0].start_time = self.bar.get_time() - (time.monotonic() - began)
-            self.bar.refresh()  # a short phase is shown too
+            self.bar.refresh()  # displays short phases too
 
     def on_progress(self, n: int) -> None:
         self._at(self.done + n)
 
     def on_start(self, recipe: Any, trainable: int, total: int) -> None:
-        from pouf.tuners import describe
+        from pouf.tuners import describe_trainable
 
         self.steps = recipe.steps
         self._introduce()
-        self.say(describe(trainable, total))
+        self.say(describe_trainable(trainable, total))
 
     def on_step(self, step: Step) -> None:
         from pouf.training.trainer import TRAINING
@@ -91,11 +91,11 @@ class ProgressReporter(Callback):
     def _since(self) -> float:
         return time.monotonic() if self.training is None else self.training
 
-    def introduce(self, task: Task) -> None:
-        """Remember what the run is about, to print when it starts: an error in its settings stands alone."""
-        parts = [plural(len(task.data), f"unlabelled {task.data.modality}")] if task.data is not None else []
-        parts += [plural(len(task.shots.inputs), "labelled shot")] if task.shots is not None else []
-        self.about = f"{', '.join(parts)}, {len(task.classifier.classes)} classes"
+    def introduce(self, inputs: AdaptInputs) -> None:
+        """Describe the inputs; printed at the start, so that an error in the settings is printed alone."""
+        parts = [plural(len(inputs.data), f"unlabelled {inputs.data.modality}")] if inputs.data is not None else []
+        parts += [plural(len(inputs.shots.inputs), "labelled shot")] if inputs.shots is not None else []
+        self.about = f"{', '.join(parts)}, {len(inputs.classifier.classes)} classes"
 
     def on_estimate(self, estimate: Estimate) -> None:
         self._introduce()  # the library logs the estimate itself
@@ -127,13 +127,15 @@ class ProgressReporter(Callback):
             self.bar.update(self.task, completed=done, facts=facts)
 
     def _lines(self) -> None:
-        """Print a line for each phase that takes long, then one now and then; runs in a thread of its own."""
-        while not self.ended.wait(min(PATIENCE, EVERY) / 4):
+        """Print a line for each long phase, and more at intervals; runs in a separate thread."""
+        while not self.ended.wait(min(FIRST_LINE_AFTER, LINE_EVERY) / 4):
             now = time.monotonic()
-            if self.phase and (now - self.last_line >= EVERY or (not self.named and now - self.began >= PATIENCE)):
-                self.last_line, self.named = now, True
-                looking = self.training is not None and self.began > self.training  # at a checkpoint
-                self.say(f"{self.paused}; " * looking + self.line(now - self.began))
+            if self.phase and (
+                now - self.last_line >= LINE_EVERY or (not self.printed and now - self.began >= FIRST_LINE_AFTER)
+            ):
+                self.last_line, self.printed = now, True
+                at_checkpoint = self.training is not None and self.began > self.training
+                self.say(f"{self.paused}; " * at_checkpoint + self.line(now - self.began))
 
     def line(self, seconds: float) -> str:
         """`encoding: 640 of 2,000 after 83 s, about 3 minutes left`"""
@@ -148,7 +150,7 @@ class ProgressReporter(Callback):
 
 @contextmanager
 def progress(hidden: bool) -> Iterator[ProgressReporter]:
-    """While open, progress is reporter, and what the library logs."""
+    """While open, print the progress of the library and its log messages."""
     reporter = ProgressReporter(hidden or not is_main())
     with messages(reporter.log, logging.INFO):
         try:
@@ -160,7 +162,7 @@ def progress(hidden: bool) -> Iterator[ProgressReporter]:
 
 @contextmanager
 def encoding(options: InferenceOptions, batch_size: int = 64) -> Iterator[InferenceConfig]:
-    """While open, progress of what is encoded with this is reporter."""
+    """An inference configuration whose progress is printed while open."""
     from pouf.inference.encode import InferenceConfig
     from pouf.training.callbacks import Callbacks
 

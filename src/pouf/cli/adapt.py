@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import Task, adapt_arguments, check_options, read_task, split_numbers, trackers
+from pouf.cli._inputs import AdaptInputs, adapt_arguments, check_options, read_adapt_inputs, split_numbers, trackers
 from pouf.cli._options import OutputOption, OutputOptions, RunOptions, TrainingOption, grouped
 from pouf.cli._progress import ProgressReporter, progress
 from pouf.errors import one_of
@@ -34,8 +34,8 @@ def adapt(options: RunOptions) -> None:
     pouf adapt reviews.csv --text-column review --classes classes.toml
     """
 
-    def call(task: Task, reporter: ProgressReporter, arguments: dict[str, Any]) -> Any:
-        return task.classifier.adapt(task.data, **arguments)
+    def call(inputs: AdaptInputs, reporter: ProgressReporter, arguments: dict[str, Any]) -> Any:
+        return inputs.classifier.adapt(inputs.data, **arguments)
 
     _run(options, call, console.show_adaptation)
 
@@ -54,25 +54,25 @@ def search(
     values = {name: split_numbers(*given, "numbers as 1e-3,3e-3") for name, given in named.items()}
     grid = {name: tried for name, tried in values.items() if tried}
 
-    def call(task: Task, reporter: ProgressReporter, arguments: dict[str, Any]) -> Search:
+    def call(inputs: AdaptInputs, reporter: ProgressReporter, arguments: dict[str, Any]) -> Search:
         def on_trial(settings: dict[str, Any]) -> None:
             reporter.say(console.format_settings(settings))
 
-        return task.classifier.search(task.data, grid or None, on_trial=on_trial, **arguments)
+        return inputs.classifier.search(inputs.data, grid or None, on_trial=on_trial, **arguments)
 
     _run(options, call, console.show_search)
 
 
 def _run(
     options: RunOptions,
-    call: Callable[[Task, ProgressReporter, dict[str, Any]], Any],
-    show: Callable[[Any, Task, OutputOptions], None],
+    call: Callable[[AdaptInputs, ProgressReporter, dict[str, Any]], Any],
+    show: Callable[[Any, AdaptInputs, OutputOptions], None],
 ) -> None:
-    """Read what the options name, call the library, show the result."""
+    """Read the inputs, call the library, print the result."""
     from pouf.parallel.process_group import launched_sharding
     from pouf.runs.writer import check_new
 
-    console.calm_libraries()
+    console.silence_libraries()
     if options.method == "list":
         console.show_methods()
         return
@@ -81,10 +81,12 @@ def _run(
         check_new(options.out, options.resume, options.overwrite)
     callbacks = trackers(options)
     with progress(options.hidden) as reporter:
-        task = read_task(options, reporter, shard=options.changes.get("compute.shard", False) or launched_sharding())
-        result = call(task, reporter, {**adapt_arguments(task, options), "callbacks": [reporter, *callbacks]})
+        inputs = read_adapt_inputs(
+            options, reporter, shard=options.changes.get("compute.shard", False) or launched_sharding()
+        )
+        result = call(inputs, reporter, {**adapt_arguments(inputs, options), "callbacks": [reporter, *callbacks]})
     if console.is_main():
-        show(result, task, options)
+        show(result, inputs, options)
 
 
 @grouped()
@@ -99,7 +101,7 @@ def demo(
     from pouf.recipe import Recipe
     from pouf.runs.writer import check_new
 
-    console.calm_libraries()
+    console.silence_libraries()
     check_new(out)
     recipe = Recipe.load(one_of("--tune", tune, {"full": "demo", "prompt": "demo-prompt"})).with_settings(seed=seed)
     with progress(output.hidden) as reporter:

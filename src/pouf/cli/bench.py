@@ -32,7 +32,7 @@ def make_data(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Fol
     """Small stand-ins in the layouts of the paper's data, to try every command offline."""
     from pouf.bench.standins import LM, make_data
 
-    console.calm_libraries()
+    console.silence_libraries()
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"folder {str(folder)!r} is not empty: choose another, or remove it")
     make_data(folder)
@@ -103,7 +103,7 @@ def run(
     """
     from pouf.bench.run import run_table
 
-    console.calm_libraries()
+    console.silence_libraries()
     with grid_progress(output.hidden) as (start, advance):
         result = run_table(
             table, data, model, out_dir, tasks=_names(tasks), methods=_names(methods),

@@ -25,7 +25,7 @@ def export(
     inputs: Annotated[
         Path | None,
         typer.Argument(
-            metavar="INPUT", help="Inputs to compare the outputs on.", show_default="the run's own, if there"
+            metavar="INPUT", help="Inputs to compare the outputs on.", show_default="the run's own, if available"
         ),
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write classifier and encoders as ONNX files.")] = False,
@@ -47,11 +47,11 @@ def export(
     from pouf.runs.folder import Run
     from pouf.runs.inputs import load_classifiers, read_inputs
 
-    console.calm_libraries()
+    console.silence_libraries()
     if onnx == merge:
-        raise InputError("export to what? Give --onnx or --merge")
+        raise InputError("no format chosen: give --onnx or --merge")
     folder = Run(run)
-    (classifier,) = load_classifiers(run, use, device=options.place(), trust_model=options.trust_model)
+    (classifier,) = load_classifiers(run, use, device=options.resolve_device(), trust_model=options.trust_model)
     if merge:
         target = out or run / "merged"
         classifier.save_pretrained(target, merge=True)
@@ -100,21 +100,21 @@ def serve(
         typer.Option(help="Requests per second and client, with bursts of five times as many; 0 sets no limit.", min=0),
     ] = 100.0,
     neighbours: Annotated[
-        int, typer.Option(help="Training inputs among which the nearest are shown; 0 shows none.", min=0)
+        int, typer.Option(help="Number of training inputs to search for the nearest ones; 0 for none.", min=0)
     ] = 500,
 ) -> None:
     """Serve a run: a page for people, a JSON API for programs."""
     uvicorn = optional("uvicorn", "serve", "serving a run")
     for package in ("fastapi", "python_multipart", "prometheus_client"):
         optional(package, "serve", "serving a run")
-    from pouf.integrations.serve.app import LOCAL, make_app
-    from pouf.integrations.serve.engine import Engine
+    from pouf.integrations.serve.app import LOCAL_HOSTS, make_app
     from pouf.integrations.serve.guard import Limits
+    from pouf.integrations.serve.predictor import RunPredictor
 
-    console.calm_libraries()
+    console.silence_libraries()
     with _listen(host, port) as listening:
-        engine = Engine(
-            run, device=options.place(), trust_model=options.trust_model, neighbours=neighbours,
+        predictor = RunPredictor(
+            run, device=options.resolve_device(), trust_model=options.trust_model, neighbours=neighbours,
             cache=options.features_cache(),
         )  # fmt: skip
         limits = Limits(
@@ -122,12 +122,12 @@ def serve(
             batch=batch_size,
         )  # fmt: skip
         local = _is_local(host)
-        app = make_app(engine, limits, (*LOCAL, host) if local else ("*",))
-        console.show_verdict(engine.run.verdict, quiet=options.hidden)
+        app = make_app(predictor, limits, (*LOCAL_HOSTS, host) if local else ("*",))
+        console.show_verdict(predictor.run.verdict, quiet=options.hidden)
         if not local:
-            console.print_err("Whoever can reach this machine can use this: there is no password.", "yellow")
+            console.print_err("Anyone who can reach this machine can use the server: there is no password.", "yellow")
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-        console.show_result({"address": address}, f"Serving at {address} (Ctrl+C ends it)", options)
+        console.show_result({"address": address}, f"Serving at {address} (stop with Ctrl+C)", options)
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=shutdown_timeout)
         server = uvicorn.Server(config)
         with suppress(KeyboardInterrupt, SystemExit):

@@ -1,4 +1,4 @@
-"""`pouf evaluate`, `pouf report`, `pouf review` and `pouf figures`: what a run is worth, and what it looks like."""
+"""`pouf evaluate`, `pouf report`, `pouf review` and `pouf figures`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pouf.errors import plural
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
 
-Inputs = Annotated[
+InputArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="INPUT", help="Images, texts or vectors; with labels, if --labelled.", show_default="the run's own"
     ),
 ]
-Labelled = Annotated[bool, typer.Option("--labelled", help="INPUT has labels, as for pouf evaluate.")]
+LabelledOption = Annotated[bool, typer.Option("--labelled", help="INPUT has labels, as for pouf evaluate.")]
 
 
 def _load(run: Path, options: InferenceOptions, *uses: str) -> list[Classifier]:
     from pouf.runs.inputs import load_classifiers
 
-    console.calm_libraries()
-    return load_classifiers(run, *uses, device=options.place(), trust_model=options.trust_model)
+    console.silence_libraries()
+    return load_classifiers(run, *uses, device=options.resolve_device(), trust_model=options.trust_model)
 
 
 @grouped("run", "labelled", "text_column", "label_column", "confusion", "as_json")
@@ -76,8 +76,8 @@ def evaluate(
 def report(
     run: RunFolder,
     options: InferenceOptions,
-    inputs: Inputs = None,
-    labelled: Labelled = False,
+    inputs: InputArgument = None,
+    labelled: LabelledOption = False,
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="RUN/report.html")] = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = "label",
@@ -92,7 +92,9 @@ def report(
     (classifier,) = _load(run, options, "advised")
     data, labels = read_labelled_or_not(Run(run), classifier, inputs, labelled, text_column, label_column)
     with encoding(options) as inference:
-        file = write_report(run, data, labels, out, inference, device=options.place(), trust_model=options.trust_model)
+        file = write_report(
+            run, data, labels, out, inference, device=options.resolve_device(), trust_model=options.trust_model
+        )
     console.show_result({"report": str(file)}, f"The report is in {file}", options)
 
 
@@ -111,11 +113,11 @@ def review(
     text_column: TextColumn = None,
     id_column: IdColumn = None,
 ) -> None:
-    """Pick the inputs most worth labelling; with --answers, say what the labels show."""
+    """Choose the inputs most worth labelling; with --answers, evaluate the run by the labels."""
     from pouf.reporting.review_page import write_review
     from pouf.runs.folder import Run
     from pouf.runs.inputs import read_inputs
-    from pouf.validation.review import ask
+    from pouf.validation.review import sample_questions
 
     if answers is not None:
         _score_answers(run, answers, options)
@@ -124,20 +126,20 @@ def review(
     zero_shot, adapted = _load(run, options, "zero-shot", "adapted")
     data = read_inputs(folder, adapted, inputs, text_column, id_column)
     with encoding(options) as inference:
-        questions, samples = ask(zero_shot, adapted, data, n, seed=seed, inference=inference)
+        questions, samples = sample_questions(zero_shot, adapted, data, n, seed=seed, inference=inference)
     table, page = write_review(run, questions, samples, adapted.classes)
     console.show_result({"files": [str(table), str(page)]}, _how_to_answer(run, table, page, len(questions.questions)),
                         options)  # fmt: skip
 
 
 def _how_to_answer(run: Path, table: Path, page: Path, n: int) -> str:
-    from pouf.validation.review import NONE
+    from pouf.validation.review import NO_CLASS
 
     command = f"  pouf review {shlex.quote(str(run))} --answers"
     return (
         f"Answer {plural(n, 'question')} in a browser: {page}\n"
         f"Save the answers there; then, with the path of the file that your browser saved:\n{command} answers.csv\n"
-        f"Or fill in the column label of {table} ({NONE!r} is an answer); then:\n{command} {shlex.quote(str(table))}"
+        f"Or fill in the labels of {table} ({NO_CLASS!r} is an answer); then:\n{command} {shlex.quote(str(table))}"
     )
 
 
@@ -145,15 +147,15 @@ def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
     from pouf.errors import InputError
     from pouf.reporting.review_page import PAGE, read_review, record
     from pouf.runs.folder import Run
-    from pouf.validation.review import NONE, read_answers, score_answers
+    from pouf.validation.review import NO_CLASS, read_answers, score_answers
 
     folder = Run(run)
     classes = folder.card.classes
     questions, labels = read_review(run), read_answers(answers, classes, folder.id_columns())
     if not labels:
         raise InputError(
-            f"no label is filled in yet in {str(answers)!r}: give each input you can answer the name of a class or "
-            f"{NONE!r} in the column label, or click through {str(run / PAGE)!r} and give the file that it saves"
+            f"no label is filled in yet in {str(answers)!r}: put the name of a class or {NO_CLASS!r} into the column "
+            f"label, or answer in {str(run / PAGE)!r} and give the file that it saves"
         )
     result = score_answers(questions, labels, classes)
     record(run, result)
@@ -161,19 +163,19 @@ def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
         f"{name:10} {100 * value:.1f} %, 95 % confidence interval {100 * low:.1f} to {100 * high:.1f}"
         for name, (value, low, high) in (("zero-shot", result.zero_shot), ("adapted", result.adapted))
     ]
-    none = f", {result.none_of_these} of them {NONE!r}" if result.none_of_these else ""
+    none = f", {result.none_of_these} of them {NO_CLASS!r}" if result.none_of_these else ""
     lines.append(f"From {plural(result.answered, 'answer')}{none}. {result.advice}")
     lines.append(f"The verdict and the report in {run} now say so.")
     advised = "zero-shot" if folder.verdict.advised == "zero-shot" else "adapted"
     if result.better not in (None, advised):
-        lines.append(f"That is not what the run advises: pouf predict {run} INPUT --use {result.better}")
+        lines.append(f"The run advises otherwise: pouf predict {run} INPUT --use {result.better}")
     if command := _with_answers(folder.manifest.get("command") or [], run, answers):
         lines.append(f"To learn from the answers as well:\n  {command}")
     console.show_result(result.to_json(), "\n".join(lines), options)
 
 
 def _with_answers(command: list[str], run: Path, answers: Path) -> str:
-    """The command that made the run, with the answers and a folder of its own; none for a run from Python."""
+    """The command of the run, with the answers and another output folder; empty for a run from Python."""
     if command[1:2] != ["adapt"]:
         return ""
     words = list(command[1:])
@@ -189,8 +191,8 @@ def _with_answers(command: list[str], run: Path, answers: Path) -> str:
 def figures(
     run: RunFolder,
     options: InferenceOptions,
-    inputs: Inputs = None,
-    labelled: Labelled = False,
+    inputs: InputArgument = None,
+    labelled: LabelledOption = False,
     centred: Annotated[
         bool, typer.Option("--centred", help="t-SNE of inputs and prototypes each centred by their own mean.")
     ] = False,
@@ -212,8 +214,8 @@ def figures(
     from pouf.data.class_names import find_class
     from pouf.errors import one_of
     from pouf.files import check_writable
-    from pouf.reporting.figures import FIGURES, look, paper_figures
-    from pouf.reporting.svg import write
+    from pouf.reporting.figures import FIGURES, compare_features, paper_figures
+    from pouf.reporting.svg import write_svg
     from pouf.runs.folder import Run
     from pouf.runs.inputs import read_labelled_or_not
 
@@ -226,7 +228,7 @@ def figures(
     chosen = [find_class(name, adapted.classes) for name in classes.split(",")] if classes else []
     data, labels = read_labelled_or_not(folder, adapted, inputs, labelled, text_column, label_column)
     with encoding(options) as inference:
-        comparison = look(lambda: zero_shot, lambda: adapted, data, labels, inference)
+        comparison = compare_features(lambda: zero_shot, lambda: adapted, data, labels, inference)
     drawn = paper_figures(comparison, centred, chosen, wanted)
-    files = [str(write(figure, out / f"{name}.svg")) for name, figure in drawn.items()]
+    files = [str(write_svg(figure, out / f"{name}.svg")) for name, figure in drawn.items()]
     console.show_result({"files": files}, "\n".join(files), options)

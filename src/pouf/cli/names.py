@@ -1,4 +1,4 @@
-"""`pouf names`: which wording of the classes fits the inputs, before anything is trained."""
+"""`pouf names`: how well wordings of the classes fit the inputs, before training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pouf.errors import InputError
 if TYPE_CHECKING:
     from pouf.models.base import Backbone
 
-UNCLEAR = 0.7  # of the agreement; with two classes 0.2 lower, as in the verdict
+UNCLEAR = 0.7  # below this agreement; with two classes 0.2 lower, as in the verdict
 
 
 @grouped()
@@ -40,7 +40,7 @@ def names(
     from pouf.models.load import DEFAULT_MODELS
     from pouf.validation.names import judge_wording
 
-    console.calm_libraries()
+    console.silence_libraries()
     texts = not (data.is_dir() or data.suffix == ".tar")
     kind = "text" if texts else "image"
     inputs = normalise(data, "text" if texts else "image", split_columns(text_column, ("text",))).data
@@ -57,7 +57,7 @@ def names(
                 if backbone is None:
                     first = Classifier.from_pretrained(
                         model or DEFAULT_MODELS[kind], wording, own, trust_model=options.trust_model
-                    ).to(options.place())
+                    ).to(options.resolve_device())
                     backbone = first.backbone
                 found = judge_wording(Classifier(backbone, wording, own), inputs, inference)
                 rows.append({"classes": given, "template": sentence, **found._asdict()})

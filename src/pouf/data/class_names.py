@@ -1,4 +1,4 @@
-"""Names of classes, and descriptions beside them: how they are said, compared, checked and read."""
+"""Class names and their descriptions: reading, checking, comparing and displaying them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pouf.data.tables import BadRow, distinct, header, read_table
-from pouf.errors import InputError, nearest
+from pouf.data.tables import BadRow, header, object_without_duplicates, read_table
+from pouf.errors import InputError, did_you_mean
 from pouf.reading import read_text
 
-# Unicode's categories of controls, invisible marks, halves of characters and line breaks; beside them letters and
-# symbols that look like nothing.
+# Unicode's categories of control characters, invisible marks, surrogates and line breaks; and single letters and
+# symbols that render as nothing.
 NOT_IN_NAMES, BLANK = ("Cc", "Cf", "Cs", "Zl", "Zp"), "\u034f\u115f\u1160\u2800\u3164\uffa0"
-# Zero-width joiners, which belong to the spelling of many languages and to emoji, but never beside plain letters.
+# Zero-width joiners: part of the spelling of many languages and of emoji, but never next to ASCII letters.
 JOINERS = re.compile(r"(?<=[^\x00-\x7f])[\u200c\u200d](?=[^\x00-\x7f])")
 
 if sys.version_info >= (3, 11):
@@ -28,12 +28,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Names alone, a file of them, or for each name a description or several.
+# A list of names, a file, or a mapping from each name to one or several descriptions.
 Classes = Sequence[str] | Mapping[str, str | Sequence[str]] | Path
 
 
 class ClassSet(NamedTuple):
-    """What the classes are called, and what the text side reads in the place of the names, where that is given."""
+    """Class names, and the descriptions that the text side reads instead of the names, if any."""
 
     names: tuple[str, ...]
     descriptions: tuple[tuple[str, ...], ...] | None = None
@@ -43,53 +43,53 @@ class ClassSet(NamedTuple):
         return self.names if self.descriptions is None else dict(zip(self.names, self.descriptions, strict=True))
 
 
-def spoken(name: str) -> str:
-    """A class name as a person would say it: `back_pack` → `back pack`, as the paper does."""
+def display_name(name: str) -> str:
+    """A class name with spaces for underscores: `back_pack` → `back pack`, as in the paper."""
     return " ".join(name.replace("_", " ").split())
 
 
 def same_name(name: str) -> str:
-    """What two spellings of one class have in common: case, underscores, spaces and Unicode forms do not count."""
-    return unicodedata.normalize("NFKC", spoken(name)).casefold()
+    """The normal form by which names are compared: ignores case, underscores, spaces and Unicode forms."""
+    return unicodedata.normalize("NFKC", display_name(name)).casefold()
 
 
 def find_class(name: str, classes: Sequence[str]) -> int:
-    """The position of a class by its name, or by the beginning of one name alone: `Puncher` finds `punchers`."""
+    """The index of a class by its name, or by an unambiguous prefix: `Puncher` finds `punchers`."""
     known = [same_name(each) for each in classes]
-    wanted = same_name(name)
-    begun = [k for k, each in enumerate(known) if wanted and each.startswith(wanted)]
-    if wanted in known:
-        return known.index(wanted)
-    if len(begun) != 1:
-        several = f": it may be {', '.join(classes[k] for k in begun)}" if begun else nearest(wanted, known)
-        raise InputError(f"no class {name!r} among {', '.join(classes[:5])}{', …' * (len(classes) > 5)}{several}")
-    return begun[0]
+    prefix = same_name(name)
+    matches = [k for k, each in enumerate(known) if prefix and each.startswith(prefix)]
+    if prefix in known:
+        return known.index(prefix)
+    if len(matches) != 1:
+        hint = f": it may be {', '.join(classes[k] for k in matches)}" if matches else did_you_mean(prefix, known)
+        raise InputError(f"no class {name!r} among {', '.join(classes[:5])}{', …' * (len(classes) > 5)}{hint}")
+    return matches[0]
 
 
 def class_set(classes: Classes) -> ClassSet:
-    """Names and descriptions from whatever a person gives as classes."""
+    """Names and descriptions from any accepted form of `classes`."""
     if isinstance(classes, Path):
         return read_class_file(classes)
     if not isinstance(classes, Mapping):
         return ClassSet(check_classes(classes))
     names = check_classes(list(classes))
     texts = [[given] if isinstance(given, str) else given for given in classes.values()]
-    descriptions = tuple(tuple(dict.fromkeys(_described(name, own))) for name, own in zip(names, texts, strict=True))
+    descriptions = tuple(tuple(dict.fromkeys(_checked(*each))) for each in zip(names, texts, strict=True))
     return ClassSet(names, descriptions)
 
 
-def _described(name: str, texts: Any) -> Iterable[str]:
-    """The descriptions of one class."""
+def _checked(name: str, texts: Any) -> Iterable[str]:
+    """The descriptions of one class, with single spaces, or an error."""
     if not isinstance(texts, Iterable) or isinstance(texts, Mapping) or not all(isinstance(t, str) for t in texts):
         raise InputError(f"class {name!r} has {texts!r} where a description, or a list of them, is expected")
-    told = [" ".join(text.split()) for text in texts]
-    if not told or not all(told):
+    descriptions = [" ".join(text.split()) for text in texts]
+    if not descriptions or not all(descriptions):
         raise InputError(f"class {name!r} has an empty description: describe each class, or give names alone")
-    return told
+    return descriptions
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """The class names in one line each, or an error where they are too few, empty or not distinct."""
+    """The class names, stripped, or an error if they are too few, empty or not distinct."""
     if isinstance(classes, str):
         raise InputError(f"classes must be a list of names, not the text {classes!r}: give {_split_names(classes)!r}")
     if isinstance(classes, (set, frozenset)):
@@ -99,7 +99,7 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     if doubles:
         raise InputError(f"duplicate class names: {', '.join(doubles)}. Give each class once, under its own name.")
     if len(names) < 2:
-        raise InputError(f"{len(names)} class given, at least 2 are needed to tell things apart")
+        raise InputError(f"{len(names)} class given, at least 2 are needed")
     return names
 
 
@@ -108,31 +108,31 @@ def _split_names(text: str) -> list[str]:
 
 
 def _check_name(name: str) -> str:
-    """The name, stripped, if it is one."""
+    """The name, stripped, or an error if it is none."""
     if not isinstance(name, str):
         raise InputError(f"a class name must be a text, not {name!r}: give a word that says what the class is")
-    if not spoken(name):
-        raise InputError("a class name is empty: give each class a name, as the text side reads nothing else")
+    if not display_name(name):
+        raise InputError("a class name is empty: give each class a name, which is what the text side reads")
     plain = JOINERS.sub("", name.strip())
     if any(character in BLANK or unicodedata.category(character) in NOT_IN_NAMES for character in plain):
         raise InputError(
-            f"class name {name!r} holds a line break, or a control character or another that nobody sees: give one "
-            "line of visible text"
+            f"class name {name!r} contains a line break, a control character or another invisible one: give one line "
+            "of visible text"
         )
     if all(unicodedata.category(character)[0] in "MZ" for character in plain):
-        raise InputError(f"class name {name!r} holds nothing that can be seen: give one line of visible text")
+        raise InputError(f"class name {name!r} contains no visible character: give one line of visible text")
     return name.strip()
 
 
 def numbered(names: Sequence[str]) -> list[str]:
     """The second `missile` becomes `missile (2)`."""
-    met: Counter[str] = Counter()
-    told = []
+    counts: Counter[str] = Counter()
+    distinct_names = []
     for name in map(_check_name, names):
-        met[same_name(name)] += 1
-        count = met[same_name(name)]
-        told.append(name if count == 1 else f"{name} ({count})")
-    return told
+        counts[same_name(name)] += 1
+        count = counts[same_name(name)]
+        distinct_names.append(name if count == 1 else f"{name} ({count})")
+    return distinct_names
 
 
 def read_classes(given: str) -> ClassSet:
@@ -142,17 +142,17 @@ def read_classes(given: str) -> ClassSet:
     if "," not in given:
         if Path(given).suffix or os.sep in given:
             raise InputError(f"no such file: {given!r}; expected one with a class name per line, or names like a,b,c")
-        meant = ",".join(_split_names(given))
-        hint = f"separate names by commas: {meant}" if "," in meant else "name at least two, as a,b,c"
+        suggestion = ",".join(_split_names(given))
+        hint = f"separate names by commas: {suggestion}" if "," in suggestion else "name at least two, as a,b,c"
         raise InputError(f"one class given, {given!r}; {hint}, or give a file of them")
     return class_set(given.strip().removesuffix(",").split(","))
 
 
 def read_class_file(file: Path) -> ClassSet:
-    """Names and their descriptions.
+    """Names and descriptions from a file.
 
     One name per line; or, as TOML or JSON, `name = "description"` or a list of them; or a CSV file with a column
-    `class` and one or several of descriptions, where a class may have several rows.
+    `class` and one or several columns of descriptions; a class may have several rows.
     """
     if not file.is_file():
         raise InputError(f"no such file: {str(file)!r}; expected one name per line, or a .csv, .json or .toml file")
@@ -163,7 +163,9 @@ def read_class_file(file: Path) -> ClassSet:
         return class_set(read_lines(file))
     try:
         text = read_text(file)
-        table = json.loads(text, object_pairs_hook=distinct) if kind == ".json" else tomllib.loads(text)
+        table = (
+            json.loads(text, object_pairs_hook=object_without_duplicates) if kind == ".json" else tomllib.loads(text)
+        )
     except (ValueError, RecursionError) as error:  # of both libraries
         raise InputError(f"{str(file)!r} is not valid {kind[1:].upper()}: {error}") from None
     if isinstance(table, dict) and table.keys() == {"classes"}:
@@ -183,15 +185,15 @@ DESCRIPTION_COLUMNS = ("description", "descriptions", "prompt", "prompts", "word
 def _class_table(file: Path) -> ClassSet:
     names = header(file, CLASS_COLUMNS)
     plain = {name: name.strip().casefold().rstrip("0123456789 _") for name in names}
-    called = [name for name in names if plain[name] in CLASS_COLUMNS]
-    told = [name for name in names if plain[name] in DESCRIPTION_COLUMNS]
-    if len(names) == 1 and not called:
+    class_columns = [name for name in names if plain[name] in CLASS_COLUMNS]
+    description_columns = [name for name in names if plain[name] in DESCRIPTION_COLUMNS]
+    if len(names) == 1 and not class_columns:
         return class_set(read_lines(file))  # one name per line, and no header
-    if len(called) != 1 or len(called) + len(told) < len(names):
+    if len(class_columns) != 1 or len(class_columns) + len(description_columns) < len(names):
         raise InputError(
             f"{str(file)!r} has the columns {', '.join(names[:20])}: expected class and description, or class alone"
         )
-    columns = read_table(file, *called, *told)
+    columns = read_table(file, *class_columns, *description_columns)
     classes: dict[str, list[str]] = {}
     for name, *texts in zip(*columns.values(), strict=True):
         given = [text for text in texts if not isinstance(text, BadRow) and text.strip()]
@@ -202,10 +204,10 @@ def _class_table(file: Path) -> ClassSet:
         if name in classes and not given:
             raise InputError(f"{str(file)!r} has class {name!r} twice: give it once, or another description")
         classes.setdefault(name, []).extend(given)
-    return class_set(classes if told else list(classes))
+    return class_set(classes if description_columns else list(classes))
 
 
 def read_lines(file: str | Path) -> list[str]:
-    """The lines of a text file that are not blank."""
-    # Only line feeds and carriage returns end a line: `splitlines` would at U+2028 and other separators as well.
+    """The non-blank lines of a text file."""
+    # Only line feeds and carriage returns end a line: `splitlines` also splits at U+2028 and other separators.
     return [line for line in io.StringIO(read_text(file), newline=None).read().split("\n") if line.strip()]

@@ -1,4 +1,4 @@
-"""The bytes of inputs: each is read once, and its digest is computed then and remembered."""
+"""The bytes of inputs: each input is read once, and its digest is computed on the way and stored."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from hashlib import blake2b
 
 DIGEST_SIZE = 16  # bytes
 FIXED = 2
-MAX_WAITING = 32 * 2**20  # bytes that were read for their digest and wait for a decoder
+MAX_WAITING = 32 * 2**20  # bytes that were read for their digest and are kept for the decoder
 
 
-def digest_of(content: bytes) -> bytes:
+def content_digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=DIGEST_SIZE).digest()
 
 
 class Contents:
-    """What lies at n positions. Bytes that were read for their digest alone wait for the next `take`.
+    """The bytes of n inputs. Those that were read for their digest are kept for the next `take`.
 
     Args:
-        read: position -> bytes, or `OSError`.
+        read: index -> bytes, or `OSError`.
     """
 
     def __init__(self, n: int, read: Callable[[int], bytes]) -> None:
@@ -30,12 +30,12 @@ class Contents:
         self._waiting_size = 0
 
     def known_digest(self, index: int) -> bytes | None:
-        """What `digest` would return, without reading; None where that is not known yet."""
+        """The result of `digest` without reading; None if it is not known yet."""
         start = index * DIGEST_SIZE
         return bytes(self._digests[start : start + DIGEST_SIZE]) if self._known[index] else None
 
     def digest(self, index: int) -> bytes:
-        """(16 bytes); empty where nothing can be read."""
+        """The digest (16 bytes); empty if the input can't be read."""
         known = self.known_digest(index)
         if known is not None:
             return known
@@ -44,13 +44,13 @@ class Contents:
         except OSError:
             return b""
         self._wait(index, content)
-        return self.remember(index, digest_of(content))
+        return self.remember(index, content_digest(content))
 
     def remember(self, index: int, digest: bytes, fixed: bool = False) -> bytes:
         """A digest that was computed elsewhere, by another process for example.
 
         Args:
-            fixed: it is not of the bytes, and stays when these are read.
+            fixed: it is not a hash of the bytes, and stays when these are read.
         """
         if self._known[index] != FIXED:
             start = index * DIGEST_SIZE
@@ -59,11 +59,11 @@ class Contents:
         return digest
 
     def take(self, index: int) -> bytes:
-        """The bytes, which wait no longer; `OSError` where they can't be read."""
+        """The bytes, which are then no longer kept; `OSError` if they can't be read."""
         content = self._waiting.pop(index, None)
         if content is None:
             content = self.read(index)
-            self.remember(index, digest_of(content))  # the file may be another than before
+            self.remember(index, content_digest(content))  # the file may have changed
         else:
             self._waiting_size -= len(content)
         if self.peeking:
@@ -72,7 +72,7 @@ class Contents:
 
     @contextmanager
     def peek(self) -> Iterator[None]:
-        """While open, all that is taken waits for whoever takes it next."""
+        """While open, bytes stay available after `take` for the next one."""
         self.peeking = True
         try:
             yield
@@ -80,7 +80,7 @@ class Contents:
             self.peeking = False
 
     def _wait(self, index: int, content: bytes) -> None:
-        """Where too much waits, what came first goes."""
+        """Keep bytes; above the limit the oldest are dropped."""
         self._waiting_size += len(content) - len(self._waiting.pop(index, b""))
         self._waiting[index] = content
         while self._waiting_size > MAX_WAITING and len(self._waiting) > 1:

@@ -18,17 +18,17 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.data.contents import Contents, digest_of
+from pouf.data.contents import Contents, content_digest
 from pouf.data.remote import RemoteFile, as_url, files_below, local_copy
 from pouf.errors import InputError, optional
 from pouf.reading import read_bytes
 
-HEIC = (".heic", ".heif")  # with an extra; without it they are skipped, and the reason says so
+HEIC = (".heic", ".heif")  # need an extra; without it they are skipped, with the reason
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", *HEIC)
 logger = logging.getLogger(__name__)
 
 
-# What a camera's note of how it was held asks for.
+# EXIF orientation -> the transposition that turns the image upright.
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -41,7 +41,7 @@ UPRIGHT = {
 
 
 class TarMember(NamedTuple):
-    """A file inside a tar archive, by where its bytes lie."""
+    """A file inside a tar archive, by the position of its bytes."""
 
     archive: Path
     offset: int
@@ -52,7 +52,7 @@ class TarMember(NamedTuple):
             stream.seek(self.offset)
             content = stream.read(self.size)
         if len(content) < max(self.size, 1):
-            raise OSError("the archive is cut or damaged here")
+            raise OSError("the archive is truncated or damaged here")
         return content
 
 
@@ -73,19 +73,19 @@ Item = str | Path | TarMember | RemoteFile | ImageFile | Image.Image
 
 
 def undecoded(item: Any) -> Any:
-    """Bytes of a file, or an image of `datasets` that it did not decode, `{"bytes": …, "path": …}`, as an item; all
-    else as it is."""
+    """Bytes of a file, or an undecoded image of `datasets`, `{"bytes": …, "path": …}`, as an item; other values are
+    returned unchanged."""
     if isinstance(item, (bytes, bytearray, memoryview)):
         return ImageFile(bytes(item))
     if not isinstance(item, Mapping) or item.keys() != {"bytes", "path"}:
         return item
     if item["bytes"] is None and item["path"] is not None:
         return Path(item["path"])
-    return ImageFile(item["bytes"] or b"")  # one without either can't be read, and is skipped like others
+    return ImageFile(item["bytes"] or b"")  # without either it is unreadable, and skipped
 
 
 class Images(Unlabelled):
-    """Images by path, inside tar archives, or already open."""
+    """Images by path, inside tar archives, or in memory."""
 
     modality = "image"
 
@@ -97,10 +97,10 @@ class Images(Unlabelled):
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Images:
-        """All images below a folder, at any depth, in the order of their paths. What lies where plays no part.
+        """All images below a folder, at any depth, sorted by path; sub-folders carry no meaning.
 
-        A tar archive counts as a folder; a folder that holds archives and no images, as all of them together. Links
-        that lead out of the folder are skipped: a folder from elsewhere must not decide what is read here. An address
+        A tar archive counts as a folder; a folder of archives without images, as all of them together. Links out of
+        the folder are skipped, so that a downloaded folder can't make other files of this machine be read. An address
         such as `s3://bucket/photos` is read through fsspec, each image when it is needed.
         """
         url = as_url(folder)
@@ -133,13 +133,13 @@ class Images(Unlabelled):
             )
         if others:
             endings = Counter(path.suffix.lower() or "without an ending" for path in others)
-            told = ", ".join(f"{n} {ending}" for ending, n in endings.most_common(5))
-            logger.warning("ignored in %s, not images: %s; the first is %s", folder, told, readable(min(others).name))
+            listed = ", ".join(f"{n} {ending}" for ending, n in endings.most_common(5))
+            logger.warning("ignored in %s, not images: %s; the first is %s", folder, listed, readable(min(others).name))
         paths.sort()
         images = cls(paths, [readable(path.relative_to(folder).as_posix()) for path in paths], str(folder))
         for index, path in enumerate(paths):
             if _leaves(path, home):
-                images.skipped[index] = "a link that leads out of the folder: copy the file itself into it"
+                images.skipped[index] = "a link out of the folder: copy the file itself into the folder"
         return images
 
     @classmethod
@@ -158,7 +158,7 @@ class Images(Unlabelled):
             try:
                 found = list(_members(archive))
             except (OSError, tarfile.TarError) as error:
-                raise InputError(f"{str(archive)!r} is no tar archive that can be read ({error}): unpack it") from None
+                raise InputError(f"{str(archive)!r} is not a readable tar archive ({error}): unpack it") from None
             ids += [readable(f"{archive.name}/{name}") for name, _ in found]
             members += [member for _, member in found]
         source = source if source is not None else ", ".join(map(str, archives))
@@ -175,13 +175,13 @@ class Images(Unlabelled):
         item = self.items[index]
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow warns of damaged metadata; the pixels are what counts
+                warnings.simplefilter("ignore")  # Pillow warns of damaged metadata, which is not used
                 if isinstance(item, Image.Image):
                     return decode(item, side)
                 if str(self.ids[index]).lower().endswith(HEIC):
                     _open_heic()
                 if isinstance(item, RemoteFile):
-                    self.digest(index)  # by what the store says, where it says something
+                    self.digest(index)  # from the store's metadata, if it has some
                 with Image.open(io.BytesIO(self.contents.take(index))) as image:
                     return decode(image, side)
         except UnidentifiedImageError:
@@ -202,7 +202,7 @@ class Images(Unlabelled):
         try:
             return os.stat(item).st_size
         except OSError:
-            return -1  # reading it will say why
+            return -1  # reading it will report the error
 
     def digest(self, index: int) -> bytes:
         known = self.contents.known_digest(index)
@@ -212,7 +212,7 @@ class Images(Unlabelled):
         if isinstance(item, RemoteFile) and item.mark:
             return self.contents.remember(index, item.digest(), fixed=True)
         if isinstance(item, Image.Image):
-            return self.contents.remember(index, digest_of(_pixels(item)))
+            return self.contents.remember(index, content_digest(_pixels(item)))
         return self.contents.digest(index)
 
     def known_digest(self, index: int) -> bytes | None:
@@ -233,18 +233,18 @@ def _bytes_of(items: Sequence[Item], index: int) -> bytes:
 
 
 def readable(path: str | Path) -> str:
-    """A path as text that can be written and shown: bytes that are no UTF-8 as `\\xff`."""
+    """A path as printable text: bytes that are not UTF-8 become `\\xff`."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _leaves(path: Path, root: Path) -> bool:
     """Whether a link leads out of a folder."""
-    # `Path.resolve` raises an error at links that lead in a circle.
+    # `Path.resolve` raises an error at circular links.
     return path.is_symlink() and root not in Path(os.path.realpath(path)).parents
 
 
 def _members(archive: Path) -> Iterator[tuple[str, TarMember]]:
-    """The images of an archive by name; where it breaks off, one that can't be read stands for what is lost."""
+    """The images of an archive by name; if it is truncated, one unreadable image stands for the lost part."""
     with tarfile.open(archive, "r:") as listing:
         try:
             for entry in listing:
@@ -256,14 +256,14 @@ def _members(archive: Path) -> Iterator[tuple[str, TarMember]]:
         end = listing.offset
     with archive.open("rb") as stream:
         stream.seek(end)
-        whole = stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)  # tarfile itself takes anything for the end
-    if not whole:
+        is_complete = stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)  # tarfile itself does not check this
+    if not is_complete:
         yield f"from byte {end}", TarMember(archive, end, 0)
 
 
 @cache
 def _open_heic() -> None:
-    """Teach Pillow the format of iPhones."""
+    """Register the image format of iPhones with Pillow."""
     optional("pillow_heif", "heic", "a HEIC image").register_heif_opener()
 
 
@@ -272,9 +272,9 @@ def _pixels(image: Image.Image) -> bytes:
 
 
 class OrderByContent(Sequence[int]):
-    """Positions by size, and among equal sizes by content, which is read only when a place among them is asked for.
+    """Indices sorted by file size, and by content among equal sizes, which are sorted only when they are accessed.
 
-    So a million files are in order as soon as they are listed.
+    So a million files need no reading to be put in order.
     """
 
     def __init__(self, sizes: Sequence[int], digest: Callable[[int], bytes]) -> None:
@@ -287,14 +287,14 @@ class OrderByContent(Sequence[int]):
     def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, place: Any) -> Any:
-        if not self._settled[place]:
-            size = self._sorted_sizes[place]
+    def __getitem__(self, index: Any) -> Any:
+        if not self._settled[index]:
+            size = self._sorted_sizes[index]
             first, last = np.searchsorted(self._sorted_sizes, size), np.searchsorted(self._sorted_sizes, size, "right")
             if last - first > 1:
                 self._order[first:last] = sorted(self._order[first:last].tolist(), key=self._digest)
             self._settled[first:last] = True
-        return int(self._order[place])
+        return int(self._order[index])
 
 
 def decode(image: Image.Image, side: int | None = None) -> Image.Image:
@@ -302,16 +302,16 @@ def decode(image: Image.Image, side: int | None = None) -> Image.Image:
 
     Args:
         side: of the square that a model reads. An image whose shorter side is at least four times as long is reduced
-            by a whole factor to between two and four times, JPEGs while they are decoded: a batch of photographs
-            would take gigabytes.
+            by an integer factor to two to four times that size (JPEGs while decoding), since a batch of large
+            photographs would take gigabytes.
     """
     image.seek(0)
     draft_jpeg(image, side)
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
         raise Unreadable(
-            f"{image.width} x {image.height} pixels, more than the {limit:,} that are decoded: make it smaller, or "
-            "raise PIL.Image.MAX_IMAGE_PIXELS"
+            f"{image.width} x {image.height} pixels, above the limit of {limit:,}: make it smaller, or raise "
+            "PIL.Image.MAX_IMAGE_PIXELS"
         )
     image.load()
     rgb = to_rgb(image)
@@ -322,7 +322,7 @@ def decode(image: Image.Image, side: int | None = None) -> Image.Image:
 
 
 def draft_jpeg(image: Image.Image, side: int | None) -> None:
-    """A JPEG that is much larger than the square that a model reads gets the size at which `decode` will decode it."""
+    """Set the reduced size at which a large JPEG will be decoded, see `decode`."""
     factor = min(image.size) // (2 * side) if side else 1
     if factor > 1:
         image.draft("RGB", (image.width // factor, image.height // factor))
@@ -331,8 +331,8 @@ def draft_jpeg(image: Image.Image, side: int | None) -> None:
 def to_rgb(image: Image.Image) -> Image.Image:
     """8-bit RGB.
 
-    Transparent pixels become white: the colour that is stored behind them was never meant to be seen.
-    Grey of more than 8 bits is scaled down, where Pillow would clip it.
+    Transparent pixels become white: the colour stored behind them is arbitrary.
+    Grey of more than 8 bits is scaled down; Pillow would clip it.
     """
     if image.mode.startswith(("I", "F")):
         return _grey(image)
@@ -346,10 +346,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _grey(image: Image.Image) -> Image.Image:
-    """16 bits are from 0 to 65,535 and floats from 0 to 1; what goes beyond is scaled to fit."""
+    """16-bit values range from 0 to 65,535 and floats from 0 to 1; wider ranges are scaled to fit."""
     pixels = np.array(image, dtype=np.float64)
     if not np.isfinite(pixels).all():
-        raise Unreadable("the image holds pixels that are not finite")
+        raise Unreadable("the image contains pixels that are not finite")
     low, high = float(pixels.min(initial=0.0)), float(pixels.max(initial=0.0))
     if image.mode.startswith("F"):
         low, high = min(low, 0.0), max(high, 1.0)

@@ -1,4 +1,4 @@
-"""What people hand over, as data: a text, a path, a picture, an array, a list of them, a dataset."""
+"""Everything that users pass as inputs (a text, a path, a picture, an array, lists, datasets) as `Unlabelled` data."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from torch import Tensor
 from pouf.data.base import Modality, Unlabelled
 from pouf.data.images import EXTENSIONS, Images, undecoded
 from pouf.data.streams import Stream
-from pouf.data.tables import READERS, find_columns
+from pouf.data.tables import TABLE_READERS, find_columns
 from pouf.data.texts import RowNumbers, Texts
-from pouf.data.vectors import FEATURES, Vectors, to_numpy
+from pouf.data.vectors import FEATURE_KEYS, Vectors, to_numpy
 from pouf.errors import InputError
 
-Inputs = Unlabelled | str | Path | Iterable[Any]  # pictures, arrays and datasets among the iterables
+Inputs = Unlabelled | str | Path | Iterable[Any]  # Iterable covers lists, arrays and datasets
 COLUMNS: dict[Modality, Sequence[str]] = {
-    "image": ("image", "img", "bytes", "path"), "text": ("text", "sentence"), "vector": FEATURES,
+    "image": ("image", "img", "bytes", "path"), "text": ("text", "sentence"), "vector": FEATURE_KEYS,
 }  # fmt: skip
 
 
 class NormalisedInput(NamedTuple):
     data: Unlabelled
-    single: bool  # one sample was given and not a list, so one answer is wanted
+    single: bool  # one sample was given, not a list, so one prediction is returned
 
 
 def normalise(
     inputs: Inputs, modality: Modality, columns: Sequence[str] = ("text",), id_columns: Sequence[str] = ()
 ) -> NormalisedInput:
-    """Inputs as data of a model's kind: the one way in, for Python, the command line, servers and clusters.
+    """Inputs as data of a modality; used by Python, the command line, the server and cluster jobs alike.
 
     A `str` is a text for a text model and a path for the others; a `Path` is a file or a folder; a picture, an array of
-    one sample, a text or (for templates with two slots) a tuple of two is one sample; all else is a list of samples.
+    one sample, a text or (for templates with two slots) a tuple of two is one sample; anything else is a list of
+    samples.
 
     Args:
-        columns: of a file or a dataset, that make a sample of text.
-        id_columns: of a file, that name the samples in predictions.
+        columns: columns of a file or a dataset that make up a sample of text.
+        id_columns: columns of a file that name the samples in predictions.
     """
     if id_columns:
         return NormalisedInput(_named_data(inputs, modality, columns, id_columns), False)
@@ -50,7 +51,7 @@ def normalise(
         inputs = inputs.to_pandas()  # a table of pyarrow or polars
     if hasattr(inputs, "column_names") and isinstance(inputs, Mapping):
         raise InputError(
-            f"these are several splits of a dataset: choose one, as dataset[{next(iter(inputs), 'train')!r}]"
+            f"expected one split of a dataset, not all of them: choose one, as dataset[{next(iter(inputs), 'train')!r}]"
         )
     if hasattr(inputs, "column_names"):
         return NormalisedInput(_from_dataset(inputs, modality, columns), False)
@@ -66,7 +67,7 @@ def normalise(
 
 
 def split_columns(columns: str | None, usual: Sequence[str]) -> tuple[str, ...]:
-    """The columns that make a sample: as many as the template or the model reads."""
+    """The columns that make up a sample: as many as the template or the model reads."""
     if columns is None:
         return tuple(usual)
     names = tuple(columns.split(","))
@@ -78,7 +79,7 @@ def split_columns(columns: str | None, usual: Sequence[str]) -> tuple[str, ...]:
 
 def _named_data(inputs: Any, modality: Modality, columns: Sequence[str], id_columns: Sequence[str]) -> Unlabelled:
     if modality == "image" or not isinstance(inputs, (str, Path)):
-        raise InputError("columns of ids are read from a file of texts or vectors; images are named by their paths")
+        raise InputError("id columns are for a file of texts or vectors; images are named by their paths")
     if modality == "vector":
         return Vectors.from_file(inputs, id_columns)
     return Texts.from_file(inputs, columns, id_columns)
@@ -101,7 +102,7 @@ def _images(inputs: Any, columns: Sequence[str]) -> NormalisedInput:
 
 
 def _picture(item: Any) -> Any:
-    """Arrays as Pillow images: (h, w), (h, w, 3) or, as torch has them, (3, h, w); images that are not decoded yet."""
+    """Arrays as Pillow images: (h, w), (h, w, 3) or, as in torch, (3, h, w); other items as `undecoded` has them."""
     if not isinstance(item, (np.ndarray, Tensor)):
         return undecoded(item)
     pixels = item.detach().cpu().numpy() if isinstance(item, Tensor) else item
@@ -133,16 +134,18 @@ def _texts(inputs: Any, columns: Sequence[str]) -> NormalisedInput:
     pair = isinstance(inputs, tuple) and len(columns) == len(inputs) == 2 and all(isinstance(i, str) for i in inputs)
     single = isinstance(inputs, str) or pair
     if isinstance(inputs, str) and _names_a_file(inputs):
-        raise InputError(f"{inputs!r} is one text here, though it names a file: give Path({inputs!r}), or [{inputs!r}]")
+        raise InputError(
+            f"{inputs!r} is read as one text, although it names a file: give Path({inputs!r}), or [{inputs!r}]"
+        )
     samples = [inputs] if single else [tuple(item) if isinstance(item, list) else item for item in inputs]
     return NormalisedInput(Texts(samples), single)
 
 
 def _names_a_file(text: str) -> bool:
-    """A file that is there, or a single word that ends as tables do."""
+    """An existing file, or a single word with the file ending of a table."""
     if len(text) < 256 and os.path.isfile(text):
         return True
-    return len(text.split()) == 1 and text.lower().endswith(tuple(READERS))
+    return len(text.split()) == 1 and text.lower().endswith(tuple(TABLE_READERS))
 
 
 def _vectors(inputs: Any, columns: Sequence[str]) -> NormalisedInput:
@@ -151,7 +154,7 @@ def _vectors(inputs: Any, columns: Sequence[str]) -> NormalisedInput:
     if not isinstance(inputs, (np.ndarray, Tensor)):
         rows = [to_numpy(row) if isinstance(row, Tensor) else np.asarray(row) for row in inputs]
         if len({row.shape for row in rows}) > 1:
-            raise InputError(f"the vectors are not all of one length: {sorted({str(row.shape) for row in rows})[:5]}")
+            raise InputError(f"the vectors differ in length: {sorted({str(row.shape) for row in rows})[:5]}")
         inputs = np.stack(rows) if rows else np.zeros((0, 1), np.float32)
         if inputs.dtype.kind in "iu":
             inputs = inputs.astype(np.float32)
@@ -160,14 +163,14 @@ def _vectors(inputs: Any, columns: Sequence[str]) -> NormalisedInput:
 
 
 def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> Unlabelled:
-    """A `datasets.Dataset`, also a streamed one: one column, or two for pairs, by their usual names, and no other."""
-    if getattr(dataset, "format", {}).get("type") != "custom":  # as torch, numpy, …: pictures would be bare arrays
+    """A `datasets.Dataset`, streamed or not: one column, or two for pairs, by their usual names."""
+    if getattr(dataset, "format", {}).get("type") != "custom":  # formatted as torch, numpy, …: pictures would be arrays
         dataset = dataset.with_format(None)
-    there = list(dataset.column_names or next(iter(dataset), ()))  # a stream may not know before its first row
-    named = sample_columns(there, modality, columns, "the dataset")
+    names = list(dataset.column_names or next(iter(dataset), ()))  # of a stream, by its first row
+    named = sample_columns(names, modality, columns, "the dataset")
     if not hasattr(dataset, "__len__"):
         if modality == "vector":
-            raise InputError("vectors are not read from a stream: take some of the dataset, or save it as an array")
+            raise InputError("vectors can't be read from a stream: take a part of the dataset, or save it as an array")
         return Stream.from_dataset(dataset, named, modality)
     column = _Column(dataset, named)
     if modality == "image":
@@ -177,18 +180,18 @@ def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> U
     return Vectors(np.asarray(list(column), dtype=np.float32), "the dataset")
 
 
-def sample_columns(there: Sequence[str], modality: Modality, columns: Sequence[str], source: str) -> tuple[str, ...]:
-    """Which of the columns of a table make a sample: two for pairs of texts, else the first of the usual names."""
+def sample_columns(names: Sequence[str], modality: Modality, columns: Sequence[str], source: str) -> tuple[str, ...]:
+    """The columns of a table that make up a sample: two for pairs of texts, else the first with a usual name."""
     if modality == "text" and len(columns) == 2:
-        named, wanted = tuple(columns), " and ".join(columns)
+        found, expected = tuple(columns), " and ".join(columns)
     else:
         usual = dict.fromkeys([*columns, *COLUMNS["text"]] if modality == "text" else COLUMNS[modality])
-        named, wanted = tuple(name for name in usual if name in there)[:1], " or ".join(usual)
-    if not named or any(name not in there for name in named):
+        found, expected = tuple(name for name in usual if name in names)[:1], " or ".join(usual)
+    if not found or any(name not in names for name in found):
         raise InputError(
-            f"{source} has no column {wanted}, only: {', '.join(there)}: rename one, or hand over the column alone"
+            f"{source} has no column {expected}, only: {', '.join(names)}: rename one, or pass the column alone"
         )
-    return named
+    return found
 
 
 def _from_frame(frame: Any, modality: Modality, columns: Sequence[str]) -> Unlabelled:
@@ -200,14 +203,14 @@ def _from_frame(frame: Any, modality: Modality, columns: Sequence[str]) -> Unlab
         return vectors
     names = [str(name) for name in frame.columns]
     needed = columns if modality == "text" else [next((n for n in ("image", "path") if n in names), "image")]
-    first, *others = (frame.iloc[:, place].tolist() for place in find_columns(names, needed, source))
+    first, *others = (frame.iloc[:, i].tolist() for i in find_columns(names, needed, source))
     if modality == "image":
         return Images([_picture(item) for item in first], ids, source)
     return Texts(list(zip(first, *others, strict=True)) if others else first, ids, source)
 
 
 class _Column(Sequence[Any]):
-    """A column of a dataset, read row by row when asked for: pictures need not fit into memory."""
+    """A column of a dataset, read row by row on access, since pictures may not fit into memory."""
 
     def __init__(self, dataset: Any, names: Sequence[str]) -> None:
         self.dataset, self.names = dataset.select_columns(list(names)), names
@@ -221,7 +224,7 @@ class _Column(Sequence[Any]):
 
 
 class _Pictures(_Column):
-    """The same, where a transform of the dataset may make arrays of them."""
+    """A column of pictures, which a transform of the dataset may have turned into arrays."""
 
     def __getitem__(self, index: Any) -> Any:
         return _picture(super().__getitem__(index))

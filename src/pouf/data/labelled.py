@@ -1,4 +1,4 @@
-"""Data with labels, for evaluation and as a few shots that a user gives on purpose. The target itself has none."""
+"""Labelled data, for evaluation and as few shots that the user gives. The target data have no labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pouf.data.class_names import same_name
 from pouf.data.inputs import normalise
 from pouf.data.tables import BadRow, read_table
 from pouf.data.texts import Texts
-from pouf.data.vectors import FEATURES, LABELS, Vectors, read_arrays
+from pouf.data.vectors import FEATURE_KEYS, LABEL_KEYS, Vectors, read_arrays
 from pouf.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 class Labelled(NamedTuple):
     inputs: Unlabelled
-    labels: list[int]  # positions in the list of classes; NO_LABEL for a row that is skipped
+    labels: list[int]  # indices of classes; NO_LABEL for a row that is skipped
 
 
 NO_LABEL = -1
@@ -38,12 +38,11 @@ def read_labelled(
     text_columns: Sequence[str] = ("text",),
     label_column: str = "label",
 ) -> Labelled:
-    """A folder with one sub-folder of images per class, or a file with a column of texts (two for pairs) and of labels.
+    """Labelled data from a path.
 
-    Or a file of vectors with a list of labels.
-
-    Case, spaces and underscores do not matter in labels. The nearest folder above an image that bears a class's name
-    is its label.
+    Images: a folder with one sub-folder per class; the label is the nearest folder above an image that is named after
+    a class. Texts: a file with a column of texts (two for pairs) and one of labels. Vectors: a file with a list of
+    labels beside them. Case, spaces and underscores do not matter in labels.
     """
     known = {same_name(name): i for i, name in enumerate(classes)}
     if modality == "vector":
@@ -54,7 +53,7 @@ def read_labelled(
         _check_found(found, classes, str(path), "a sub-folder named after its class")
         if all("/" not in identifier for identifier in images.ids):
             logger.warning(
-                "%s has no sub-folders: all %d images are taken for %r, the name of the folder itself",
+                "%s has no sub-folders: all %d images are labelled %r, the name of the folder itself",
                 path, len(images), classes[int(found[0])],
             )  # fmt: skip
         return Labelled(images, [label for label in found if isinstance(label, int)])
@@ -62,15 +61,15 @@ def read_labelled(
     texts = Texts.from_columns(table, text_columns, str(path))
     found = [_row_label(value, known) for value in table[label_column]]
     _check_found(found, classes, str(path), f"a class's name in column {label_column!r}")
-    texts.skipped |= {i: "no label can be read in this row" for i, label in enumerate(found) if label == NO_LABEL}
+    texts.skipped |= {i: "this row has no readable label" for i, label in enumerate(found) if label == NO_LABEL}
     return Labelled(texts, [label for label in found if isinstance(label, int)])
 
 
 def _labelled_vectors(path: str | Path, classes: Sequence[str], known: dict[str, int], label: str) -> Labelled:
     """A file of vectors with a list of labels beside them: names of classes, or their positions."""
     arrays = read_arrays(path)
-    vectors = Vectors(arrays.vectors(FEATURES), str(path))
-    labels = arrays.first((label, *LABELS))
+    vectors = Vectors(arrays.vectors(FEATURE_KEYS), str(path))
+    labels = arrays.first((label, *LABEL_KEYS))
     if labels is None or len(labels) != len(vectors):
         raise InputError(f"{str(path)!r}: expected a list of {len(vectors)} labels beside the vectors, named {label!r}")
     found: list[int | str] = [
@@ -97,29 +96,29 @@ def _folder_label(folder: Path, identifier: str, known: dict[str, int]) -> int |
 def _check_found(found: Sequence[int | str], classes: Sequence[str], source: str, expected: str) -> None:
     unknown_labels = Counter(label for label in found if isinstance(label, str))
     if unknown_labels:
-        shown = ", ".join(repr(name) for name, _ in unknown_labels.most_common(5))
+        examples = ", ".join(repr(name) for name, _ in unknown_labels.most_common(5))
         raise InputError(
-            f"{source}: {unknown_labels.total()} of {len(found)} labels are none of the classes, such as {shown}; "
+            f"{source}: {unknown_labels.total()} of {len(found)} labels are no class, such as {examples}; "
             f"expected {expected}: {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}"
         )
 
 
 class Shots(NamedTuple):
-    """Inputs and what they should be: (n, k), rows sum to 1. A hard label is a row with a single 1.
+    """Labelled inputs: targets (n, k), rows sum to 1; a hard label is a row with a single 1.
 
-    A row without a label is 0, and its input is among those that are skipped.
+    A row without a label is 0, and its input is in `inputs.skipped`.
     """
 
     inputs: Unlabelled
     targets: Tensor
 
     def fingerprint(self) -> str:
-        """Of inputs and targets."""
+        """A hash of inputs and targets."""
         return f"{self.inputs.fingerprint()} {blake2b(self.targets.numpy().tobytes(), digest_size=8).hexdigest()}"
 
     @classmethod
     def from_labelled(cls, labelled: Labelled, classes: int) -> Shots:
-        labels, inputs = torch.tensor(labelled.labels), labelled.inputs.for_one_reader()
+        labels, inputs = torch.tensor(labelled.labels), labelled.inputs.with_own_skipped()
         for index in (labels == NO_LABEL).nonzero().flatten().tolist():
             inputs.skipped.setdefault(index, "it has no label")
         return cls(inputs, (labels[:, None] == torch.arange(classes)).float())

@@ -1,4 +1,4 @@
-"""Samples → tensors, in this process or in several beside it."""
+"""Samples → tensors, in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Read(NamedTuple):
-    """What came of a batch of draws."""
+class ReadBatch(NamedTuple):
+    """A batch as it was read."""
 
     indices: list[int]  # of the samples that could be read
-    tensors: dict[str, Tensor]  # first dimension len(indices); empty where there is nothing
-    failed: dict[int, str]  # index -> why
+    tensors: dict[str, Tensor]  # first dimension len(indices); empty if no sample could be read
+    failed: dict[int, str]  # index -> reason
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Reads samples, changes them and makes tensors of them.
+class BatchReader:
+    """Reads samples, transforms them and turns them into tensors.
 
     Args:
         prepare: samples -> tensors, each with the samples as first dimension.
-        transform: a sample and its seed -> the sample as it is to be seen: a random crop, or shots around it.
-        side: of the square that the model reads, of images: larger ones are decoded no larger than needed.
+        transform: (sample, seed) -> changed sample: a random crop, or the sample with demonstrations.
+        side: pixels of the square that the model reads; larger images are decoded at reduced size.
     """
 
     data: Unlabelled
@@ -41,7 +41,7 @@ class Reader:
     transform: Callable[[Any, int], Any] | None = None
     side: int | None = None
 
-    def __getitem__(self, draws: list[Draw]) -> Read:
+    def __getitem__(self, draws: list[Draw]) -> ReadBatch:
         indices, samples, failed = [], [], {}
         for index, seed in draws:
             try:
@@ -51,19 +51,19 @@ class Reader:
                 continue
             indices.append(index)
             samples.append(sample if self.transform is None else self.transform(sample, seed))
-        return Read(indices, tensors_of(samples, self.prepare), failed)
+        return ReadBatch(indices, tensors_of(samples, self.prepare), failed)
 
 
 def tensors_of(samples: Sequence[Any], prepare: Callable[[Sequence[Any]], Any]) -> dict[str, Tensor]:
-    """By name; empty where there are no samples."""
+    """The tensors of some samples by name; empty if there are no samples."""
     tensors = prepare(samples) if samples else {}
     if not isinstance(tensors, Mapping):
         raise InputError(f"prepare() must return tensors by name, as {{'pixels': …}}, not {type(tensors).__name__}")
     return dict(tensors)
 
 
-class Reads(Protocol[T_co]):
-    """What reads a batch of draws, here or in a worker process."""
+class SupportsRead(Protocol[T_co]):
+    """Reads a batch of draws, here or in a worker process."""
 
     @property
     def data(self) -> Unlabelled: ...
@@ -71,16 +71,16 @@ class Reads(Protocol[T_co]):
     def __getitem__(self, draws: list[Draw], /) -> T_co: ...
 
 
-def read_batches(reader: Reads[T], batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[T]:
-    """Batches in their order. `workers` processes read ahead.
+def read_batches(reader: SupportsRead[T], batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[T]:
+    """Batches in order; `workers` processes read ahead.
 
-    Who goes through them notes what can't be read in the data's `skipped`: several processes do so together, since the
-    next draws leave it out.
+    The caller adds unreadable samples to the data's `skipped`, in agreement with the other processes of a run, since
+    later draws leave them out.
 
-    The result does not depend on the number of workers: everything random about a sample comes with its draw. Only a
-    sample that can't be read is drawn again as long as nobody has come to know it.
+    The result does not depend on the number of workers: the seed of all random changes is part of the draw. Only an
+    unreadable sample may be drawn again until it is in `skipped`.
     """
-    # A batch is one item to the loader: its own batching stays off. What a stream holds is in this process only.
+    # A batch is one item to the loader: its own batching stays off. The buffer of a stream is in this process only.
     source: Iterable[T] = map(reader.__getitem__, batches)
     if workers and not reader.data.streamed:
         if "fork" not in multiprocessing.get_all_start_methods():

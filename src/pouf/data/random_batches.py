@@ -1,4 +1,4 @@
-"""Random batches without end that know where they stand, so that a run can go on from there."""
+"""Endless random batches whose state can be saved, so that a run resumes at the same batch."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ if TYPE_CHECKING:
 
 
 class Draw(NamedTuple):
-    """One sample of a batch to come: what is random about it follows from the seed alone, whoever reads it."""
+    """One sample of a coming batch. All its random changes follow from the seed, in whichever process it is read."""
 
-    place: int  # position in the data
+    position: int  # in the data
     seed: int
 
 
 class RandomBatches(ABC, Iterator[list[Draw]]):
-    """Whoever reads ahead draws more batches than have been learned from: `done` says that one has been."""
+    """Readers may draw batches ahead of training: `done` marks the earliest open batch as trained on."""
 
     @abstractmethod
     def done(self) -> list[Draw]:
-        """The earliest batch that has been drawn and not yet been learned from: now it is."""
+        """Mark the earliest open batch as trained on, and return it."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]: ...
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the first batch that was not done. To be called before any is drawn."""
+        """Continue with the first batch that was not done. To be called before any is drawn."""
 
 
 class Permutations(RandomBatches):
     """Each epoch is a new permutation; no batch holds a sample twice.
 
-    What is left of an epoch after its last full batch waits for the next one. Data smaller than `size` come whole in
-    every batch. Samples that have turned out to be unreadable are left out from then on.
+    The remainder of an epoch after its last full batch is left out. Data smaller than `size` make up
+    every batch as a whole. Unreadable samples are left out once they are known.
     """
 
     def __init__(self, data: Unlabelled, size: int, generator: torch.Generator) -> None:
         self.data, self.size, self.generator = data, size, generator
         self.order = data.content_order()
-        # Seeds come from a stream of their own, so that the order of samples is the same whether they are used or not.
+        # Seeds have a generator of their own, so that the order of samples is the same whether they are used or not.
         self.seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
         self.epoch = self._states()  # as they were before the epoch was drawn
-        self.permuted, self.drawn_seeds = torch.empty(0), torch.empty(0)  # of the epoch: places in the order, and seeds
+        self.permuted, self.drawn_seeds = torch.empty(0), torch.empty(0)  # of the epoch: ranks in the order, and seeds
         self.position = 0  # of the next one
         self.open: deque[list[Draw]] = deque()  # drawn and not done
         self.again: deque[list[Draw]] = deque()  # drawn and not done before the run was interrupted
@@ -67,9 +67,9 @@ class Permutations(RandomBatches):
                 self._begin_epoch()
                 batch = []
             rows = slice(self.position, self.position + self.size - len(batch))
-            for place, seed in zip(self.permuted[rows].tolist(), self.drawn_seeds[rows].tolist(), strict=True):
+            for rank, seed in zip(self.permuted[rows].tolist(), self.drawn_seeds[rows].tolist(), strict=True):
                 self.position += 1
-                if (index := int(self.order[place])) not in self.data.skipped:
+                if (index := int(self.order[rank])) not in self.data.skipped:
                     batch.append(Draw(index, seed))
             if len(batch) == self.size:
                 return batch
@@ -102,8 +102,8 @@ class Permutations(RandomBatches):
         self.again = deque([Draw(*pair) for pair in batch.tolist()] for batch in state["open"])
 
 
-class Replayed(RandomBatches):
-    """Batches of a stream: to get back to one, all before it are met again."""
+class ReplayedBatches(RandomBatches):
+    """Batches of a stream: to resume at one, all before it are read again."""
 
     def __init__(self, batches: Iterator[list[Draw]]) -> None:
         self.batches, self.number = batches, 0

@@ -1,4 +1,4 @@
-"""Inputs in object stores and on servers, through fsspec: `s3://`, `gs://`, `hf://`, `https://` and all that it knows.
+"""Inputs in object stores and on servers, through fsspec: `s3://`, `gs://`, `hf://`, `https://` and others.
 
 A folder of images is listed, and each image is read when it is needed. A single file (texts, vectors, a tar archive) is
 copied once into the cache.
@@ -13,77 +13,77 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pouf.data.contents import digest_of
+from pouf.data.contents import content_digest
 from pouf.errors import InputError
 from pouf.files import atomic_write
 
-# `Path` makes one slash of two. A single letter is a drive of Windows.
+# `Path` merges two slashes into one. A single letter is a Windows drive.
 URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
-LOCAL = ("file", "local", "memory")  # whose places begin with a slash
-OF_CONTENT = ("ETag", "md5Hash", "blob_id")  # what stores say of a file's content when they list it
+LOCAL_SCHEMES = ("file", "local", "memory")  # their paths begin with a slash
+CONTENT_FIELDS = ("ETag", "md5Hash", "blob_id")  # fields of a listing that change with a file's content
 
 
 class RemoteFile(NamedTuple):
-    """A file elsewhere, as its listing told of it."""
+    """A remote file, as listed."""
 
     url: str
-    size: int  # bytes, -1 where the server does not say
-    mark: str  # changes with the content; empty where the server does not say
+    size: int  # bytes, -1 if unknown
+    mark: str  # changes with the content; empty if unknown
 
     def read_bytes(self) -> bytes:
-        filesystem, place = _opened(self.url)
-        with filesystem.open(place, "rb") as stream:
+        filesystem, path = _open_filesystem(self.url)
+        with filesystem.open(path, "rb") as stream:
             return stream.read()  # type: ignore[no-any-return]
 
     def digest(self) -> bytes:
-        """By what the store says of the content."""
-        return digest_of(f"{self.mark} {self.size}".encode())
+        """A fingerprint from the store's metadata, without reading the file."""
+        return content_digest(f"{self.mark} {self.size}".encode())
 
 
 def as_url(path: str | Path) -> str | None:
-    """The address of something elsewhere; None for a path on this machine."""
+    """The URL of a remote path; None for a path on this machine."""
     found = URL.fullmatch(str(path))
     if found is None:
         return None
     scheme, rest = found.groups()
-    return f"{scheme}://{'/' if scheme in LOCAL else ''}{rest}"
+    return f"{scheme}://{'/' if scheme in LOCAL_SCHEMES else ''}{rest}"
 
 
 def files_below(url: str, endings: Sequence[str]) -> Iterator[tuple[str, RemoteFile]]:
-    """Files with these endings below a folder, or one such file, by their names in it, in their order."""
-    filesystem, root = _opened(url)
+    """Files with these endings below a remote folder (or one such file), by relative name, sorted."""
+    filesystem, root = _open_filesystem(url)
     try:
         found: dict[str, dict[str, Any]] = filesystem.find(root, detail=True)
     except Exception as error:  # each store has errors of its own
         raise InputError(f"can't list {url!r}: {error or type(error).__name__}") from None
-    for place in sorted(found):
-        name = place.removeprefix(root).lstrip("/") or place.rsplit("/", 1)[-1]
+    for path in sorted(found):
+        name = path.removeprefix(root).lstrip("/") or path.rsplit("/", 1)[-1]
         hidden = any(part.startswith(".") for part in name.split("/"))
         if name.lower().endswith(tuple(endings)) and not hidden:
-            facts = found[place]
+            facts = found[path]
             size = facts.get("size")
-            mark = next((str(facts[fact]) for fact in OF_CONTENT if facts.get(fact)), "")
-            yield name, RemoteFile(filesystem.unstrip_protocol(place), -1 if size is None else int(size), mark)
+            mark = next((str(facts[fact]) for fact in CONTENT_FIELDS if facts.get(fact)), "")
+            yield name, RemoteFile(filesystem.unstrip_protocol(path), -1 if size is None else int(size), mark)
 
 
 def local_copy(path: str | Path) -> Path:
-    """A file on this machine as it is; one from elsewhere copied into the cache, once for each of its versions."""
+    """The path of a local file, or of a remote file's copy in the cache: each version is copied once."""
     url = as_url(path)
     if url is None:
         if os.path.islink(path) and not os.path.exists(path):
-            raise InputError(f"{str(path)!r} is a link to {os.readlink(path)!r}, which is not there")
+            raise InputError(f"{str(path)!r} is a link to {os.readlink(path)!r}, which does not exist")
         return Path(path)
-    filesystem, place = _opened(url)
+    filesystem, remote_path = _open_filesystem(url)
     try:
-        facts = filesystem.info(place)
-        told = [str(facts.get(fact)) for fact in (*OF_CONTENT, "size", "mtime", "LastModified", "created")]
-        name = blake2b(" ".join([url, *told]).encode(), digest_size=16).hexdigest()
+        facts = filesystem.info(remote_path)
+        version = [str(facts.get(fact)) for fact in (*CONTENT_FIELDS, "size", "mtime", "LastModified", "created")]
+        name = blake2b(" ".join([url, *version]).encode(), digest_size=16).hexdigest()
         folder = Path(os.environ.get("POUF_CACHE") or Path.home() / ".cache" / "pouf").expanduser() / "files" / name
         file = folder / url.rsplit("/", 1)[-1]
         if not file.is_file():
             folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(file) as partial:
-                filesystem.get_file(place, str(partial))
+                filesystem.get_file(remote_path, str(partial))
     except InputError:
         raise
     except Exception as error:
@@ -91,8 +91,8 @@ def local_copy(path: str | Path) -> Path:
     return file
 
 
-def _opened(url: str) -> tuple[Any, str]:
-    """The file system of an address, and the place in it."""
+def _open_filesystem(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
     import fsspec
 
     try:

@@ -1,4 +1,4 @@
-"""Samples without a known number, met in the order they come."""
+"""Streams of samples: of unknown length, read in order."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from PIL import Image
 
 from pouf.data.base import Modality, Unlabelled, Unreadable
 from pouf.data.images import ImageFile, Images, undecoded
-from pouf.data.random_batches import Draw, RandomBatches, Replayed
+from pouf.data.random_batches import Draw, RandomBatches, ReplayedBatches
 from pouf.data.texts import Texts
 from pouf.errors import InputError
 
 
 class Stream(Unlabelled):
-    """For training on what is too large to list: a stream of `datasets`, a database, a queue.
+    """Training data that are too large to list: a stream of `datasets`, a database, a queue.
 
-    Samples wait in a buffer, from which batches are drawn at random; at the end the stream is opened anew. There is no
-    way back, so what must see everything first (prediction, features that are computed once) needs `take(n)`.
+    Samples fill a buffer, from which batches are drawn at random; at its end the stream is opened again. It can only be
+    read forwards, so whatever needs all samples first (prediction, features computed once) needs `take(n)`.
 
     Args:
-        open: gives the samples from the first on, each time it is called.
+        open: returns an iterable over the samples from the first on, each time it is called.
         modality: "image" for Pillow images, "text" for strings or pairs of them.
-        buffer: how many samples wait at a time: the larger, the more random the batches.
+        buffer: size of the buffer in samples: the larger, the more random the batches.
     """
 
     streamed = True
@@ -43,7 +43,7 @@ class Stream(Unlabelled):
 
     @classmethod
     def from_dataset(cls, dataset: Any, columns: str | Sequence[str], modality: Modality, buffer: int = 4096) -> Stream:
-        """A column of a `datasets.IterableDataset`, or two for pairs of texts; no other is looked at."""
+        """A column of a `datasets.IterableDataset`, or two for pairs of texts; no other is read."""
         names, wanted = dataset.column_names, (columns,) if isinstance(columns, str) else tuple(columns)
         if names is not None and (missing := [name for name in wanted if name not in names]):
             raise InputError(f"the dataset has no column {missing[0]!r}, only: {', '.join(names)}")
@@ -74,17 +74,17 @@ class Stream(Unlabelled):
         return read
 
     def random_batches(self, size: int, generator: torch.Generator) -> RandomBatches:
-        return Replayed(self._batches(size, generator))
+        return ReplayedBatches(self._batches(size, generator))
 
     def _batches(self, size: int, generator: torch.Generator) -> Iterator[list[Draw]]:
-        """Drawn from the buffer, which is refilled as long as the stream goes on; then it starts anew."""
+        """Batches drawn from the buffer, which is refilled from the stream; at its end the stream starts again."""
         seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
         pool: list[int] = []
         batch: list[Draw] = []
-        for place, sample in enumerate(self._passes()):
-            self.ids.met = place + 1  # type: ignore[attr-defined]
-            self.waiting[place] = sample
-            pool.append(place)
+        for position, sample in enumerate(self._passes()):
+            self.ids.total = position + 1  # type: ignore[attr-defined]
+            self.waiting[position] = sample
+            pool.append(position)
             if len(pool) < max(self.buffer, size):
                 continue
             chosen = int(torch.randint(len(pool), (), generator=generator))
@@ -93,7 +93,7 @@ class Stream(Unlabelled):
             if len(batch) == size:
                 yield batch
                 for draw in batch:
-                    del self.waiting[draw.place]
+                    del self.waiting[draw.position]
                 batch = []
 
     def content_order(self) -> Sequence[int]:
@@ -106,29 +106,33 @@ class Stream(Unlabelled):
         return self.source
 
     def check_readable(self) -> None:
-        """An error once very many samples have been met and not one of them could be read."""
+        """Raise an error after a buffer full of samples of which none could be read."""
         if len(self.skipped) >= max(self.buffer, 1) and not self.any_read:
             reason = next(iter(self.skipped.values()))
             raise InputError(f"none of the first {len(self.skipped)} samples of {self.source} can be read: {reason}")
 
     def _passes(self) -> Iterator[Any]:
         while True:
-            empty, first = True, not self.ids.met  # type: ignore[attr-defined]
+            empty, first = True, not self.ids.total  # type: ignore[attr-defined]
             for sample in self.open():
                 empty = False
                 yield sample
             if empty:
-                why = "there must be at least one sample" if first else "open() must give the samples anew each time"
+                why = (
+                    "there must be at least one sample"
+                    if first
+                    else "each call of open() must start from the first sample"
+                )
                 raise InputError(f"{self.source} is empty: {why}")
 
 
 class _Counted(Sequence[str]):
-    """Ids are numbers in the order of arrival; there are as many as have been met."""
+    """Ids are numbers in the order of arrival; the length is the number of samples read so far."""
 
-    met = 0
+    total = 0
 
     def __len__(self) -> int:
-        return self.met
+        return self.total
 
     def __getitem__(self, index: Any) -> Any:
         return str(index)

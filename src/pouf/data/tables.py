@@ -1,6 +1,6 @@
 """Columns of a file: CSV, TSV, JSONL, JSON, Parquet, Excel, or plain text with one entry per line.
 
-Delimiter and encoding are found. A row that can't be read keeps its place: a `BadRow` stands there and says why.
+Delimiter and encoding are detected. An unreadable row is not dropped: a `BadRow` with the reason takes its place.
 """
 
 from __future__ import annotations
@@ -15,57 +15,57 @@ from pathlib import Path
 from typing import Any
 
 from pouf.data.remote import local_copy
-from pouf.errors import InputError, nearest, optional
+from pouf.errors import InputError, did_you_mean, optional
 from pouf.reading import encoding_of, read_bytes
 
-Columns = dict[str, list[Any]]  # by the names that were asked for, all of one length
+Columns = dict[str, list[Any]]  # by the requested names, all of one length
 DELIMITERS = (",", ";", "\t", "|")
-NO_DELIMITER = "\x1f"  # for a file of one column, whose entries may hold any of the others
+NO_DELIMITER = "\x1f"  # for files of one column, whose entries may contain all the others
 logger = logging.getLogger(__name__)
 
 
 class BadRow(str):
-    """Stands in the place of a row that can't be read, and says why."""
+    """Takes the place of an unreadable row; its text is the reason."""
 
 
 def read_table(file: str | Path, *needed: str) -> Columns:
-    """The needed columns of a file. Case does not matter in their names; all other columns stay unread."""
+    """The needed columns of a file. Case does not matter in their names; other columns are not read."""
     file = local_copy(file)
     if file.is_dir():
-        raise InputError(f"{str(file)!r} is a folder; texts are read from one file: {', '.join(READERS)}")
+        raise InputError(f"{str(file)!r} is a folder: expected one file of texts: {', '.join(TABLE_READERS)}")
     if not file.is_file():
-        raise InputError(f"no such file or folder: {str(file)!r}; texts are read from {', '.join(READERS)} files")
-    reader = READERS.get(file.suffix.lower())
+        raise InputError(f"no such file or folder: {str(file)!r}; expected texts in {', '.join(TABLE_READERS)} files")
+    reader = TABLE_READERS.get(file.suffix.lower())
     if reader is None:
-        raise InputError(f"can't read {file.name!r} as texts: expected a file that ends in {', '.join(READERS)}")
+        raise InputError(f"can't read {file.name!r} as texts: expected a file that ends in {', '.join(TABLE_READERS)}")
     return reader(file, needed)
 
 
-def read_text(file: str | Path) -> str:
-    """A text file in whatever encoding it has."""
+def read_text_any_encoding(file: str | Path) -> str:
+    """The content of a text file whose encoding is detected."""
     try:
         content = read_bytes(file)
     except OSError as error:
         raise InputError(f"can't read {str(file)!r}: {error.strerror or error}") from None
-    encoding = found_encoding(content[:4096])
+    encoding = detect_encoding(content[:4096])
     try:
         return content.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         if encoding == "utf-8" and (text := _western(content)) is not None:
             logger.warning(
-                "%s is not UTF-8 (line %d) and is read as Windows-1252. If letters look wrong, save it as UTF-8.",
+                "%s is not UTF-8 (line %d) and was read as Windows-1252. If letters look wrong, save it as UTF-8.",
                 file, line,
             )  # fmt: skip
             return text
         raise InputError(
             f"{str(file)!r} is not {encoding.upper()} text (line {line}: {error.reason}), and no other encoding fits "
-            "the whole of it: save it as UTF-8"
+            "the whole file: save it as UTF-8"
         ) from None
 
 
-def found_encoding(start: bytes) -> str:
-    """By the mark at the start of a file; without one UTF-16 is known by its zeros, and all else is taken for UTF-8."""
+def detect_encoding(start: bytes) -> str:
+    """The encoding by the mark at the start of a file; UTF-16 without a mark by its zeros; else UTF-8."""
     marked = encoding_of(start)
     if marked != "utf-8":
         return marked
@@ -77,7 +77,7 @@ def found_encoding(start: bytes) -> str:
 
 
 def _western(content: bytes) -> str | None:
-    """Windows-1252, as Excel writes in much of Europe; None where the bytes look like anything else."""
+    """Decode as Windows-1252, which Excel writes in much of Europe; None if the bytes look like something else."""
     letters = sum(byte >= 0x80 or chr(byte).isalpha() for byte in content)
     beyond_ascii = sum(byte >= 0x80 for byte in content)
     half_utf8 = re.search(rb"[\xc2-\xf4][\x80-\xbf]", content)
@@ -89,47 +89,47 @@ def _western(content: bytes) -> str | None:
         return None
 
 
-def header(file: Path, wanted: Sequence[str]) -> list[str]:
-    """The names of a CSV file's columns; those that are wanted tell what they are divided by."""
-    text = read_text(file).lstrip("\r\n")
-    delimiter = _delimiter(text, wanted, "\t" if file.suffix.lower() == ".tsv" else ",")
+def header(file: Path, expected: Sequence[str]) -> list[str]:
+    """The column names of a CSV file; the expected ones help to detect the delimiter."""
+    text = read_text_any_encoding(file).lstrip("\r\n")
+    delimiter = _delimiter(text, expected, "\t" if file.suffix.lower() == ".tsv" else ",")
     return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
 
 
 def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> list[int]:
-    """Where the needed columns are among those that are there, if need be by a name in other case."""
-    places = []
+    """Indices of the needed columns in `names`; a name that differs in case only is accepted with a warning."""
+    indices = []
     for name in needed:
-        found = [i for i, there in enumerate(names) if there == name]
+        found = [i for i, other in enumerate(names) if other == name]
         if not found:
-            found = [i for i, there in enumerate(names) if there.strip().casefold() == name.strip().casefold()]
+            found = [i for i, other in enumerate(names) if other.strip().casefold() == name.strip().casefold()]
             if len(found) == 1:
                 logger.warning("%s has no column %r: %r is read.", source, name, names[found[0]])
         if not found:
-            there = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-            near = nearest(name, names[:1000])  # a file of a million columns is none of names
+            listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+            near = did_you_mean(name, names[:1000])  # a million columns have no names to compare with
             hint = {"text": "give text_column= to read another", "label": "give label_column= to read another"}
             advice = hint.get(name, "give one of these")
             if len(names) == 1 and len(names[0].split()) > 2:
                 advice += "; if that is a text and not a header, rename the file to .txt"
-            raise InputError(f"{source!r} has no column {name!r}, only: {there or 'none'}: {advice}{near}")
+            raise InputError(f"{source!r} has no column {name!r}, only: {listed or 'none'}: {advice}{near}")
         if len(found) > 1:
             raise InputError(f"{source!r} has {len(found)} columns {name!r}: rename all but one of them")
-        places += found
-    return places
+        indices += found
+    return indices
 
 
 def _plain(file: Path, needed: Sequence[str]) -> Columns:
     # Only line feeds and carriage returns end a line here: a text may hold Unicode's other separators.
-    lines = io.StringIO(read_text(file), newline=None).read().split("\n")
+    lines = io.StringIO(read_text_any_encoding(file), newline=None).read().split("\n")
     return _columns(lines[:-1] if not lines[-1] else lines, needed, str(file))
 
 
 def _delimited(file: Path, needed: Sequence[str]) -> Columns:
     csv.field_size_limit(2**31 - 1)  # the default refuses texts above 128 kB
-    text = read_text(file).lstrip("\r\n")
+    text = read_text_any_encoding(file).lstrip("\r\n")
     delimiter = _delimiter(text, needed, "\t" if file.suffix.lower() == ".tsv" else ",")
-    # Strict about quotes: else one that is left open swallows the rows after it, in pandas and pyarrow too.
+    # Strict about quotes: otherwise an open one swallows the following rows, as in pandas and pyarrow.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows, line = [], 1
     try:
@@ -142,15 +142,15 @@ def _delimited(file: Path, needed: Sequence[str]) -> Columns:
             "doubled inside a quoted text?"
         ) from None
     width = len(rows[0]) if rows else 0
-    for place, row in enumerate(rows):
+    for number, row in enumerate(rows):
         if any(value.strip() for value in row[width:]):
             why = f"{len(row)} values for {width} columns: a text that holds {delimiter!r} needs quotes"
-            rows[place] = [BadRow(why)] * width
+            rows[number] = [BadRow(why)] * width
     return _from_grid(rows, needed, str(file))
 
 
 def _delimiter(text: str, needed: Sequence[str], usual: str) -> str:
-    """What the header is divided by: the one that gives the needed columns, or else most columns."""
+    """The delimiter that splits the header into the needed columns, or else into most columns."""
     first = next(iter(text.splitlines()), "")
     ranks = {}
     for delimiter in dict.fromkeys((usual, *DELIMITERS)):
@@ -162,20 +162,20 @@ def _delimiter(text: str, needed: Sequence[str], usual: str) -> str:
 
 
 def _from_grid(rows: Sequence[Sequence[Any]], needed: Sequence[str], source: str) -> Columns:
-    """A table whose first row is its header. Blank rows count, but for those at the end."""
-    filled = [place for place, row in enumerate(rows) if any(value not in ("", None) for value in row)]
+    """Columns of a table whose first row is its header. Blank rows count, except those at the end."""
+    filled = [number for number, row in enumerate(rows) if any(value not in ("", None) for value in row)]
     if not filled:
         return {name: [] for name in needed}
     names = ["" if name is None else str(name) for name in rows[filled[0]]]
     columns: Columns = {name: [] for name in needed}
-    places = find_columns(names, needed, source)
-    there = set(filled)
+    indices = find_columns(names, needed, source)
+    non_blank = set(filled)
     for number in range(filled[0] + 1, filled[-1] + 1):
         row = rows[number]
-        for name, place in zip(needed, places, strict=True):
-            value = row[place] if place < len(row) else None
-            why = "the row is blank" if number not in there else f"no {name!r} in this row"
-            columns[name].append(BadRow(why) if value is None or number not in there else value)
+        for name, index in zip(needed, indices, strict=True):
+            value = row[index] if index < len(row) else None
+            why = "the row is blank" if number not in non_blank else f"no {name!r} in this row"
+            columns[name].append(BadRow(why) if value is None or number not in non_blank else value)
     return columns
 
 
@@ -194,22 +194,22 @@ def _excel(file: Path, needed: Sequence[str]) -> Columns:
 
 
 def _cell(cell: Any) -> Any:
-    """Its value as it is, so that a number or a date in a column of texts is skipped as it is in other files."""
+    """The value without conversion, so that a number or a date among texts is skipped, as in other files."""
     return BadRow(f"the cell holds the error {cell.value}") if cell.data_type == "e" else cell.value
 
 
 def parse_json(line: str | bytes) -> Any:
-    """A value of JSON, or a `BadRow`. A key that occurs twice is an error: one of its values would be lost."""
+    """A JSON value, or a `BadRow`. A duplicate key is an error, since one of its values would be lost."""
     if not line.strip():
         return BadRow("the line is blank")
     try:
-        return json.loads(line, object_pairs_hook=distinct)
+        return json.loads(line, object_pairs_hook=object_without_duplicates)
     except (ValueError, RecursionError) as error:
         return BadRow(f"not valid JSON: {error}")
 
 
-def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, whose keys must all be others."""
+def object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; `ValueError` if a key occurs twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
@@ -218,14 +218,14 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_lines(file: Path, needed: Sequence[str]) -> Columns:
-    # As in plain text, only \n ends a line: U+2028 may stand in a JSON string.
-    lines = read_text(file).rstrip().split("\n")
+    # As in plain text, only \n ends a line: a JSON string may contain U+2028.
+    lines = read_text_any_encoding(file).rstrip().split("\n")
     return _columns([parse_json(line) for line in lines] if lines != [""] else [], needed, str(file))
 
 
 def _json(file: Path, needed: Sequence[str]) -> Columns:
-    """A list of rows, or a table by its columns: lists, or by the names of the rows as pandas writes it."""
-    table = parse_json(read_text(file))
+    """A list of rows, or an object of columns: lists, or objects by row name as pandas writes them."""
+    table = parse_json(read_text_any_encoding(file))
     if isinstance(table, BadRow):
         raise InputError(f"{str(file)!r}: {table}")
     if isinstance(table, dict):
@@ -244,12 +244,12 @@ def _json(file: Path, needed: Sequence[str]) -> Columns:
 
 
 def _columns(rows: Iterable[Any], needed: Sequence[str], source: str) -> Columns:
-    """Rows as dictionaries, or bare values of the first column."""
+    """Columns from rows: dictionaries, or plain values of the first column."""
     rows = [row if isinstance(row, (dict, BadRow)) else {needed[0]: row} for row in rows]
     names = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
     if not names:
         return {name: list(rows) for name in needed}
-    found = [names[place] for place in find_columns(names, needed, source)]
+    found = [names[index] for index in find_columns(names, needed, source)]
     return {
         name: [row if isinstance(row, BadRow) else row.get(own, BadRow(f"no {name!r} in this row")) for row in rows]
         for name, own in zip(needed, found, strict=True)
@@ -261,7 +261,7 @@ def _parquet(file: Path, needed: Sequence[str]) -> Columns:
     try:
         with parquet.ParquetFile(file, page_checksum_verification=True) as opened:
             names = opened.schema_arrow.names
-            found = [names[place] for place in find_columns(names, needed, str(file))]
+            found = [names[index] for index in find_columns(names, needed, str(file))]
             table = opened.read(columns=found)
         return {
             name: [BadRow(f"no {name!r} in this row") if v is None else v for v in table[own].to_pylist()]
@@ -270,10 +270,10 @@ def _parquet(file: Path, needed: Sequence[str]) -> Columns:
     except InputError:
         raise
     except Exception as error:  # a damaged file can raise nearly anything
-        raise InputError(f"{str(file)!r} is not a Parquet file that can be read: {error}") from None
+        raise InputError(f"{str(file)!r} is not a readable Parquet file: {error}") from None
 
 
-READERS: dict[str, Callable[[Path, Sequence[str]], Columns]] = {
+TABLE_READERS: dict[str, Callable[[Path, Sequence[str]], Columns]] = {
     ".csv": _delimited,
     ".tsv": _delimited,
     ".jsonl": _json_lines,

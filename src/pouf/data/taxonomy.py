@@ -1,4 +1,4 @@
-"""Names of classes as paths: `animal/dog` is a dog, which is an animal."""
+"""Class names that are paths: `animal/dog` is a dog, which is an animal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class Taxonomy(NamedTuple):
-    """What the paths of k classes have in common."""
+    """The common ancestors of k classes whose names are paths."""
 
     classes: tuple[str, ...]
-    members: dict[str, list[int]]  # the classes below each ancestor, by its path; the highest come first
+    members: dict[str, list[int]]  # classes below each ancestor, by its path; highest ancestors first
 
     @classmethod
-    def of(cls, classes: Sequence[str]) -> Taxonomy | None:
-        """None for flat names: those without a /, and those of which no two are below the same ancestor."""
+    def from_names(cls, classes: Sequence[str]) -> Taxonomy | None:
+        """None for flat names: without a /, or where no two share an ancestor."""
         members: dict[str, list[int]] = {}
         for k, name in enumerate(classes):
             for ancestor in ancestors_of(name):
@@ -30,7 +30,7 @@ class Taxonomy(NamedTuple):
         return cls(tuple(classes), dict(sorted(members.items(), key=lambda entry: entry[0].count("/"))))
 
     def texts(self, k: int) -> tuple[str, ...]:
-        """What stands for a class in prompts: its own name, and those of its ancestors, nearest first."""
+        """The names of a class in prompts: its own, then those of its ancestors, nearest first."""
         name = self.classes[k]
         return tuple(part.strip() for part in reversed(name.split("/"))) if ancestors_of(name) else (name,)
 
@@ -47,7 +47,7 @@ class Taxonomy(NamedTuple):
 
 
 def ancestors_of(name: str) -> list[str]:
-    """Paths of the ancestors, the highest first; none where a part of the name is empty."""
+    """Paths of the ancestors, the highest first; none if a part of the name is empty."""
     parts = name.split("/")
     if not all(part.strip() for part in parts):
         return []

@@ -1,4 +1,4 @@
-"""Texts in memory, of a table, or of a file that need not fit into memory."""
+"""Texts in memory, from a table, or from a file larger than memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pouf.data.base import Unlabelled, Unreadable
-from pouf.data.contents import DIGEST_SIZE, digest_of
+from pouf.data.contents import DIGEST_SIZE, content_digest
 from pouf.data.remote import as_url, local_copy
-from pouf.data.tables import BadRow, Columns, find_columns, found_encoding, parse_json, read_table
+from pouf.data.tables import BadRow, Columns, detect_encoding, find_columns, parse_json, read_table
 from pouf.errors import InputError
 
 IN_MEMORY = 64 * 2**20  # JSONL files above this size are read line by line
@@ -23,7 +23,7 @@ class Texts(Unlabelled):
     """Texts in memory, or pairs of texts as tuples. An empty one counts as unreadable."""
 
     modality = "text"
-    columns: tuple[str, ...] = ()  # of the file they are from
+    columns: tuple[str, ...] = ()  # of the file that they were read from
 
     def __init__(self, items: Sequence[Any], ids: Sequence[str] | None = None, source: str = "the list") -> None:
         super().__init__([str(i) for i in range(len(items))] if ids is None else ids, source)
@@ -33,11 +33,11 @@ class Texts(Unlabelled):
     def from_file(
         cls, file: str | Path, columns: str | Sequence[str] = "text", id_columns: Sequence[str] = ()
     ) -> Texts:
-        """The texts of a file, or its pairs where two columns are named; ids are row numbers from 0, header not
-        counted. All other columns stay unread.
+        """The texts of a file, or its pairs where two columns are named; ids are row numbers from 0, the header
+        not counted. Other columns are not read.
 
         Args:
-            id_columns: what names the samples, instead of row numbers.
+            id_columns: columns that name the samples, instead of row numbers.
         """
         columns = (columns,) if isinstance(columns, str) else tuple(columns)
         source, file = as_url(file) or str(file), local_copy(file)
@@ -61,7 +61,7 @@ class Texts(Unlabelled):
         return _checked(self.items[index])
 
     def display_columns(self) -> Mapping[str, Sequence[Any]]:
-        """The texts themselves beside what names them."""
+        """The ids, and the texts themselves."""
         named = super().display_columns()
         own = self.columns or ("text",)
         texts = {name: _TextColumn(self, k if len(own) > 1 else None) for k, name in enumerate(own)}
@@ -78,10 +78,14 @@ class Texts(Unlabelled):
 
 
 class _TextColumn(Sequence[str]):
-    """One text of each sample, read when asked for: a file need not fit into memory."""
+    """One text of each sample, read on access, since a file may be larger than memory.
 
-    def __init__(self, texts: Texts, place: int | None) -> None:
-        self.texts, self.place = texts, place
+    Args:
+        part: index of the text in a pair; None joins all texts of a sample.
+    """
+
+    def __init__(self, texts: Texts, part: int | None) -> None:
+        self.texts, self.part = texts, part
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -89,19 +93,19 @@ class _TextColumn(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         sample = self.texts.read(index)
         if isinstance(sample, tuple):
-            return sample[self.place] if self.place is not None else " | ".join(sample)
+            return sample[self.part] if self.part is not None else " | ".join(sample)
         return sample
 
 
 def _of_one_type(values: Sequence[Any]) -> Sequence[Any]:
-    """Ids as they are, or as texts where not all are texts or numbers; empty for a row that can't be read."""
-    told = ["" if value is None or isinstance(value, BadRow) else value for value in values]
-    kinds = {type(value) for value in told}
-    return told if len(kinds) == 1 and kinds <= {str, int, float, bool} else [str(value) for value in told]
+    """Ids unchanged if all are of one simple type, else as strings; empty for unreadable rows."""
+    ids = ["" if value is None or isinstance(value, BadRow) else value for value in values]
+    kinds = {type(value) for value in ids}
+    return ids if len(kinds) == 1 and kinds <= {str, int, float, bool} else [str(value) for value in ids]
 
 
 def _checked(item: Any) -> str | tuple[str, ...]:
-    """A sample that can be read, or `Unreadable`."""
+    """The sample if it is a usable text or pair, else `Unreadable`."""
     for text in item if isinstance(item, tuple) else (item,):
         if isinstance(text, BadRow):
             raise Unreadable(text)
@@ -110,56 +114,58 @@ def _checked(item: Any) -> str | tuple[str, ...]:
         if not text.strip():
             raise Unreadable("the text is empty")
         if "\0" in text:
-            raise Unreadable("the text holds a NUL character: is it text at all?")
+            raise Unreadable("the text contains a NUL character: is it text at all?")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise Unreadable("the text holds half a character (a lone surrogate)") from None
+            raise Unreadable("the text contains half a character (a lone surrogate)") from None
     return item  # type: ignore[no-any-return]
 
 
 def _digest(item: Any) -> bytes:
-    return digest_of(repr(item).encode())
+    return content_digest(repr(item).encode())
 
 
 def _is_large(file: Path) -> bool:
     if file.suffix.lower() != ".jsonl" or not file.is_file() or file.stat().st_size <= IN_MEMORY:
         return False
     with file.open("rb") as stream:
-        return found_encoding(stream.read(4096)).startswith("utf-8")  # others are no lines of bytes
+        return detect_encoding(stream.read(4096)).startswith(
+            "utf-8"
+        )  # other encodings can't be split into lines as bytes
 
 
 class LargeTexts(Texts):
-    """The texts of a JSONL file that need not fit into memory: read by their places in the file when needed.
+    """The texts of a JSONL file larger than memory, read by their offsets in the file when needed.
 
-    One pass over the file notes where its lines begin, how long they are and a digest of their texts: 32 bytes per
-    line. The order of training follows the digests, so that no other column can steer it.
+    One pass over the file stores the offset and the length of each line and a digest of its text: 32 bytes per line.
+    The order of training follows the digests, so that no other column can influence it.
     """
 
     def __init__(self, file: str | Path, columns: Sequence[str], source: str | None = None) -> None:
         self.file, self.columns = Path(file), tuple(columns)
         self.lines = _Lines(self.file)
         self.keys = self._keys()
-        places, digests = array("q"), bytearray()
-        at = rows = 0
-        for line in self.lines.all():
-            places.append(at)
+        offsets, digests = array("q"), bytearray()
+        offset = rows = 0
+        for line in self.lines.read_all():
+            offsets.append(offset)
             digests += _digest(self._parse(line))
-            at += len(line)
-            rows = len(places) if line.strip() else rows  # blank lines count, but for those at the end
-        self.places = np.frombuffer(places[:rows], np.int64)
+            offset += len(line)
+            rows = len(offsets) if line.strip() else rows  # blank lines count, except those at the end
+        self.offsets = np.frombuffer(offsets[:rows], np.int64)
         self.digests = np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_SIZE)[:rows]
-        self.lengths = np.diff(self.places, append=at)
-        super().__init__(range(len(self.places)), RowNumbers(len(self.places)), source or str(file))
+        self.lengths = np.diff(self.offsets, append=offset)
+        super().__init__(range(rows), RowNumbers(rows), source or str(file))
 
     def read(self, index: int) -> str | tuple[str, ...]:
-        return _checked(self._parse(self.lines.at(int(self.places[index]))))
+        return _checked(self._parse(self.lines.read_at(int(self.offsets[index]))))
 
     def reading_order(self) -> list[int]:
         return np.argsort(self.lengths, kind="stable").tolist()  # type: ignore[no-any-return]
 
     def content_order(self) -> Sequence[int]:
-        # Python's own numbers are made one by one, as they are asked for.
+        # An array, since a list of Python integers would take several times the memory.
         first = np.ascontiguousarray(self.digests[:, :8]).view(">u8").ravel()
         return np.argsort(first, kind="stable")  # type: ignore[return-value]
 
@@ -167,12 +173,12 @@ class LargeTexts(Texts):
         return bytes(self.digests[index])
 
     def _keys(self) -> list[str]:
-        """What the columns are called in the file, by its first row that is one."""
-        for line in self.lines.all():
+        """The names of the columns as spelled in the first row of the file that is a JSON object."""
+        for line in self.lines.read_all():
             row = parse_json(line)
             if isinstance(row, dict):
                 names = list(row)
-                return [names[place] for place in find_columns(names, self.columns, str(self.file))]
+                return [names[i] for i in find_columns(names, self.columns, str(self.file))]
         return list(self.columns)
 
     def _parse(self, line: bytes) -> Any:
@@ -188,25 +194,25 @@ class LargeTexts(Texts):
 
 
 class _Lines:
-    """The lines of a file, which each process opens once."""
+    """The lines of a file, opened once by each process."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.stream: BinaryIO | None = None
         self.process = 0
 
-    def at(self, start: int) -> bytes:
+    def read_at(self, start: int) -> bytes:
         stream = self._opened()
         stream.seek(start)
         return stream.readline()
 
-    def all(self) -> Iterator[bytes]:
+    def read_all(self) -> Iterator[bytes]:
         stream = self._opened()
         stream.seek(0)
         yield from iter(stream.readline, b"")  # closing this generator would close the stream itself
 
     def _opened(self) -> BinaryIO:
-        if self.stream is None or self.process != os.getpid():  # a worker must not move its parent's place in the file
+        if self.stream is None or self.process != os.getpid():  # a worker must not move its parent's file position
             self.stream, self.process = self.file.open("rb"), os.getpid()
         return self.stream
 
@@ -219,7 +225,7 @@ class _Lines:
 
 
 class RowNumbers(Sequence[str]):
-    """The ids of rows, without a list of them."""
+    """Row numbers as ids, without storing them."""
 
     def __init__(self, n: int) -> None:
         self.n = n

@@ -1,4 +1,4 @@
-"""Features that were computed elsewhere: npy, npz, safetensors, Parquet."""
+"""Precomputed features: npy, npz, safetensors, Parquet."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from pouf.data.texts import RowNumbers, Texts
 from pouf.errors import InputError, optional
 
 Array = NDArray[Any]
-ROWS = 65536  # looked at together
+BLOCK_ROWS = 65536  # rows processed at once
 logger = logging.getLogger(__name__)
 
 
 class Vectors(Unlabelled):
-    """Vectors (n, d) in memory or memory-mapped. One that is not finite, or all zeros, counts as unreadable."""
+    """Vectors (n, d) in memory or memory-mapped. Zero and non-finite vectors count as unreadable."""
 
     modality = "vector"
-    looks: Images | Texts | None = None  # what the vectors were made of
+    originals: Images | Texts | None = None  # the inputs that the vectors were computed from
 
     def __init__(self, array: Array | Tensor, source: str = "the array") -> None:
         values = as_table(array, source)
@@ -43,65 +43,67 @@ class Vectors(Unlabelled):
 
     @classmethod
     def from_file(cls, file: str | Path, id_columns: Sequence[str] = ()) -> Vectors:
-        """npy and safetensors stay on disk, memory-mapped; npz and Parquet are read.
+        """Vectors of a file: npy and safetensors are memory-mapped; npz and Parquet are read.
 
-        Lists beside the vectors say more of them: `ids`, and `texts` or `paths` of images for people to look at.
+        The file may have more lists: `ids`, and `texts` or `paths` of images, which are displayed for the vectors.
 
         Args:
             id_columns: lists that name the vectors, instead of `ids`.
         """
         arrays = read_arrays(file)
-        vectors = cls(arrays.vectors(FEATURES), str(file))
+        vectors = cls(arrays.vectors(FEATURE_KEYS), str(file))
         lists = {name: array.tolist() for name, array in arrays.by_name.items() if array.shape == (len(vectors),)}
-        places = find_columns(list(lists), id_columns, str(file))
-        vectors.set_ids({name: lists[list(lists)[i]] for name, i in zip(id_columns, places, strict=True)})
-        ids = next((lists[name] for name in IDS if name in lists), None)
-        for name in (*IDS, *PATHS, *TEXTS):
+        indices = find_columns(list(lists), id_columns, str(file))
+        vectors.set_ids({name: lists[list(lists)[i]] for name, i in zip(id_columns, indices, strict=True)})
+        ids = next((lists[name] for name in ID_KEYS if name in lists), None)
+        for name in (*ID_KEYS, *PATH_KEYS, *TEXT_KEYS):
             if name in arrays.by_name and name not in lists:
                 logger.warning(
-                    "%s: %r is not one entry for each of the %d vectors, and is not used", file, name, len(vectors)
+                    "%s: %r does not have one entry for each of the %d vectors and is ignored", file, name, len(vectors)
                 )
         if id_columns:
             ids = None
-        if ids is not None and len(set(ids)) < len(ids):  # a review needs them distinct
+        if ids is not None and len(set(ids)) < len(ids):  # a review needs distinct ids
             logger.warning("%s: the ids are not distinct; row numbers are used instead", file)
         elif ids is not None:
             vectors.ids = [str(name) for name in ids]
             vectors.own_ids = {"id": ids}
-        paths, texts = (next((lists[name] for name in usual if name in lists), None) for usual in (PATHS, TEXTS))
+        paths, texts = (
+            next((lists[name] for name in usual if name in lists), None) for usual in (PATH_KEYS, TEXT_KEYS)
+        )
         if paths is not None:
             pictures = [Path(str(file).split("::")[0]).parent / str(path) for path in paths]
-            if gone := sum(not picture.is_file() for picture in pictures):
-                logger.warning("%s: %d of %d paths lead to no file, the first is %s", file, gone, len(paths),
+            if missing := sum(not picture.is_file() for picture in pictures):
+                logger.warning("%s: %d of %d paths do not exist, the first is %s", file, missing, len(paths),
                                next(picture for picture in pictures if not picture.is_file()))  # fmt: skip
-            vectors.looks = Images(pictures)
+            vectors.originals = Images(pictures)
         elif texts is not None:
-            vectors.looks = Texts(texts)
+            vectors.originals = Texts(texts)
         return vectors
 
     def show(self, index: int, side: int) -> Any:
         try:
-            return self.looks.read_for(index, side) if self.looks is not None else self.read(index)
-        except Unreadable:  # a picture that is gone leaves the vector as it was
+            return self.originals.read_for(index, side) if self.originals is not None else self.read(index)
+        except Unreadable:  # the picture may be gone
             return self.read(index)
 
     def read(self, index: int) -> Array:
         if index in self.skipped:
             raise Unreadable(self.skipped[index])
         row: Array = self.array[index]
-        return row.astype(np.float32) if row.dtype == np.float16 else row  # whose squares have no room in it
+        return row.astype(np.float32) if row.dtype == np.float16 else row  # half precision can't hold squares
 
     def tensor(self) -> Tensor:
-        """(n, d), the same memory: it is not to be written to."""
+        """(n, d), sharing memory with the array: do not write to it."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that a file opened for reading can't be written to
             return torch.from_numpy(self.array)
 
     def content_order(self) -> Sequence[int]:
-        """By their numbers alone: the first four tell nearly all apart, the whole row those that share them."""
+        """Sorted by the first four numbers of each row, and by the whole row among equal ones."""
         first = np.ascontiguousarray(self.array[:, :4], dtype=np.float32)
         order = np.lexsort(first.T)
-        same = np.flatnonzero((first[order[1:]] == first[order[:-1]]).all(1))  # equal to the next in line
+        same = np.flatnonzero((first[order[1:]] == first[order[:-1]]).all(1))  # equal to the next in order
         for run in np.split(same, np.flatnonzero(np.diff(same) > 1) + 1):
             if len(run):
                 tied = order[run[0] : run[-1] + 2]
@@ -114,10 +116,10 @@ class Vectors(Unlabelled):
 
 
 def as_table(array: Any, source: str) -> Array:
-    """Numbers (n, d) that torch can take, in the machine's byte order. A list may hold whole numbers, an array not."""
+    """Floats (n, d) that torch accepts, in native byte order. Integers are accepted in a list, not in an array."""
     if isinstance(array, Tensor) and not _plain(array):
         kind = f"{array.layout}, {array.dtype} on {array.device}"
-        raise InputError(f"{source}: expected a dense tensor of numbers (n, d), not one of {kind}")
+        raise InputError(f"{source}: expected a dense tensor of numbers (n, d), not {kind}")
     try:
         values = to_numpy(array) if isinstance(array, Tensor) else np.asanyarray(array)
     except ValueError:
@@ -136,7 +138,7 @@ def as_table(array: Any, source: str) -> Array:
 def row_maxima(values: Array) -> Array:
     """(n,), the largest absolute value of each row. A number that float32 can't hold counts as infinite."""
     with np.errstate(over="ignore"):
-        blocks = [_maxima(values[start : start + ROWS]) for start in range(0, len(values), ROWS)]
+        blocks = [_maxima(values[start : start + BLOCK_ROWS]) for start in range(0, len(values), BLOCK_ROWS)]
         return np.concatenate([np.zeros(0, np.float32), *blocks])
 
 
@@ -150,7 +152,7 @@ def _maxima(values: Array) -> Array:
 
 
 def usual_scale(values: Array, largest: Array) -> Array:
-    """The same directions, with rows divided by their largest value where float32 can't hold their squares."""
+    """The same directions; rows whose squares float32 can't hold are divided by their largest value."""
     unusual = np.isfinite(largest) & (largest > 0) & ((largest < 1e-8) | (largest > 1e15))
     if unusual.any():
         values = np.array(values)
@@ -159,7 +161,7 @@ def usual_scale(values: Array, largest: Array) -> Array:
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether it holds its numbers one by one."""
+    """Whether it is a dense tensor with plain numbers."""
     return tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta and not tensor.is_conj()
 
 
@@ -171,95 +173,97 @@ def to_numpy(tensor: Tensor) -> Array:
     return array
 
 
-FEATURES = ("features", "embeddings", "embedding", "x")
-PROTOTYPES = ("prototypes", "text", "embeddings", "embedding")
-NAMES = ("names", "classes", "class_names", "name")
-IDS, TEXTS, PATHS = ("ids", "id"), ("texts", "text"), ("paths", "path")
-LABELS = ("labels", "label", "y")
+FEATURE_KEYS = ("features", "embeddings", "embedding", "x")
+PROTOTYPE_KEYS = ("prototypes", "text", "embeddings", "embedding")
+CLASS_KEYS = ("names", "classes", "class_names", "name")
+ID_KEYS, TEXT_KEYS, PATH_KEYS = ("ids", "id"), ("texts", "text"), ("paths", "path")
+LABEL_KEYS = ("labels", "label", "y")
 
 
 class Arrays(NamedTuple):
-    """What a file holds, by name."""
+    """The arrays of a file by name."""
 
     file: str
     by_name: dict[str, Array]
-    wanted: str = ""  # the name of the one to take
+    chosen: str = ""  # the name of the one to use
 
     def vectors(self, usual: Sequence[str]) -> Array:
-        """The array (n, d): the only one there is, or the one with a usual name."""
-        if self.wanted:
-            return self.by_name[self.wanted]
+        """The array (n, d): the only one, or the one with a usual name."""
+        if self.chosen:
+            return self.by_name[self.chosen]
         tables = {name: array for name, array in self.by_name.items() if array.ndim == 2 and array.dtype.kind == "f"}
         if not tables and len(self.by_name) == 1:
-            tables = dict(self.by_name)  # the only thing there is: whoever uses it says what is wrong with it
-        # Numbers under a usual name are meant, also where they are of another shape or kind.
+            tables = dict(self.by_name)  # the only array: its user checks its type
+        # An array of numbers with a usual name is used even if its shape or type is wrong.
         named = [name for name in usual if name in self.by_name and self.by_name[name].dtype.kind in "fiucb"][:1]
         if (len(tables) != 1 and not named) or any(name not in tables for name in named):
             kinds = {name: "" if array.dtype.kind == "f" else f"{array.dtype} " for name, array in self.by_name.items()}
-            there = ", ".join(f"{name} {kinds[name]}{array.shape}" for name, array in self.by_name.items()) or "nothing"
+            found = ", ".join(f"{name} {kinds[name]}{array.shape}" for name, array in self.by_name.items()) or "nothing"
             raise InputError(
-                f"{self.file!r}: expected one array of shape (n, d), or one named {' or '.join(usual)}, not {there}. "
+                f"{self.file!r}: expected one array of shape (n, d), or one named {' or '.join(usual)}, not {found}. "
                 f"Choose with FILE::NAME"
             )
         return tables[named[0]] if named else next(iter(tables.values()))
 
     def first(self, usual: Sequence[str]) -> Array | None:
-        """A list that stands beside the vectors, if there is one."""
+        """The first list with one of these names, if any."""
         return next((self.by_name[name] for name in usual if name in self.by_name), None)
 
 
 def read_arrays(file: str | Path) -> Arrays:
-    """The arrays of a file; `FILE::NAME` takes one of them."""
-    path, _, wanted = str(file).partition("::")
+    """The arrays of a file; `FILE::NAME` chooses one of them."""
+    path, _, chosen = str(file).partition("::")
     path = str(local_copy(path))
     if not Path(path).is_file():
-        raise InputError(f"no file {path!r}: expected vectors in {', '.join(READERS)}")
-    reader = READERS.get(Path(path).suffix.lower())
+        raise InputError(f"no file {path!r}: expected vectors in {', '.join(VECTOR_READERS)}")
+    reader = VECTOR_READERS.get(Path(path).suffix.lower())
     if reader is None:
         raise InputError(
-            f"can't read {Path(path).name!r} as vectors: expected a file that ends in {', '.join(READERS)}"
+            f"can't read {Path(path).name!r} as vectors: expected a file that ends in {', '.join(VECTOR_READERS)}"
         )
     try:
         arrays = reader(Path(path))
     except InputError:
         raise
-    except Exception as error:  # any bytes can be given, and the readers of four formats raise nearly anything
+    except Exception as error:  # damaged files raise many kinds of errors in the readers of four formats
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{path!r} can't be read as {Path(path).suffix[1:]}: {why}") from None
-    if wanted:
-        if wanted not in arrays:
-            raise InputError(f"{path!r} has no array {wanted!r}, only: {', '.join(arrays)}")
-        arrays = {name: array for name, array in arrays.items() if name == wanted or array.ndim == 1}
-    return Arrays(str(file), arrays, wanted)
+    if chosen:
+        if chosen not in arrays:
+            raise InputError(f"{path!r} has no array {chosen!r}, only: {', '.join(arrays)}")
+        arrays = {name: array for name, array in arrays.items() if name == chosen or array.ndim == 1}
+    return Arrays(str(file), arrays, chosen)
 
 
 def _npy(file: Path) -> dict[str, Array]:
-    with file.open("rb") as stream:  # np.load opens a file that is to be mapped three times
+    with file.open("rb") as stream:  # np.load opens a memory-mapped file three times
         start = stream.read(8)
         header = {b"\x93NUMPY\x01\x00": read_array_header_1_0, b"\x93NUMPY\x02\x00": read_array_header_2_0}.get(start)
         if header is not None:
             shape, is_fortran, dtype = header(stream)
             if shape and min(shape) > 0 and not dtype.hasobject:
                 order: Literal["F", "C"] = "F" if is_fortran else "C"
-                return {FEATURES[0]: np.memmap(stream, dtype, "r", stream.tell(), shape, order)}
+                return {FEATURE_KEYS[0]: np.memmap(stream, dtype, "r", stream.tell(), shape, order)}
     array = np.load(file, mmap_mode="r", allow_pickle=False)
     if not isinstance(array, np.ndarray):
         array.close()
-        raise ValueError("it is an archive. If it is of numpy.savez, name it .npz; if of torch, save it as safetensors")
-    return {FEATURES[0]: array}
+        raise ValueError(
+            "it is an archive. If it is from numpy.savez, name it .npz; if from torch, save it as safetensors"
+        )
+    return {FEATURE_KEYS[0]: array}
 
 
 def _npz(file: Path) -> dict[str, Array]:
     archive = np.load(file, allow_pickle=False)
     if isinstance(archive, np.ndarray):
-        raise ValueError("it is one array, and no archive of them: name it .npy")
+        raise ValueError("it is a single array, not an archive: name it .npy")
     with archive:
         if len(set(archive.files)) < len(archive.files):
             double = next(name for name in archive.files if archive.files.count(name) > 1)
-            raise ValueError(f"it holds two arrays called {double!r}")
+            raise ValueError(f"it contains two arrays named {double!r}")
         arrays = {name: archive[name] for name in archive.files}
     if others := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-        raise ValueError(f"{others[0]!r} is no array of numpy: is it a file of torch? Save it as safetensors")
+        raise ValueError(f"{others[0]!r} is not a numpy array: is it a file of torch? Save it as safetensors")
     return arrays
 
 
@@ -279,21 +283,21 @@ def _parquet(file: Path) -> dict[str, Array]:
     for name in table.column_names:
         column = table[name].combine_chunks()
         if any(is_kind(column.type) for is_kind in lists):
-            there = column.is_valid().to_numpy(zero_copy_only=False)
+            valid = column.is_valid().to_numpy(zero_copy_only=False)
             lengths = pyarrow.compute.list_value_length(column.drop_null()).unique().to_pylist()
             if len(lengths) != 1 or not lengths[0]:
-                raise ValueError(f"the vectors in column {name!r} are not all of one length")
+                raise ValueError(f"the vectors in column {name!r} differ in length")
             vectors = column.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
-            if not there.all():  # what is not finite is skipped
-                vectors, known = np.full((len(column), lengths[0]), np.nan, vectors.dtype), vectors
-                vectors[there] = known
+            if not valid.all():  # NaN rows are skipped later
+                vectors, present = np.full((len(column), lengths[0]), np.nan, vectors.dtype), vectors
+                vectors[valid] = present
             arrays[name] = vectors
         else:
             arrays[name] = np.array(column.to_pylist())
     return arrays
 
 
-READERS: dict[str, Callable[[Path], dict[str, Array]]] = {
+VECTOR_READERS: dict[str, Callable[[Path], dict[str, Array]]] = {
     ".npy": _npy,
     ".npz": _npz,
     ".safetensors": _safetensors,

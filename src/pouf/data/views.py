@@ -1,5 +1,5 @@
-"""Changed views of samples: random ones to train on, as the published code made them, and small changes that
-predictions must survive to be believed."""
+"""Changed views of samples: random augmentations for training, as in the published code, and small perturbations that
+a reliable prediction survives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Augmentation = Callable[[Image.Image, int, torch.Generator], Image.Image]
 
 
 def crop_flip(image: Image.Image, size: int, generator: torch.Generator) -> Image.Image:
-    """Squash to (8/7 size)², cut a random part of 8 to 100 % of the area, scale it to size², flip every second one.
+    """Squash to (8/7 size)², cut a random part of 8 to 100 % of the area, scale it to size², flip it half of the time.
 
     For size 224 this is: resize 256 x 256, random resized crop 224 with scale (0.08, 1) and ratio (3/4, 4/3), and a
     horizontal flip.
@@ -33,7 +33,7 @@ def crop_flip(image: Image.Image, size: int, generator: torch.Generator) -> Imag
 
 
 def _random_box(side: int, generator: torch.Generator) -> tuple[int, int, int, int]:
-    """Left, top, width and height of a box whose area and ratio are drawn at random."""
+    """Left, top, width and height of a box of random area and aspect ratio."""
     for _ in range(10):
         u = torch.rand(2, generator=generator).tolist()
         area = side * side * (0.08 + 0.92 * u[0])
@@ -50,7 +50,11 @@ AUGMENTATIONS: dict[str, Augmentation | None] = {"crop-flip": crop_flip, "none":
 
 
 def perturbation(modality: Modality, number: int = 0) -> Transform:
-    """A picture a little cropped, one word in ten left out, a little noise; another one for each number."""
+    """A small change: a slight crop of an image, one word in ten of a text dropped, noise on a vector.
+
+    Args:
+        number: selects one of many such changes.
+    """
     apply = PERTURBATIONS[modality]
     name = f"perturbed {number}" if number else "perturbed"
     return Transform(name, lambda sample, seed: apply(sample, seed + number))
@@ -68,10 +72,10 @@ def _fewer_words(sample: Any, seed: int) -> Any:
     if isinstance(sample, tuple):
         return tuple(_fewer_words(part, seed + i) for i, part in enumerate(sample))
     words = str(sample).split()
-    kept = [word for word in words if draw.random() > 0.1]
-    if len(kept) == len(words) > 2:
-        del kept[draw.randrange(len(kept))]
-    return " ".join(kept) or str(sample)
+    remaining = [word for word in words if draw.random() > 0.1]
+    if len(remaining) == len(words) > 2:
+        del remaining[draw.randrange(len(remaining))]
+    return " ".join(remaining) or str(sample)
 
 
 def _noise(vector: Any, seed: int) -> Any:

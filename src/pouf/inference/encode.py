@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.data.base import Transform, Unlabelled, Unreadable
-from pouf.data.loader import Read, read_batches, tensors_of
+from pouf.data.loader import ReadBatch, read_batches, tensors_of
 from pouf.data.random_batches import Draw
 from pouf.errors import InputError
 from pouf.inference.cache import CachedFeatures, FeatureCache
 from pouf.models.base import Backbone, check_modality, evaluating
-from pouf.models.demonstrations import Shown
+from pouf.models.demonstrations import DemonstrationEncoder
 from pouf.parallel.padding import in_step
 from pouf.parallel.process_group import alone, processes
 from pouf.recipe import Compute
@@ -118,7 +118,7 @@ class FeatureStore:
     What can't be read, or has no finite features, is listed in `data.skipped`.
     """
 
-    model: Backbone | Shown
+    model: Backbone | DemonstrationEncoder
     config: InferenceConfig
 
     @torch.no_grad()
@@ -224,7 +224,7 @@ class FeatureStore:
 
     @property
     def _backbone(self) -> Backbone:
-        return self.model.backbone if isinstance(self.model, Shown) else self.model
+        return self.model.backbone if isinstance(self.model, DemonstrationEncoder) else self.model
 
     def _places(self, data: Unlabelled) -> list[int]:
         """Positions of this process's share, of data that the model can read."""
@@ -368,7 +368,7 @@ class _Progress:
 
 
 class _ViewsRead(NamedTuple):
-    views: list[Read]  # the samples of each view that are in no cache
+    views: list[ReadBatch]  # the samples of each view that are in no cache
     failed: dict[int, str]
     digests: dict[int, bytes]
     found: int  # of all views, what is in their caches
@@ -406,7 +406,7 @@ class _Reader:
                 indices[number].append(index)
                 samples[number].append(sample if transform is None else transform.apply(sample, self.data.seed(index)))
         tensors = [tensors_of(given, self.prepare) for given in samples]
-        reads = [Read(own, given, failed) for own, given in zip(indices, tensors, strict=True)]
+        reads = [ReadBatch(own, given, failed) for own, given in zip(indices, tensors, strict=True)]
         return _ViewsRead(reads, failed, digests, found, len(draws))
 
     def _is_known(self, number: int, index: int) -> bool:
@@ -427,7 +427,7 @@ def _noted(reads: Iterator[_ViewsRead], data: Unlabelled, progress: _Progress) -
 
 def _in_batches(
     reads: Iterator[_ViewsRead], store: FeatureStore, views: int
-) -> Iterator[tuple[int, Read, dict[str, Tensor]]]:
+) -> Iterator[tuple[int, ReadBatch, dict[str, Tensor]]]:
     """(number of the view, read, what to go through the model with), in batches as large as may be."""
     if store.model.sharded:
         for read, tensors in in_step(each.views[0] for each in reads):
@@ -447,9 +447,9 @@ class _Batcher:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.waiting: list[Read] = []
+        self.waiting: list[ReadBatch] = []
 
-    def add(self, read: Read, complete: bool) -> Iterator[Read]:
+    def add(self, read: ReadBatch, complete: bool) -> Iterator[ReadBatch]:
         if complete and not self.waiting:
             yield read
         elif read.indices:
@@ -459,19 +459,21 @@ class _Batcher:
             if sum(len(each.indices) for each in self.waiting) >= self.size:
                 indices = [index for each in self.waiting for index in each.indices]
                 tensors = {name: torch.cat([each.tensors[name] for each in self.waiting]) for name in read.tensors}
-                yield Read(indices[: self.size], {name: t[: self.size] for name, t in tensors.items()}, {})
-                rest = Read(indices[self.size :], {name: t[self.size :] for name, t in tensors.items()}, {})
+                yield ReadBatch(indices[: self.size], {name: t[: self.size] for name, t in tensors.items()}, {})
+                rest = ReadBatch(indices[self.size :], {name: t[self.size :] for name, t in tensors.items()}, {})
                 self.waiting = [rest] if rest.indices else []
 
-    def rest(self) -> Iterator[Read]:
+    def rest(self) -> Iterator[ReadBatch]:
         if self.waiting:
             indices = [index for each in self.waiting for index in each.indices]
             names = self.waiting[0].tensors
-            yield Read(indices, {name: torch.cat([each.tensors[name] for each in self.waiting]) for name in names}, {})
+            yield ReadBatch(
+                indices, {name: torch.cat([each.tensors[name] for each in self.waiting]) for name in names}, {}
+            )
         self.waiting = []
 
 
-def _shapes(read: Read) -> dict[str, torch.Size]:
+def _shapes(read: ReadBatch) -> dict[str, torch.Size]:
     return {name: tensor.shape[1:] for name, tensor in read.tensors.items()}
 
 

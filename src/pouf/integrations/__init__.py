@@ -1,1 +1,1 @@
-"""Doors to other tools. Each needs an extra, is imported when asked for, and names the extra where it is missing."""
+"""Integrations with other tools. Each is imported on demand and needs an extra, which its error names if missing."""

@@ -1,4 +1,4 @@
-"""A classifier as ONNX files, which run without torch: the whole of it, and its encoders apart."""
+"""Export to ONNX, which runs without torch: a file for the classifier and one for each encoder."""
 
 from __future__ import annotations
 
@@ -27,44 +27,43 @@ from pouf.models.windows import WINDOW_WEIGHT
 
 CLASSIFIER, INT8, DESCRIPTION = "classifier.onnx", "classifier.int8.onnx", "preprocessing.json"
 TOLERANCE = 1e-4  # of probabilities, between torch and onnxruntime
-MANY = 2**10  # words that no model reads in one window
-EXAMPLES = 16  # inputs that an exported model is tried on
-QUIET = ("torch.onnx", "onnxscript", "onnx_ir")
+LONG_TEXT_WORDS = 2**10  # words of a text that is longer than any window
+MAX_EXAMPLES = 16  # inputs that an exported model is tested on
+NOISY_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
-Named = Mapping[str, Tensor]
+Tensors = Mapping[str, Tensor]
 
 
 class Exported(NamedTuple):
     folder: Path
-    files: dict[str, str]  # by what they are: classifier, int8, image_encoder, text_encoder, …
-    difference: float  # from torch, the largest of a probability, over the examples
-    int8_agreement: float | None  # share of the examples that get the same class in int8
+    files: dict[str, str]  # by role: classifier, int8, image_encoder, text_encoder, …
+    difference: float  # largest difference of a probability from torch, over the examples
+    int8_agreement: float | None  # share of the examples with the same class in int8
 
 
 def export_onnx(
     classifier: Classifier, folder: str | Path, examples: Inputs | None = None, *, int8: bool = False
 ) -> Exported:
-    """Write a classifier with fixed prototypes, and its encoders apart, and try them under onnxruntime.
+    """Write a classifier with fixed prototypes, and its encoders, and test them under onnxruntime.
 
         classifier.onnx         tensors of a batch of inputs -> probabilities (batch, k), features (batch, d)
-        image_encoder.onnx      the same tensors -> features; for other kinds it is called text_encoder, vector_encoder
+        image_encoder.onnx      the same tensors -> features; text_encoder or vector_encoder for other modalities
         text_encoder.onnx       of a dual encoder: tokens of sentences -> features of the same space
-        preprocessing.json      how inputs become these tensors; tokenizer.json and its kin, where there are texts
+        preprocessing.json      how inputs become these tensors; for texts also tokenizer.json and related files
 
-    The number of inputs is free, and so is the length of texts. Corrections of predictions are part of the classifier.
+    The number of inputs and the length of texts are dynamic. Corrections of predictions are part of the classifier.
 
     Args:
-        examples: real inputs to try it on, whatever `predict` takes; else some are made up.
-        int8: also write `classifier.int8.onnx`, whose encoder has weights of 8 bits, with activations quantised as they
-            come. What that costs in accuracy is for you to measure.
+        examples: inputs to test it on, anything that `predict` takes; by default synthetic ones.
+        int8: also write `classifier.int8.onnx` with 8-bit encoder weights and dynamically quantised activations;
+            measure its accuracy before use.
     """
     onnxruntime = optional("onnxruntime", "onnx", "an export to ONNX")
     optional("onnxscript", "onnx", "an export to ONNX")
     extract_model = optional("onnx.utils", "onnx", "an export to ONNX").extract_model
     if classifier.demonstrations is not None:
         raise InputError(
-            "this classifier shows solved examples beside each text, which no single network does: export one without "
-            "demonstrations"
+            "a classifier with demonstrations can't be exported, since it is not a single network: export one without"
         )
     if classifier.device.type != "cpu":
         classifier = copy.deepcopy(classifier).cpu()
@@ -96,11 +95,11 @@ def export_onnx(
             "inputs": len(samples), "real": data is not None, "largest_difference_from_torch": difference,
             "int8_same_class": agreement,
         }  # fmt: skip
-        write_json(partial / DESCRIPTION, describe(classifier, session) | {"files": files, "checked": checked})
+        write_json(partial / DESCRIPTION, describe_export(classifier, session) | {"files": files, "checked": checked})
     return Exported(folder, files, difference, agreement)
 
 
-def run(session: Any, tensors: Named) -> list[np.ndarray]:
+def run(session: Any, tensors: Tensors) -> list[np.ndarray]:
     """All outputs of a session of onnxruntime for named tensors."""
     outputs: list[np.ndarray] = session.run(None, {name: tensor.numpy() for name, tensor in tensors.items()})
     return outputs
@@ -136,8 +135,8 @@ class _TextSide(nn.Module):
         return self.encode(dict(zip(self.names, tensors, strict=True))).float()
 
 
-def _write(graph: _Classifier | _TextSide, tensors: Named, file: Path) -> None:
-    # Traced with several inputs: what is 1 while tracing stays 1 for ever.
+def _write(graph: _Classifier | _TextSide, tensors: Tensors, file: Path) -> None:
+    # Traced with several inputs: a dimension of 1 would become static.
     some = {name: tensor[[0, len(tensor) // 2, -1]] for name, tensor in tensors.items()}
     text = "input_ids" in tensors
     axes = ("batch", "windows", "length") if WINDOW_WEIGHT in tensors else ("batch", "length")
@@ -153,7 +152,7 @@ def _write(graph: _Classifier | _TextSide, tensors: Named, file: Path) -> None:
             program.save(file)
         except OSError as error:  # a full disk, say
             raise InputError(f"can't write {str(file)!r}: {error.strerror or error}") from None
-        except Exception as error:  # of whatever the model is made of
+        except Exception as error:  # of any part of the model
             why = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"torch can't export this model to ONNX: {why}") from error
 
@@ -162,27 +161,27 @@ def _write_text_side(classifier: Classifier, file: Path, onnxruntime: Any) -> No
     """The encoder of the class prompts of a dual encoder."""
     side = classifier.backbone.text_side
     assert side is not None
-    sentences = [prompt for own in classifier.prompts() for prompt in own][:EXAMPLES]
+    sentences = [prompt for own in classifier.prompts() for prompt in own][:MAX_EXAMPLES]
     tokens = side.pad(side.all_token_ids(sentences))
     graph = _TextSide(classifier.backbone, list(tokens))
     _write(graph, tokens, file)
     session = onnxruntime.InferenceSession(str(file))
     for n in (len(sentences), 1):
         some = {name: tensor[:n] for name, tensor in tokens.items()}
-        found, wanted = torch.from_numpy(run(session, some)[0]), graph(*some.values())
+        found, expected = torch.from_numpy(run(session, some)[0]), graph(*some.values())
         _refuse_above_tolerance(
-            float((F.normalize(found, dim=1) - F.normalize(wanted, dim=1)).abs().max()), "text side"
+            float((F.normalize(found, dim=1) - F.normalize(expected, dim=1)).abs().max()), "text side"
         )
 
 
 def _difference(session: Any, classifier: Classifier, samples: Sequence[Any]) -> float:
-    """From what the classifier itself says of the same inputs, one by one and all together."""
-    wanted = classifier.predict_proba(samples).numpy()
+    """The largest difference from the classifier's own probabilities, for single inputs and for a batch."""
+    expected = classifier.predict_proba(samples).numpy()
     largest = 0.0
     for size in (1, len(samples)):
         batches = [samples[i : i + size] for i in range(0, len(samples), size)]
         found = np.concatenate([run(session, classifier.backbone.prepare(batch))[0] for batch in batches])
-        largest = max(largest, float(np.abs(found - wanted).max()))
+        largest = max(largest, float(np.abs(found - expected).max()))
     _refuse_above_tolerance(largest, "classifier")
     return largest
 
@@ -196,17 +195,17 @@ def _refuse_above_tolerance(difference: float, name: str) -> None:
 
 
 def _quantise(file: Path, target: Path) -> None:
-    """Weights of matrix products to 8 bits, but for those behind the features: similarities are divided by T."""
+    """Quantise weights of matrix products to 8 bits, except those after the features, which need more precision."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(file)
-    del model.graph.value_info[:]  # shapes of before: the quantiser turns Gemm into MatMul and infers them anew
-    nodes, behind = model.graph.node, {"features"}
-    for node in nodes:  # they are in the order of computation
-        if behind & set(node.input):
-            behind |= set(node.output)
-    head = [node.name for node in nodes if behind & set(node.input)]
+    del model.graph.value_info[:]  # the quantiser turns Gemm into MatMul and infers shapes again
+    nodes, after = model.graph.node, {"features"}
+    for node in nodes:  # in the order of computation
+        if after & set(node.input):
+            after |= set(node.output)
+    head = [node.name for node in nodes if after & set(node.input)]
     with _quiet():
         quantize_dynamic(
             model, target, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"],
@@ -214,8 +213,8 @@ def _quantise(file: Path, target: Path) -> None:
         )  # fmt: skip
 
 
-def describe(classifier: Classifier, session: Any) -> dict[str, Any]:
-    """What whoever calls the exported classifier has to know."""
+def describe_export(classifier: Classifier, session: Any) -> dict[str, Any]:
+    """A description of the exported classifier for its users."""
     facts: dict[str, Any] = {
         "kind": classifier.kind,
         "classes": list(classifier.classes),
@@ -227,47 +226,46 @@ def describe(classifier: Classifier, session: Any) -> dict[str, Any]:
 
 
 def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:
-    """At least two inputs: some of those given that can be read, or made up."""
+    """At least two inputs: readable ones of the examples, or synthetic ones."""
     if examples is None:
-        found = _made_up(classifier)[:EXAMPLES]
+        found = _synthetic(classifier)[:MAX_EXAMPLES]
     else:
-        found = list(islice(_readable(classifier.backbone, examples), EXAMPLES))
+        found = list(islice(_readable(classifier.backbone, examples), MAX_EXAMPLES))
         if not found:
             raise InputError(f"no example from {examples.source} can be read: give others, or none")
-    if classifier.backbone.windows:  # what is one window while tracing stays one for ever
-        found = [" ".join([str(found[0])] * MANY), *found]
+    if classifier.backbone.windows:  # several windows, or the number would become static
+        found = [" ".join([str(found[0])] * LONG_TEXT_WORDS), *found]
     return found if len(found) > 1 else found * 2
 
 
 def _readable(backbone: Backbone, data: Unlabelled) -> Iterator[Any]:
-    for place in range(0, len(data), max(1, len(data) // EXAMPLES)):
+    for index in range(0, len(data), max(1, len(data) // MAX_EXAMPLES)):
         try:
-            yield data.read_for(place, backbone.image_size)
+            yield data.read_for(index, backbone.image_size)
         except Unreadable:
             continue
 
 
-def _made_up(classifier: Classifier) -> list[Any]:
+def _synthetic(classifier: Classifier) -> list[Any]:
     noise, backbone = np.random.default_rng(0), classifier.backbone
     if backbone.modality == "image":
-        pixels = noise.integers(0, 256, (EXAMPLES, 96, 96, 3), dtype=np.uint8)
+        pixels = noise.integers(0, 256, (MAX_EXAMPLES, 96, 96, 3), dtype=np.uint8)
         return [Image.fromarray(each) for each in pixels]
     if backbone.modality == "vector":
         return list(classifier.prototypes().detach().numpy())
-    texts = [text for own in classifier.texts() for text in own]
-    pairs = len(classifier.columns) > 1
-    return [(text, text) for text in texts] if pairs else texts
+    texts = [text for group in classifier.texts() for text in group]
+    return [(text, text) for text in texts] if len(classifier.columns) > 1 else texts
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters say of their own insides."""
-    loggers = [logging.getLogger(name) for name in QUIET]
+    """While open, the exporters log errors only."""
+    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
     levels = [each.level for each in loggers]
     root = logging.root.level
     for each in loggers:
         each.setLevel(logging.ERROR)
-    logging.root.setLevel(logging.ERROR)  # onnxruntime's quantiser speaks there
+    logging.root.setLevel(logging.ERROR)  # onnxruntime's quantiser logs there
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Predictions over a cluster: a callable for Ray Data's `map_batches`, and for all that hands over tables in batches.
+"""Predictions on a cluster: a callable for Ray Data's `map_batches` and for other tools that pass tables in batches.
 
     import ray
     from pouf.integrations.ray import BatchPredictor
@@ -9,7 +9,7 @@
         batch_size=256,
     )
 
-Nothing here needs Ray itself: Spark's `mapInPandas` takes the same callable, which gets tables of pandas there.
+Nothing here needs Ray itself: Spark's `mapInPandas` takes the same callable, with tables of pandas.
 
     frame.mapInPandas(lambda tables: map(BatchPredictor("my-run"), tables), schema)
 """
@@ -30,21 +30,19 @@ from pouf.errors import InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.saving import Use
 
-# Names of the column that holds the samples, the first that is there; texts have those of their templates first.
-
 
 class BatchPredictor:
     """Adds the columns `class`, `probability`, `runner_up` and `runner_up_probability` to a batch.
 
-    A batch is a dictionary of arrays, as Ray Data hands it over, or a table of pandas; what comes back is of the same
-    kind. An input that can't be read has no class, and a probability that is not a number.
+    A batch is a dictionary of arrays, as in Ray Data, or a table of pandas; the result has the same type. An unreadable
+    input gets None as its class and NaN as its probability.
 
     Args:
-        run: the folder of a run, or what `save_pretrained` wrote. Every machine must see it.
-        column: what holds the samples, by default the first of the usual names. Images are arrays, encoded bytes or
+        run: a run folder, or one written by `save_pretrained`, which all machines can read.
+        column: the column of the samples, by default the first with a usual name. Images are arrays, encoded bytes or
             paths; vectors are rows of numbers.
-        use: what the run advises, or its chosen step, its last one, or zero-shot.
-        device: the GPU if there is one. Ray gives each copy of this callable its own.
+        use: "advised" (by the run), "chosen", "last" or "zero-shot".
+        device: by default the GPU if there is one. Ray gives each copy of this callable its own.
     """
 
     def __init__(
@@ -55,8 +53,8 @@ class BatchPredictor:
         batch_size: int = 64,
         device: str | None = None,
     ) -> None:
-        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.classifier: Classifier = Classifier.from_pretrained(run, use=use, device=place)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.classifier: Classifier = Classifier.from_pretrained(run, use=use, device=device)
         self.column, self.inference = column, InferenceConfig(batch_size)
         self.prototypes = self.classifier.fixed_prototypes()  # the same for every batch
 
@@ -80,14 +78,14 @@ class BatchPredictor:
 
     def _data(self, batch: Any) -> Unlabelled:
         modality, columns = self.classifier.backbone.modality, self.classifier.columns
-        there = [str(name) for name in batch]
+        names = [str(name) for name in batch]
         if self.column is None:
-            named = sample_columns(there, modality, columns, "the batch")
+            used = sample_columns(names, modality, columns, "the batch")
         else:
-            named = tuple(name for name in there if name == self.column)
-            if not named:
-                raise InputError(f"the batch has no column {self.column}, only: {', '.join(there)}: name one")
-        samples: Any = list(zip(*(batch[name] for name in named), strict=True)) if len(named) > 1 else batch[named[0]]
+            used = tuple(name for name in names if name == self.column)
+            if not used:
+                raise InputError(f"the batch has no column {self.column}, only: {', '.join(names)}: name one")
+        samples: Any = list(zip(*(batch[name] for name in used), strict=True)) if len(used) > 1 else batch[used[0]]
         if modality == "vector" and not len(samples):
             return Vectors(np.zeros((0, self.prototypes.shape[1]), np.float32))
         return normalise(list(samples), modality, columns).data

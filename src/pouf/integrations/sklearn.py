@@ -1,4 +1,4 @@
-"""An estimator of scikit-learn: `fit` takes no labels, and all else is as anywhere in scikit-learn."""
+"""A scikit-learn estimator whose `fit` needs no labels."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from pouf.recipe import Recipe
 VECTOR_FILES = (".npy", ".npz", ".safetensors", ".parquet")
 _WIDTH = "its X has another number of features than the prototypes"
 _COUNT = "its X has another number of features, or its y another number of values, than there are prototypes"
-# What `check_estimator(PoufClassifier(prototypes), expected_failed_checks=EXPECTED_FAILED_CHECKS)` can't ask of three
-# prototypes of three features, which are the size that most of its checks come with: by name, why.
+# For `check_estimator(PoufClassifier(prototypes), expected_failed_checks=EXPECTED_FAILED_CHECKS)` with three prototypes
+# of three features, the size that most of its checks use: name of the check -> reason.
 EXPECTED_FAILED_CHECKS = {
     "check_classifier_data_not_an_array": _COUNT,
     "check_classifiers_classes": _COUNT,
@@ -55,20 +55,20 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
 
         clf = PoufClassifier("openai/clip-vit-base-patch16", classes=["cat", "dog"])
         clf.fit(paths)
-        cross_val_score(clf, paths, labels)   # the labels are for the score alone
+        cross_val_score(clf, paths, labels)   # labels are used for the score only
 
     Args:
-        model: what reads X: the name or folder of a model for images or texts, or a `pouf.Classifier`. Where X is a
-            matrix of features: the prototypes (k, d), a file of them, or a function that gives the vectors (m, d) of m
-            prompts, as the `encode` of a sentence encoder.
+        model: for images or texts, the name or folder of a model, or a `pouf.Classifier`. If X is a matrix of features:
+            the prototypes (k, d), a file of them, or a function from m prompts to vectors (m, d), as the `encode` of a
+            sentence encoder.
         classes: names, or {name: descriptions}, as for `Classifier`. None takes the distinct values of y as the names;
-            nothing else of y is looked at.
+            y has no other effect.
         templates: sentences with `{}` for the name, or one with `[MASK]` for a masked language model.
         words: label words of a masked language model.
         recipe: a preset, a `pouf.Recipe`, the name of one or a TOML file; None takes the default for the kind of model.
-        method: "pouf", or what it is compared with, by its name in `pouf.METHODS`.
+        method: "pouf" or a baseline, by its name in `pouf.METHODS`.
         settings: changes to the recipe, by dotted name.
-        batch_size: inputs that are encoded at once for predictions.
+        batch_size: inputs encoded at once for predictions.
         random_state: seed of the run; None takes the recipe's.
 
     Attributes:
@@ -101,7 +101,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> PoufClassifier:  # noqa: N803
-        """Adapt to X. Of y, only the set of its values can matter: for the names, and for a warning if they differ."""
+        """Adapt to X. Of y only the set of its values is used: as names, or to warn if they are not the classes."""
         if self.model is None:
             raise InputError(
                 "no model: give a name or a folder, as PoufClassifier('openai/clip-vit-base-patch16', "
@@ -138,7 +138,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         check_is_fitted(self, "classifier_")
         logs = self.classifier_.predict_log_proba(self._checked(X, reset=False), self.batch_size)
-        return to_numpy(logs.double().log_softmax(1))[:, self._order]  # in double, so that each row sums to 1
+        return to_numpy(logs.double().log_softmax(1))[:, self._order]  # in double precision, so that each row sums to 1
 
     def transform(self, X: Any) -> NDArray[np.float32]:  # noqa: N803
         """The adapted features (n, d), each of length 1."""
@@ -148,7 +148,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = False
-        tags.classifier_tags.poor_score = True  # without labels, the prototypes decide how good it can be
+        tags.classifier_tags.poor_score = True  # without labels, the score depends on the prototypes
         tags.transformer_tags.preserves_dtype = []  # models compute in float32
         tags.input_tags.two_d_array = self._reads_vectors
         tags.input_tags.string = not self._reads_vectors
@@ -161,13 +161,13 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
         return not isinstance(self.model, (str, Path)) or str(self.model).endswith(VECTOR_FILES)
 
     def _checked(self, X: Any, reset: bool) -> Any:  # noqa: N803
-        """A matrix as scikit-learn wants it; all else as a list of samples, or a table with columns."""
+        """Validated X: a matrix, a list of samples, or a table with columns."""
         if self._reads_vectors:
             return validate_data(self, X, reset=reset, dtype=(np.float64, np.float32)).astype(np.float32)
         if isinstance(X, (str, Path)):
             raise InputError(f"expected a list of inputs, not {str(X)!r} alone: give a list")
         if hasattr(X, "iloc") and hasattr(X, "columns") and len(X.columns) == 1:
-            X = X.iloc[:, 0]  # noqa: N806  # whatever it is called
+            X = X.iloc[:, 0]  # noqa: N806  # of any name
         if isinstance(X, np.ndarray) and X.ndim == 2 and X.shape[1] > 1 and X.dtype.kind in "biuf":
             raise InputError(
                 f"X is a matrix, but the model {str(self.model)!r} reads no features: give the prototypes (k, d) of "
@@ -183,9 +183,9 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
         """The zero-shot classifier, with `classes_` and the order of its columns set."""
         names, labels = self._names(y)
         if isinstance(self.model, Classifier):
-            asked = {"classes": self.classes, "templates": self.templates, "words": self.words}
-            if own := [name for name, value in asked.items() if value is not None]:
-                raise InputError(f"a classifier has its own {' and '.join(own)}: leave that out")
+            given = {"classes": self.classes, "templates": self.templates, "words": self.words}
+            if surplus := [name for name, value in given.items() if value is not None]:
+                raise InputError(f"a classifier has its own {' and '.join(surplus)}: leave that out")
             classifier: Any = self.model
         elif not self._reads_vectors:
             if names is None:
@@ -197,23 +197,23 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
         self._order = np.argsort(self.classes_)
         self.classes_ = self.classes_[self._order]
         if y is not None and (unknown := sorted({str(v) for v in y} - {str(v) for v in self.classes_})):
-            some = ", ".join(map(str, self.classes_[:5])) + ", …" * (len(self.classes_) > 5)
+            listed = ", ".join(map(str, self.classes_[:5])) + ", …" * (len(self.classes_) > 5)
             warnings.warn(
-                f"y holds values that are no class, such as {unknown[0]!r}, where the classes are {some}: fit does not "
-                "look at them, and no prediction will be equal to them",
+                f"y has values that are no class, such as {unknown[0]!r}; the classes are {listed}: fit ignores them, "
+                "and no prediction can be equal to them",
                 stacklevel=3,
             )
         return classifier  # type: ignore[no-any-return]
 
     def _names(self, y: Any) -> tuple[Classes | None, Any]:
-        """The names of the classes, and what stands for them in y where that is where they come from."""
+        """The names of the classes; and, if they are taken from y, their values in y."""
         if self.classes is not None:
             return self.classes, None
         if y is None or isinstance(self.model, Classifier):
             return None, None
         labels = np.unique(y)
         if len(labels) < 2:
-            raise InputError(f"y has one class only, {labels[0]!r}: name all classes, at least two")
+            raise InputError(f"y has only one class, {labels[0]!r}: name all classes, at least two")
         return [str(label) for label in labels], labels
 
     def _prototypes(self, names: Classes | None) -> Any:
@@ -227,7 +227,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
 
 
 def _mean_of_prompts(encode: Callable[[list[str]], Any], names: list[str], templates: Sequence[str]) -> Any:
-    """Mean over the templates of unit vectors: k names -> (k, d)."""
+    """Means over the templates of normalised vectors: k names -> (k, d)."""
     prompts = [prompt for name in names for prompt in fill(templates, name)]
     encoded = encode(prompts)
     vectors = to_numpy(encoded) if isinstance(encoded, Tensor) else np.asarray(encoded, dtype=np.float32)

@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The argument of each by which a run gets its name; TensorBoard has folders instead.
+# Tracker -> its argument for the name of a run; TensorBoard has folders instead.
 TRACKERS: dict[str, str | None] = {"tensorboard": None, "wandb": "name", "mlflow": "run_name", "trackio": "name"}
 
 
 class Tracking(Callback):
-    """Tells trackers of all settings, of every step, and of the verdict.
+    """Logs settings, steps and the verdict to experiment trackers.
 
         clf.adapt("photos/", callbacks=[Tracking("tensorboard", folder="logs")])
 
-    Each trial of a search is a run of its own, with a number behind its name. The verdict stands in the last one, which
-    is one more with the chosen settings unless the last trial had them. A run that goes on is a new run to the tracker,
-    unless its options say otherwise (as Weights & Biases' `id` and `resume`).
+    Each trial of a search is a separate tracker run, with a number after its name. The verdict is logged to the last
+    one; if the chosen settings are not those of the last trial, another tracker run is opened for them. A resumed run
+    is a new tracker run, unless options say otherwise (as Weights & Biases' `id` and `resume`).
 
-    A tracker that can't be started is an error before the training; one that fails later is left out with a warning.
+    A tracker that can't be started is an error before training; one that fails later is dropped with a warning.
 
     Args:
         trackers: one or several of tensorboard, wandb, mlflow and trackio.
-        project: what runs are gathered under; MLflow calls it the experiment.
-        name: of the run; the tracker's choice by default.
-        folder: where TensorBoard writes.
-        options: more arguments for a tracker, by its name: {"wandb": {"mode": "offline"}}.
+        project: name of the project; MLflow's experiment.
+        name: of the run; by default the tracker's choice.
+        folder: for TensorBoard.
+        options: more arguments of a tracker, by its name: {"wandb": {"mode": "offline"}}.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Tracking(Callback):
     ) -> None:
         self.names = [trackers] if isinstance(trackers, str) else list(dict.fromkeys(trackers))
         self.project, self.name, self.folder, self.options = project, name, Path(folder), options or {}
-        for tracker in self.names:  # before anything long: a run must not fail for want of a package
+        for tracker in self.names:  # before training: a run must not fail later for a missing package
             one_of("tracker", tracker, TRACKERS)
             optional(tracker, tracker, f"the tracker {tracker!r}")
         if unknown := self.options.keys() - set(self.names):
@@ -63,20 +63,20 @@ class Tracking(Callback):
             )
         self.open: dict[str, Any] = {}  # accelerate's trackers, by name
         self.runs = self.last = 0
-        self.recipe: Recipe | None = None  # of the run that is open
+        self.recipe: Recipe | None = None  # of the open tracker run
 
     def on_start(self, recipe: Recipe, trainable: int, total: int) -> None:
         self._finish()
         self.recipe, self.last = recipe, 0
         if os.environ.get("RANK", "0") != "0":
-            return  # of several processes the first one speaks
+            return  # only the first process logs
         from accelerate import PartialState
 
         self.runs += 1
-        PartialState()  # without it the trackers' own logger refuses to speak
+        PartialState()  # the trackers' logger needs it
         plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in recipe.flat().items()}
         for name in self.names:
-            self.open[name] = self._started(name, plain | {"trainable": trainable, "total": total})
+            self.open[name] = self._start(name, plain | {"trainable": trainable, "total": total})
 
     def on_step(self, step: Step) -> None:
         figures = {"loss": step.loss, **{f"terms/{name}": value for name, value in step.terms.items()}}
@@ -106,22 +106,22 @@ class Tracking(Callback):
     def on_error(self, error: BaseException) -> None:
         self._finish()
 
-    def _started(self, name: str, settings: Mapping[str, Any]) -> Any:
-        """One of accelerate's, which knows all settings."""
+    def _start(self, name: str, settings: Mapping[str, Any]) -> Any:
+        """One of accelerate's trackers, started, with all settings logged."""
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        options, of_run = dict(self.options.get(name, {})), TRACKERS[name]
+        options, name_argument = dict(self.options.get(name, {})), TRACKERS[name]
         run = f"{self.name or ''}-{self.runs}".removeprefix("-") if self.runs > 1 else self.name
-        if of_run is None:
+        if name_argument is None:
             tracker = LOGGER_TYPE_TO_CLASS[name](run or "", self.folder, **options)
         else:
-            named = {} if run is None else {of_run: run}
+            named = {} if run is None else {name_argument: run}
             tracker = LOGGER_TYPE_TO_CLASS[name](self.project, **(named | options))
         try:
-            with _heard(name):
+            with _log_output(name):
                 tracker.start()
                 tracker.store_init_configuration(settings)
-        except Exception as error:  # whatever its package raises: no key, no server, no right to write
+        except Exception as error:  # of its package: no key, no server, no permission to write
             raise InputError(f"the tracker {name!r} could not be started: {_first_line(error)}") from error
         return tracker
 
@@ -136,13 +136,13 @@ class Tracking(Callback):
             self._try(name, _trackio_finish if name == "trackio" else tracker.finish)
 
     def _try(self, name: str, call: Callable[[], None]) -> None:
-        """A run that has taken hours does not fail for its tracker."""
+        """Call a tracker; if it fails, drop it: a run of hours must not end for that."""
         try:
-            with _heard(name):
+            with _log_output(name):
                 call()
         except Exception as error:
             self.open.pop(name, None)
-            logger.warning("the tracker %r failed and is left out from here on: %s", name, _first_line(error))
+            logger.warning("the tracker %r failed and is not used any more: %s", name, _first_line(error))
 
 
 def _first_line(error: Exception) -> str:
@@ -150,20 +150,20 @@ def _first_line(error: Exception) -> str:
 
 
 def _trackio_finish() -> None:
-    """Its own `finish`, where accelerate's would leave the run open to it until the process ends."""
+    """trackio's own `finish`: accelerate's leaves the run open until the process ends."""
     optional("trackio", "trackio", "the tracker 'trackio'").finish()
 
 
 @contextmanager
-def _heard(name: str) -> Iterator[None]:
-    """What Trackio prints goes into the log: standard output is for what the caller prints."""
+def _log_output(name: str) -> Iterator[None]:
+    """While open, Trackio's prints go to the log: standard output belongs to the caller."""
     if name != "trackio":
         yield
         return
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(printed):
             yield
     finally:
-        for line in filter(None, map(str.strip, said.getvalue().splitlines())):
+        for line in filter(None, map(str.strip, printed.getvalue().splitlines())):
             logger.info("%s: %s", name, re.sub(r"\x1b\[[0-9;]*m", "", line.removeprefix("* ")))

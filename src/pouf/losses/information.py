@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """Half precisions become fp32, in which losses are computed; fp32 and fp64 stay as they are."""
+    """Convert half precision to fp32, in which losses are computed; fp32 and fp64 are unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -44,22 +44,22 @@ def marginal_entropy(logits: Tensor) -> Tensor:
 def mutual_information(logits: Tensor, prior: Tensor | None = None, known: bool = False) -> Tensor:
     """I(X; Y) = H(mean_i p) - mean_i H(p): (n, k) -> scalar in [0, log k]. Paper eq. 8 with its sign flipped.
 
-    With a prior (k,) the first part pulls towards that instead of towards equal shares: it becomes
-    log k - KL(mean_i p || prior), which for a uniform prior is the same. Where the prior is known to be right it is
-    log k - KL(prior || mean_i p), which has no end as a class empties: the other lets sharpening go on past the prior,
-    until a class that holds 30 % of the data is given 15 %.
+    With a prior (k,) the first term pulls towards the prior instead of equal shares: it becomes
+    log k - KL(mean_i p || prior), which is the same for a uniform prior. If the prior is known to be right it is
+    log k - KL(prior || mean_i p), which is unbounded as a class empties: with the other divergence, a class with 30 %
+    of the data ended at 15 % of the predictions.
     """
-    log_p = at_least_fp32(logits).log_softmax(1)  # once for both parts: with many classes these passes are the cost
+    log_p = at_least_fp32(logits).log_softmax(1)  # once for both terms, which saves time with many classes
     log_m = _log_mean(log_p)
     if prior is None:
         return -(log_m.exp() * log_m).sum() - _entropy(log_p)
     log_prior = prior.to(log_m).log()
-    of, to = (log_prior, log_m) if known else (log_m, log_prior)
-    return math.log(len(log_m)) - (of.exp() * (of - to)).sum() - _entropy(log_p)
+    log_q, log_r = (log_prior, log_m) if known else (log_m, log_prior)  # KL(q || r)
+    return math.log(len(log_m)) - (log_q.exp() * (log_q - log_r)).sum() - _entropy(log_p)
 
 
-def share_told(logits: Tensor) -> float:
-    """I(X; Y) / H(mean_i p), how much of what there is to tell about the classes predictions tell: (n, k) -> 0 to 1."""
+def normalised_information(logits: Tensor) -> float:
+    """I(X; Y) / H(mean_i p), the share of the marginal entropy that predictions resolve: (n, k) -> [0, 1]."""
     return float(mutual_information(logits) / marginal_entropy(logits).clamp_min(1e-9))
 
 

@@ -1,4 +1,4 @@
-"""The loss of a method: a weighted sum of named terms, with the class proportions that they assume or learn."""
+"""The loss of a method: a weighted sum of named terms, and the class proportions that they assume or learn."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from pouf.models.base import Scores
     from pouf.recipe import ObjectiveSettings
 
-# How far predictions are from what labelled shots say.
+# Losses of predictions on labelled shots, by `label_loss` of the recipe.
 LABEL_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": divergence, "mse": squared_error}
-# Class proportions that are learned along a run, by `prior` of the recipe.
+# Class proportions that are learned during a run, by `prior` of the recipe.
 PRIORS: dict[str, Callable[[int, int], PaperPrior | PriorEstimate]] = {"paper": PaperPrior, "estimated": PriorEstimate}
 
 
 class Loss(NamedTuple):
     total: Tensor  # scalar, differentiable
-    terms: dict[str, Tensor]  # scalars before weighting, without a graph; of each, smaller is better
-    scores: Scores  # of the unlabelled batch, without a graph
+    terms: dict[str, Tensor]  # scalars before weighting, detached; smaller is better
+    scores: Scores  # of the unlabelled batch, detached
 
 
 class Shares(NamedTuple):
     """Class proportions (k,) as the terms assume them; None is uniform."""
 
-    plan: Tensor | None = None  # of the transport plan
-    marginal: Tensor | None = None  # that the mutual information pulls the predictions as a whole towards
+    plan: Tensor | None = None  # prior of the transport plan
+    marginal: Tensor | None = None  # target of the mean prediction in the mutual information
 
 
 class Objective:
@@ -42,9 +42,9 @@ class Objective:
 
     Args:
         settings: the weights, and which transport, labels and prior.
-        classes: their number k.
-        steps: of the run, over which a prior is learned.
-        known_shares: (k,), the class proportions of the data, where they are known.
+        classes: number of classes k.
+        steps: of the run, for the schedule of a learned prior.
+        known_shares: (k,), the class proportions of the data, if known.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Objective:
         self.prior = PRIORS[settings.prior](classes, steps) if learned else None
 
     def __call__(self, scores: Sequence[Scores], targets: Tensor | None = None) -> Loss:
-        """The loss of a step, in fp32 or better. A prior that is learned takes in the batch.
+        """The loss of a step, in fp32 or better. Updates the prior if it is learned.
 
         Args:
-            scores: of the unlabelled batch, and of the labelled one, where that is another.
+            scores: of the unlabelled batch, and of the labelled one if that is another batch.
             targets: (n, k), class probabilities of the labelled batch.
         """
         (sim, logits, temperature), labelled = scores[0], scores[-1]
@@ -92,9 +92,9 @@ class Objective:
     def _shares(self, scores: Scores) -> Shares:
         """Proportions to assume with this batch."""
         if self.known_shares is not None:
-            if self.settings.prior == "paper":  # appendix: p(w) is set to them, and the information has none
+            if self.settings.prior == "paper":  # appendix: p(w) is set to them; no prior elsewhere
                 return Shares(plan=self.known_shares)
-            # One pull is enough: with the prior in the plan as well, the predictions overshoot it.
+            # In one term only: with the prior in the plan as well, the predictions overshoot it.
             return Shares(marginal=self.known_shares)
         if isinstance(self.prior, PaperPrior):
             return Shares(plan=self.prior.update(scores.sim / scores.temperature))
@@ -103,7 +103,7 @@ class Objective:
         return Shares(estimate, estimate)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is learned along a run."""
+        """The state of a learned prior."""
         return {"prior": dict(vars(self.prior)) if self.prior is not None else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

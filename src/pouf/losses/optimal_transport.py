@@ -1,6 +1,6 @@
-"""Optimal transport between features and prototypes: what conditional transport is compared with (paper, section 3.3).
+"""Optimal transport between features and prototypes, the baseline of conditional transport (paper, section 3.3).
 
-Both solve for the plan first and differentiate the cost under it afterwards, as the paper does.
+The plan is solved for first, and the cost under it is differentiated, as in the paper.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def optimal_transport(
 ) -> Tensor:
     """min_P sum_ik P_ik c_ik over plans with rows 1/n and columns p(w_k), scalar.
 
-    The plan is solved for without a gradient; the gradient is that of the cost alone.
+    The plan has no gradient; only the cost is differentiated.
 
     Args:
         sim: (n, k) cosine similarity of features and prototypes.
@@ -38,18 +38,18 @@ def optimal_transport(
 def transport_plan(
     cost: Tensor, prior: Tensor | None = None, regularisation: float = 0.0, iterations: int = 100
 ) -> Tensor:
-    """The optimal plan, exact or entropic (in the log domain, at most so many iterations): (n, k) -> (n, k)."""
-    ot = optional("ot", "transport", "optimal transport")  # slow to load, and few need it
+    """The optimal plan, exact or entropic (in the log domain, limited iterations): (n, k) -> (n, k)."""
+    ot = optional("ot", "transport", "optimal transport")  # slow to import and rarely needed
 
     n, k = cost.shape
     rows = torch.full((n,), 1 / n, dtype=torch.float64)
     columns = torch.full((k,), 1 / k, dtype=torch.float64) if prior is None else prior.detach().cpu().double()
-    columns = columns / columns.sum()  # to the last digit: the linear programme insists
-    price = cost.detach().cpu().double().numpy()
+    columns = columns / columns.sum()  # exactly, as the linear programme requires
+    costs = cost.detach().cpu().double().numpy()
     if regularisation > 0:
         plan = ot.bregman.sinkhorn_log(
-            rows.numpy(), columns.numpy(), price, regularisation, numItermax=iterations, stopThr=1e-7, warn=False
+            rows.numpy(), columns.numpy(), costs, regularisation, numItermax=iterations, stopThr=1e-7, warn=False
         )
     else:
-        plan = ot.emd(rows.numpy(), columns.numpy(), price, numItermax=10_000_000)
+        plan = ot.emd(rows.numpy(), columns.numpy(), costs, numItermax=10_000_000)
     return torch.from_numpy(plan).to(cost)

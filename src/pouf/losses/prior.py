@@ -1,4 +1,4 @@
-"""Class proportions that are learned from the data: as the paper does it (appendix), and ours."""
+"""Class proportions that are learned from the data: the paper's estimate (appendix), and another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cosine_rate(step: int, steps: int) -> float:
 
 
 class PaperPrior:
-    """The paper's own estimate. It goes with a mutual information that knows of no prior.
+    """The paper's estimate, for a mutual information without a prior.
 
     p̃    = mean_i pi(w|f_i) over a batch, with p in the plan
     p(w) ← a p̃ + (1 - a) p(w)      a falls from 1 to 0 on a cosine
@@ -30,29 +30,29 @@ class PaperPrior:
         self.prior = torch.full((classes,), 1 / classes)
 
     def update(self, logits: Tensor) -> Tensor:
-        """Take in the (n, k) similarities over T of a batch; returns the prior (k,) its plan is made with."""
+        """Update with the (n, k) similarities over T of a batch; returns the prior (k,) for its plan."""
         prior = self.prior.to(logits.device)
         plan = (logits.detach().float() + prior.log()).softmax(1)
         rate = cosine_rate(self.step, self.steps)
         self.step += 1
-        # Never 0: a class that no input is near would be lost for good.
+        # Never 0: a class at 0 could not recover.
         self.prior = (rate * plan.mean(0).cpu() + (1 - rate) * self.prior).clamp_min(1e-12)
         return prior
 
 
 class PriorEstimate:
-    """Ours: a prior that follows the predictions without running away with them.
+    """A prior that follows the predictions without reinforcing itself.
 
         p̃  = mean_i p(y|x_i) over a batch, without the prior in it
         q  ← a p̃ + (1 - a) q          a falls from 1 to 0 on a cosine, as in the paper
         p(w) ∝ q^(1 - t)               t = exp H(q) / k, fixed after the first tenth of the steps
 
-    The mutual information that goes with it pulls the predictions towards p. Together with the paper's estimate, where
-    p is in the plan that p̃ is read from, that would make the rich richer: on real features 72.6 % fell to 0.3. (The
-    paper's estimate with the paper's mutual information does not: see `PaperPrior`.) Three brakes hold that: p̃ comes
+    It is used with a mutual information that pulls the predictions towards p. With the paper's estimate, where p is in
+    the plan that p̃ is read from, large classes would grow further: on real features 72.6 % fell to 0.3. (The paper's
+    estimate with the paper's mutual information does not: see `PaperPrior`.) Three measures prevent that: p̃ comes
     from predictions without p; q is a plain mean at first; and the prior is pulled back towards uniform by t, the share
-    of classes that the model finds in the data before it has changed much. Where it finds nearly all, the prior stays
-    nearly uniform; where it finds few, the prior follows it.
+    of classes in use before the model has changed much. If nearly all are in use, the prior stays nearly uniform; if
+    few are, the prior follows the predictions.
     """
 
     def __init__(self, classes: int, steps: int) -> None:
@@ -63,10 +63,10 @@ class PriorEstimate:
         self.shares = torch.full((classes,), 1 / classes)  # q
 
     def update(self, logits: Tensor) -> Tensor:
-        """Take in (n, k) logits of a batch; returns the prior (k,) to use with it."""
+        """Update with the (n, k) logits of a batch; returns the prior (k,) to use with it."""
         batch = logits.detach().float().softmax(1).mean(0).cpu()
         self.step += 1
-        # At first the plain mean so far.
+        # During warm-up the plain mean.
         rate = 1 / self.step if self.step <= self.warm_up else cosine_rate(self.step - 1, self.steps)
         self.shares = rate * batch + (1 - rate) * self.shares
         if self.step <= self.warm_up:
@@ -74,18 +74,18 @@ class PriorEstimate:
         return self.prior().to(logits.device)
 
     def prior(self) -> Tensor:
-        """(k,), sums to 1; never 0, whatever the shares."""
+        """(k,), sums to 1; never 0."""
         return ((1 - self.trust) * self.shares.clamp_min(1e-12).log()).softmax(0)
 
 
-FLOOR = 1e-4  # a class keeps this much of an equal share: without it, π reaches 0 and its logarithm has no end
+FLOOR = 1e-4  # minimum share of a class, relative to an equal share: log π must stay finite
 
 
 def gated_shares(probabilities: Tensor, iterations: int = 50) -> Tensor:
     """π ← (mean_i p_i π / Σ p_i π)^(1 - t²), to sum 1, from equal shares: (n, k) -> (k,). Saerens' EM, gated.
 
-    t = exp H(mean_i p_i) / k is the share of the classes that predictions use before. Where they use nearly all, π
-    stays nearly equal; where they use few, it is that of plain EM, which alone would empty classes that are there.
+    t = exp H(mean_i p_i) / k is the share of classes in use before. If nearly all are in use, π stays nearly equal; if
+    few are, it is that of plain EM, which on its own would empty classes that do occur.
     """
     log_p = probabilities.clamp_min(1e-30).log()
     k = log_p.shape[1]
@@ -98,5 +98,5 @@ def gated_shares(probabilities: Tensor, iterations: int = 50) -> Tensor:
 
 
 def share_of_classes(shares: Tensor) -> float:
-    """exp H(q) / k: 1 where all k classes are met alike, 1/k where there is only one."""
+    """exp H(q) / k, the share of classes in use: 1 if all k are equally frequent, 1/k if there is only one."""
     return float(torch.special.entr(shares).sum().exp() / len(shares))

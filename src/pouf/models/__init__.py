@@ -1,4 +1,4 @@
-"""One adapter for each kind of model, behind one small protocol."""
+"""Backbones: one class per kind of model, with a common interface."""
 
 from pouf.models.base import Backbone
 from pouf.models.load import EMBEDDED, load_backbone, load_sequence_classifier

@@ -1,4 +1,4 @@
-"""Low-rank layers in a model, which can be taken out and put back: the model without them is the model as it was."""
+"""Low-rank layers in a model, which can be removed and inserted again; without them the model is unchanged."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from pouf.files import write_tensors
 from pouf.reading import read_tensors
 
-# As peft names them, so that `PeftModel.from_pretrained` opens the folder.
+# The names that peft uses, so that `PeftModel.from_pretrained` opens the folder.
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-NAME = "default"  # of the one adapter there is, within peft's layers
-PREFIX = "base_model.model."  # of peft's names for the weights of a model
+PEFT_NAME = "default"  # of the only adapter within peft's layers
+PEFT_PREFIX = "base_model.model."  # of the names that peft gives to weights
 
 
 class Adapter:
-    """Layers of peft in the place of some linear layers of a model: W x + alpha / rank * B A x, at first with B = 0.
+    """peft layers that replace some linear layers of a model: W x + alpha / rank * B A x, at first with B = 0.
 
     Args:
-        model: whose layers they are in.
-        prefix: of names in it, where it is a part of a backbone.
+        model: the model that contains the layers.
+        prefix: of the model's parameter names in the backbone.
         layers: by their paths in the model.
-        config: peft's own, which is saved beside the weights.
+        config: peft's configuration, which is saved with the weights.
     """
 
     def __init__(self, model: nn.Module, prefix: str, layers: dict[str, Any], config: Any) -> None:
@@ -49,22 +49,22 @@ class Adapter:
             f"{self.prefix}{path}.{name}": parameter
             for path, layer in self.layers.items()
             for name, parameter in layer.named_parameters()
-            if f".{NAME}." in f".{name}."
+            if f".{PEFT_NAME}." in f".{name}."
         }
 
     @contextmanager
     @torch.no_grad()
     def merged(self) -> Iterator[None]:
-        """While open, the model has its usual layers, with the low-rank matrices multiplied out and added to them."""
+        """While open, the model has plain linear layers with the low-rank updates added to their weights."""
         before = {path: layer.base_layer.weight.detach().clone() for path, layer in self.layers.items()}
         for layer in self.layers.values():
-            layer.base_layer.weight += layer.get_delta_weight(NAME)
+            layer.base_layer.weight += layer.get_delta_weight(PEFT_NAME)
         self.remove()
         try:
             yield
         finally:
             for path, layer in self.layers.items():
-                layer.base_layer.weight.copy_(before[path])  # to the bit: subtracting would not be
+                layer.base_layer.weight.copy_(before[path])  # exact to the bit, unlike subtracting
             self.insert()
 
     def save(self, folder: Path) -> None:
@@ -73,9 +73,9 @@ class Adapter:
         self.config.save_pretrained(str(folder))
 
     def read(self, folder: Path) -> dict[str, Tensor]:
-        """What `save` wrote, by the names of `parameters`."""
+        """The tensors that `save` wrote, by the names of `parameters`."""
         known = {self._saved_name(name): name for name in self.parameters()}
         return {known.get(name, name): tensor for name, tensor in read_tensors(folder / ADAPTER).items()}
 
     def _saved_name(self, name: str) -> str:
-        return PREFIX + name.removeprefix(self.prefix).replace(f".{NAME}.", ".")
+        return PEFT_PREFIX + name.removeprefix(self.prefix).replace(f".{PEFT_NAME}.", ".")

@@ -1,4 +1,4 @@
-"""What a model must offer to be adapted. Bring your own: subclass `Backbone` and pass it to `Classifier`."""
+"""The interface of models. For a model of your own, subclass `Backbone` and pass it to `Classifier`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from pouf.recipe import Kind
 
 Tensors = dict[str, Tensor]
 
-# Of a config of transformers: where it came from, not what it computes.
-UNIMPORTANT = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+# Fields of a transformers config that do not change what the model computes.
+CONFIG_METADATA = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 
 
 class Scores(NamedTuple):
-    """How n inputs and k classes match."""
+    """Scores of n inputs for k classes."""
 
     sim: Tensor  # (n, k), cosine similarity of features and prototypes
-    logits: Tensor  # (n, k), what the model predicts with
+    logits: Tensor  # (n, k), of the predictions
     temperature: Tensor  # scalar, T of the transport plan
 
 
@@ -70,31 +70,31 @@ class Backbone(nn.Module, ABC):
 
     Vectors need no normalisation. Anything registered as a parameter is trained by `full`, LayerNorms by `layernorm`.
     For `prompt`, also set `text_side`; for cropped views of images, also set `image_size`; if features depend on
-    settings that are no weights, also tell them in `preprocessing`.
+    settings that are not weights, also return those from `preprocessing`.
     """
 
     modality: Modality
     logit_scale: Tensor
     image_size: int | None = None
     text_side: TextSide | None = None
-    added_by_tuners: tuple[str, ...] = ("adapter",)  # attributes that are set once a tuner asks for them
+    added_by_tuners: tuple[str, ...] = ("adapter",)  # attributes that tuners may set
 
-    # What a kind of model can do. A subclass declares where it differs, and nobody asks for its class.
-    columns: tuple[str, ...] = ("text",)  # of a table of texts, that make a sample
-    reads_names: bool = True  # it can encode names that are none of its classes
-    unit_prototypes: bool = True  # their lengths have no meaning
-    encoder_makes_prototypes: bool = True  # low-rank layers in it change them
-    saved_whole: bool = False  # there is no base model beside it that could be loaded again
-    supports_demonstrations: bool = False  # it reads solved examples beside a sample
-    supports_windows: bool = False  # it can read long texts in windows
-    windows: bool = False  # and does
-    supports_followed_texts: bool = False  # it can answer with a sentence after each text: see `MaskedLM.followed_by`
+    # Capabilities: a subclass overrides them; other code reads them instead of checking the class.
+    columns: tuple[str, ...] = ("text",)  # of a table of texts, that make up a sample
+    reads_names: bool = True  # can encode names that are not among its classes
+    unit_prototypes: bool = True  # prototypes have length 1
+    encoder_makes_prototypes: bool = True  # prototypes depend on the encoder's weights
+    saved_whole: bool = False  # saved with all weights: there is no base model to load again
+    supports_demonstrations: bool = False  # reads solved examples next to a sample
+    supports_windows: bool = False  # can read long texts in windows
+    windows: bool = False  # reads long texts in windows
+    supports_suffix: bool = False  # can read a sentence after each text: see `MaskedLM.with_suffix`
 
-    sharded: bool = False  # its matrices lie in parts on several processes, which compute with them together
+    sharded: bool = False  # its weights are sharded over several processes
     _adapter: Adapter | None = None
 
     def forward(self, compute: Callable[..., Tensor], *given: Any) -> Tensor:
-        """One of its computations: where weights are sharded, they are whole while it goes on."""
+        """Run a computation of this model; sharded weights are gathered during the call."""
         return compute(*given)
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Backbone(nn.Module, ABC):
 
     @property
     def adapter(self) -> Adapter | None:
-        """The low-rank layers that are in the model now, if any; setting it puts them in, or takes them out."""
+        """The low-rank layers in the model, if any; assigning inserts or removes them."""
         return self._adapter
 
     @adapter.setter
@@ -123,21 +123,21 @@ class Backbone(nn.Module, ABC):
         self._adapter = adapter
 
     def ready_features(self, data: Unlabelled) -> Tensor | None:
-        """(n, d) where the data are features already, for all samples and without a copy; None otherwise."""
+        """(n, d), the features of all samples without a copy, if the data are features; else None."""
         return None
 
     def prototypes(self, prompts: Sequence[Sequence[str]]) -> Tensor:
         """The mean over the prompts of each class: k lists of sentences -> (k, d), each of length 1."""
-        encoded = F.normalize(self.encode_prompts([prompt for own in prompts for prompt in own]), dim=1)
-        return F.normalize(class_means(encoded, [len(own) for own in prompts]), dim=1)
+        encoded = F.normalize(self.encode_prompts([prompt for group in prompts for prompt in group]), dim=1)
+        return F.normalize(class_means(encoded, [len(group) for group in prompts]), dim=1)
 
     @property
     def kind(self) -> Kind:
-        """What decides which recipe is the default."""
+        """The kind of classifier, which selects the default recipe."""
         return self.modality
 
     def check_question(self, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
-        """The templates to use for these classes, or an error where model, classes and templates do not go together."""
+        """The templates to use for these classes, or an error if model, classes and templates don't fit together."""
         usual = DEFAULT_TEMPLATES[self.modality] if classes.descriptions is None else ("{}",)
         checked = check_templates(usual if templates is None else templates)
         if self.text_side is not None:
@@ -145,47 +145,47 @@ class Backbone(nn.Module, ABC):
         return checked
 
     def can_name(self, name: str) -> bool:
-        """Whether a name can be a class of this model."""
+        """Whether the model can encode this name as a class."""
         return self.reads_names
 
     def name_prototypes(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
-        """(m, d), each of length 1 if `unit_prototypes`: names as if they were classes, by the weights of now."""
+        """Prototypes of any names with the current weights: (m, d), each of length 1 if `unit_prototypes`."""
         return self.prototypes([fill(templates, name) for name in names])
 
     def add_input_prompt(self, words: str) -> nn.Parameter | None:
-        """Trainable vectors before each input; None where a prompt stands on the text side."""
+        """Add trainable vectors before each input and return them; None if prompts belong to the text side."""
         return None
 
     @property
     def own_prototypes(self) -> nn.Parameter | None:
-        """(k, d), where they are weights of this model."""
+        """(k, d), if the prototypes are weights of this model."""
         return None
 
     def add_map(self) -> nn.Parameter:
-        """A trainable linear map of the features (d, d), at first the identity."""
+        """Add a trainable linear map of the features (d, d), the identity at first, and return it."""
         raise InputError("'map' is for vectors without a model: tune 'prototypes' or another instead")
 
     def card_facts(self) -> dict[str, Any]:
-        """What a saved classifier must know to build this model again: fields of `saving.Card`."""
+        """The fields of `saving.Card` that are needed to build this model again."""
         return {}
 
     def use_windows(self) -> None:
-        """From now on long texts are read in windows, whose features are pooled, instead of being cut."""
+        """Read long texts in windows, whose features are pooled, instead of cutting them."""
         if not self.supports_windows:
             raise InputError("windows are for long texts of a sentence encoder or a language model: leave them out")
         self.windows = True
 
     def text_lengths(self, samples: Sequence[Any]) -> tuple[list[int], int] | None:
-        """Tokens of each text, and how many of them are read; None for inputs that are no texts."""
+        """The number of tokens of each text, and how many the model reads; None for inputs other than texts."""
         return None
 
     def describe_inputs(self) -> dict[str, Any]:
-        """How inputs become tensors, for whoever calls an exported model: at least `steps`."""
+        """How inputs become tensors, for users of an exported model: at least `steps`."""
         return {"steps": [f"as `prepare` of {type(self).__name__} does it"]}
 
     @property
     def reads_prompts(self) -> bool:
-        """Prototypes are means over encoded prompts, and not something that the model has at hand."""
+        """Whether prototypes are means over encoded prompts (and not stored in the model)."""
         return type(self).prototypes is Backbone.prototypes
 
     def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
@@ -195,18 +195,18 @@ class Backbone(nn.Module, ABC):
         return Scores(sim, sim * scale, 1 / scale)
 
     def preprocessing(self) -> str:
-        """Everything beside the weights that features depend on, as text: it is part of their fingerprint."""
+        """All settings besides the weights that features depend on, as text: part of the fingerprint."""
         return ""
 
     def input_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights that features depend on; all of them, unless a model knows better."""
+        """The weights that features of inputs depend on; by default all."""
         yield from self.state_dict().items()
 
     def fingerprint(self) -> str:
-        """What features of this model are kept under: the same exactly where they would be the same."""
+        """The key of this model's cached features: equal if and only if the features would be equal."""
         config = getattr(getattr(self, "model", None), "config", None)
         # Two models can have the same weights and differ in an activation or a number of heads.
-        facts = {} if config is None else {k: v for k, v in config.to_dict().items() if k not in UNIMPORTANT}
+        facts = {} if config is None else {k: v for k, v in config.to_dict().items() if k not in CONFIG_METADATA}
         kind = next(kind for kind in type(self).__mro__ if not kind.__name__.startswith("FSDP"))
         windows = " windows" * self.windows
         named = f"{kind.__qualname__} {self.preprocessing()}{windows} {json.dumps(facts, sort_keys=True, default=str)}"
@@ -217,7 +217,7 @@ class Backbone(nn.Module, ABC):
         return digest.hexdigest()
 
     def weights_digest(self) -> str:
-        """A fingerprint of all parameters but the temperature, whatever versions of transformers call them."""
+        """A hash of all parameters except the temperature, independent of their names."""
         digests = sorted(
             _digest_of(parameter) for name, parameter in self.named_parameters() if name.split(".")[-1] != "logit_scale"
         )
@@ -232,46 +232,46 @@ class Backbone(nn.Module, ABC):
             self.logit_scale.fill_(math.log(1 / temperature))
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """The weights; models from transformers write their usual folder instead.
+        """Write the weights; models from transformers write their usual folder instead.
 
         Args:
-            weights: of its `state_dict`, where its own lie in shards.
+            weights: the full `state_dict` of a sharded model.
         """
         write_tensors(folder / "model.safetensors", self.state_dict() if weights is None else weights)
 
     def load_weights(self, folder: Path) -> None:
-        """The inverse of this class's `save_pretrained`, for a model that was built by its user."""
+        """Load what this class's `save_pretrained` wrote, into a model that the user built."""
         try:
             self.load_state_dict(read_tensors(folder / "model.safetensors"))
         except RuntimeError as error:
             why = str(error).splitlines()[-1].strip()
             raise InputError(
-                f"the weights in {str(folder)!r} do not fit this {type(self).__name__} ({why}): give the one of the run"
+                f"the weights in {str(folder)!r} do not fit this {type(self).__name__} ({why}): pass the one of the run"
             ) from None
 
 
 class _Hashed(NamedTuple):
-    version: int
-    some: Tensor
+    version: int  # of the tensor
+    probe: Tensor  # some of its numbers
     digest: bytes
 
 
-# By the memory that weights are in, which copies of a classifier share, and by their place in it.
+# By storage, which copies of a classifier share, and by the part of it.
 _hashed: WeakKeyDictionary[torch.UntypedStorage, dict[Any, _Hashed]] = WeakKeyDictionary()
 
 
 def _digest_of(tensor: Tensor) -> bytes:
-    """Of the bytes of a weight, which are read again only where it has changed."""
-    if type(tensor) not in (Tensor, nn.Parameter):  # in shards
+    """A hash of a weight's bytes, computed again only if the weight has changed."""
+    if type(tensor) not in (Tensor, nn.Parameter):  # sharded
         return blake2b(_bytes(tensor), digest_size=16).digest()
-    known = _hashed.setdefault(tensor.untyped_storage(), {})
+    digests = _hashed.setdefault(tensor.untyped_storage(), {})
     part = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
-    # torch counts changes in place; those past it, through `.data` or numpy, show in some of the numbers.
-    some = tensor.detach().flatten()[:: max(1, tensor.numel() // 64)].cpu().clone()
-    found = known.get(part)
-    if found is None or found.version != tensor._version or not torch.equal(found.some, some):
-        found = _Hashed(tensor._version, some, blake2b(_bytes(tensor), digest_size=16).digest())
-        known[part] = found
+    # torch counts changes in place; the probe shows others, made through `.data` or numpy.
+    probe = tensor.detach().flatten()[:: max(1, tensor.numel() // 64)].cpu().clone()
+    found = digests.get(part)
+    if found is None or found.version != tensor._version or not torch.equal(found.probe, probe):
+        found = _Hashed(tensor._version, probe, blake2b(_bytes(tensor), digest_size=16).digest())
+        digests[part] = found
     return found.digest
 
 
@@ -279,19 +279,19 @@ def _bytes(tensor: Tensor) -> Any:
     return full(tensor).detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
-def of_model(weights: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
-    """Weights of a backbone as the model of transformers within it names them."""
-    start = "model."
+def model_weights(weights: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
+    """Those weights of a backbone that belong to the transformers model within it, by that model's names."""
     if weights is None:
         return None
-    return {name.removeprefix(start): each for name, each in weights.items() if name.startswith(start)}
+    prefix = "model."
+    return {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
 
 
 def class_means(rows: Tensor, counts: Sequence[int]) -> Tensor:
-    """Means over consecutive rows, so many for each class: (sum of counts, d) -> (k, d)."""
+    """Means over consecutive groups of rows: (sum of counts, d) -> (k, d)."""
     if len(set(counts)) == 1:
         return rows.view(len(counts), counts[0], -1).mean(1)
-    return torch.stack([own.mean(0) for own in rows.split(list(counts))])
+    return torch.stack([group.mean(0) for group in rows.split(list(counts))])
 
 
 def check_modality(backbone: Backbone, modality: Modality) -> None:
@@ -301,7 +301,7 @@ def check_modality(backbone: Backbone, modality: Modality) -> None:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """While open, everything is in evaluation mode; afterwards each part is in the mode that it was in before."""
+    """While open, the module is in evaluation mode; afterwards each part returns to its previous mode."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

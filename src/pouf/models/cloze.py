@@ -1,4 +1,4 @@
-"""Templates with a mask, and the words that stand for the classes: what a masked language model is asked."""
+"""Clozes: templates with a mask and label words, for masked and causal language models."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pouf.data.taxonomy import Taxonomy
 from pouf.errors import InputError
 
 MASK = "[MASK]"
-MAX_LENGTH = 256  # tokens of a filled template, unless told otherwise
+MAX_LENGTH = 256  # tokens of a filled template, by default
 
-Sample = str | tuple[str, ...]  # one text, or a pair
+TextSample = str | tuple[str, ...]  # one text, or a pair
 
-# Where the fields of a template stand in a sample.
+# The index in a sample of each field of a template.
 FIELDS = {"text": 0, "text_a": 0, "text_b": 1}
 
-# What a template can do to a text before it is filled in: LM-BFF turns a sentence into the start of a question by
-# dropping its full stop, and goes on in lower case after a comma.
+# Edits of a text before it is filled in: LM-BFF drops the full stop of a sentence that becomes the start of a
+# question, and lowers the first letter after a comma.
 EDITS: dict[str, Callable[[str], str]] = {
     "drop_last": lambda text: text[:-1],
     "lower_first": lambda text: text[:1].lower() + text[1:],
@@ -30,7 +30,7 @@ EDITS: dict[str, Callable[[str], str]] = {
 
 
 class Slot(NamedTuple):
-    """`{text_a:drop_last,first=240}`: a field, the edits to its text, and the most tokens it may take."""
+    """`{text_a:drop_last,first=240}`: a field, edits of its text, and its maximum number of tokens."""
 
     field: str
     edits: tuple[str, ...]
@@ -38,7 +38,7 @@ class Slot(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A stretch of a filled template. Only the texts of a sample may be shortened."""
+    """A part of a filled template. Only the texts of a sample may be shortened."""
 
     string: str
     is_text: bool = False
@@ -46,25 +46,25 @@ class Piece(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A sample with solved ones around it, each a sample and the position of its class."""
+    """A sample with demonstrations before or after it, each a sample and the index of its class."""
 
-    sample: Sample
-    before: tuple[tuple[Sample, int], ...] = ()
-    after: tuple[tuple[Sample, int], ...] = ()
-    own_limit: int | None = None  # most tokens of the sample's first text
-    shot_limit: int | None = None  # most tokens of each text of a solved one
-    cut_solved: bool = False  # where all is too long, cut the solved ones at their far end, rather than every text
+    sample: TextSample
+    before: tuple[tuple[TextSample, int], ...] = ()
+    after: tuple[tuple[TextSample, int], ...] = ()
+    own_limit: int | None = None  # maximum tokens of the sample's first text
+    shot_limit: int | None = None  # maximum tokens of each text of a demonstration
+    cut_solved: bool = False  # if the input is too long, cut demonstrations at its far end, rather than every text
 
 
 @dataclass(frozen=True)
 class Cloze:
-    """A question with a gap, and the words that answer it.
+    """A template with a gap, and the label words that can fill it.
 
     Args:
         template: text with one `[MASK]` and `{text}`, or `{text_a}` and `{text_b}` for pairs. Spaces count. Edits
             follow a colon: `{text_a:drop_last}? [MASK], {text_b:lower_first}`.
-        words: for each class one or several words, each a single token of the model.
-        max_length: most tokens of a filled template; longer texts are shortened, the template never.
+        words: one or several words of each class, each a single token of the model.
+        max_length: maximum tokens of a filled template; texts are shortened to fit, the template never.
     """
 
     template: str
@@ -84,31 +84,31 @@ class Cloze:
             raise InputError(f"template {self.template!r} mixes {{text}} with {{text_a}} and {{text_b}}: use either")
         if self.max_length < 1:
             raise InputError(
-                f"a maximum length of {self.max_length} tokens leaves no room: give at least the template's"
+                f"a maximum length of {self.max_length} tokens is too small: give at least the template's length"
             )
         if any(not words or not all(word.strip() for word in words) for words in self.words):
             raise InputError("a class has no label word: give each class at least one, as 'terrible,great'")
         used = Counter(word for words in self.words for word in words)
         doubles = sorted(word for word, count in used.items() if count > 1)
         if doubles:
-            raise InputError(f"label words stand for two classes or twice for one: {', '.join(doubles)}")
+            raise InputError(f"label words must differ between and within classes; repeated: {', '.join(doubles)}")
 
     @cached_property
     def parts(self) -> tuple[str | Slot, ...]:
-        """Literal stretches, `[MASK]` among them on its own, and slots."""
+        """The parts of the template: literal strings, `[MASK]` as one of its own, and slots."""
         found = re.split(r"(\{[^{}]*\}|\[MASK\])", self.template)
         return tuple(_slot(part, self.template) if part.startswith("{") else part for part in found if part)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields that the template reads, in the order they have in a sample."""
+        """The fields that the template reads, in their order in a sample."""
         used = {part.field for part in self.parts if isinstance(part, Slot)}
         if "text_b" in used:
-            used.add("text_a")  # the first of a pair is always there, asked for or not
+            used.add("text_a")  # samples are pairs, even if the template skips the first text
         return tuple(field for field in FIELDS if field in used)
 
-    def fill(self, sample: Sample, mask: str) -> list[Piece]:
-        """The template around a sample, with `mask` in its gap."""
+    def fill(self, sample: TextSample, mask: str) -> list[Piece]:
+        """The template filled with a sample, with `mask` in its gap."""
         texts = (sample,) if isinstance(sample, str) else sample
         if len(texts) != len(self.columns):
             raise InputError(
@@ -126,18 +126,18 @@ class Cloze:
             pieces.append(Piece(text, is_text=True, limit=part.limit))
         return pieces
 
-    def solve(self, sample: Sample, label: int) -> list[Piece]:
-        """The template around a sample, with the word of its class in its gap."""
+    def solve(self, sample: TextSample, label: int) -> list[Piece]:
+        """The template filled with a sample, with the word of its class in its gap."""
         word = self.words[label][0]
-        # The word's token is the one with a space before it, also where nothing else stands before it.
+        # The word's token is the one with a leading space, even at the start of the template.
         return self.fill(sample, f" {word}" if self.parts[0] == MASK else word)
 
     def statement(self, label: int) -> str:
-        """The template without a text, with the word of a class in its gap: "It was great."."""
+        """The template without its text, with the word of a class in its gap: "It was great."."""
         return "".join(part for part in self.parts if isinstance(part, str)).replace(MASK, self.words[label][0]).strip()
 
-    def followed_by(self, sentence: str) -> Cloze:
-        """The same question about texts that go on with this sentence, which is never shortened."""
+    def with_suffix(self, sentence: str) -> Cloze:
+        """The cloze with this sentence after each text. It is never shortened."""
         return replace(
             self, template=re.sub(r"\{[^{}]*\}", lambda slot: f"{slot[0]} {sentence}", self.template, count=1)
         )
@@ -170,9 +170,9 @@ def make_cloze(
     words: Sequence[str] | Sequence[Sequence[str]] | None,
     max_length: int | None,
 ) -> Cloze | None:
-    """The cloze that templates and words describe, or None where neither speaks of a mask.
+    """The cloze of templates and words, or None if there are no words and no template has a mask.
 
-    The descriptions of the classes are their words.
+    Descriptions of classes are taken as their words.
     """
     templates = [templates] if isinstance(templates, str) else templates
     if words is None and not any(MASK in template for template in templates or ()):
@@ -181,10 +181,10 @@ def make_cloze(
         raise InputError("label words need exactly one template with [MASK], as '{text} It was [MASK].'")
     names = classes.names
     if words is not None and classes.descriptions is not None:
-        raise InputError("the classes come with words of their own: give no others beside them")
-    taxonomy = Taxonomy.of(names)
-    own = names if taxonomy is None else [taxonomy.texts(k)[0] for k in range(len(names))]
-    entries = list(classes.descriptions or own if words is None else words)
+        raise InputError("the class descriptions already give the words: leave the other words out")
+    taxonomy = Taxonomy.from_names(names)
+    default = names if taxonomy is None else [taxonomy.texts(k)[0] for k in range(len(names))]
+    entries = list(classes.descriptions or default if words is None else words)
     if len(entries) != len(names):
         raise InputError(
             f"{len(entries)} label words for {len(names)} classes ({', '.join(names)}): give one entry per class, in "

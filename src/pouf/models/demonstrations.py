@@ -1,4 +1,4 @@
-"""Solved examples shown beside each sample: LM-BFF's demonstrations, and in-context learning without training."""
+"""Demonstrations: labelled examples in the input next to each sample, as in LM-BFF and in-context learning."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pouf.data.base import Unreadable
 from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
-from pouf.models.cloze import Example, Sample
+from pouf.models.cloze import Example, TextSample
 
-ROWS = 64  # inputs encoded at once: more bring no speed, and need more padding
+EXAMPLES_AT_ONCE = 64  # inputs encoded at once: larger batches are not faster and need more padding
 
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Labelled shots to draw from, and how.
+    """Labelled shots, and how they are drawn.
 
     Args:
-        shots: samples and the positions of their classes.
-        place: "after" shows one shot of each class after the sample, as LM-BFF does; "before" up to `count` shots of
+        shots: samples and the indices of their classes.
+        place: "after" puts one shot of each class after the sample, as LM-BFF does; "before" up to `count` shots of
             any class before it, as in-context learning does, as many of them as fit.
-        samples: how many draws a prediction is averaged over.
-        seed: of the draws. They depend on the sample's text, not on its place among others.
-        own_limit, shot_limit: most tokens of the sample's first text, and of each text of a shot; None has none.
+        samples: number of draws that a prediction is averaged over.
+        seed: of the draws. They depend on the sample's text, not on its index.
+        own_limit, shot_limit: maximum tokens of the sample's first text, and of each text of a shot; None is no limit.
     """
 
-    shots: tuple[tuple[Sample, int], ...]
+    shots: tuple[tuple[TextSample, int], ...]
     place: Literal["after", "before"] = "after"
     samples: int = 16
     count: int = 32
@@ -48,7 +48,7 @@ class Demonstrations:
 
     @classmethod
     def from_shots(cls, shots: Shots, **settings: object) -> Demonstrations:
-        """A soft label counts as its most likely class; inputs without a label, or that can't be read, are left out."""
+        """Demonstrations from shots; a soft label counts as its most likely class, unreadable inputs are left out."""
         labels = shots.targets.argmax(1).tolist()
         solved = []
         for index, label in enumerate(labels):
@@ -61,36 +61,36 @@ class Demonstrations:
         missing = set(range(shots.targets.shape[1])) - {label for _, label in solved}
         if missing:
             raise InputError(
-                f"no shot of class number {min(missing)} in {shots.inputs.source}: demonstrations need one of each"
+                f"no shot of class number {min(missing)} in {shots.inputs.source}: demonstrations need one per class"
             )
         return cls(tuple(solved), **settings)  # type: ignore[arg-type]
 
-    def show(self, sample: Sample, draw: random.Random) -> Example:
-        """The sample with shots around it, itself never among them."""
+    def show(self, sample: TextSample, draw: random.Random) -> Example:
+        """The sample with drawn shots, never the sample itself."""
         others = [shot for shot in self.shots if shot[0] != sample]
         alone = Example(sample, own_limit=self.own_limit, shot_limit=self.shot_limit)
         if self.place == "before":
             return alone._replace(before=tuple(draw.sample(others, min(self.count, len(others)))))
-        # A class whose only shot is this sample itself has nothing to show.
-        of_class = [[shot for shot in others if shot[1] == label] for label in sorted({k for _, k in self.shots})]
-        return alone._replace(after=tuple(draw.choice(shots) for shots in of_class if shots))
+        # A class whose only shot is this sample itself has none left.
+        by_class = [[shot for shot in others if shot[1] == label] for label in sorted({k for _, k in self.shots})]
+        return alone._replace(after=tuple(draw.choice(shots) for shots in by_class if shots))
 
-    def at_random(self, sample: Sample, seed: int) -> Example:
-        """For training: other shots for each seed."""
+    def at_random(self, sample: TextSample, seed: int) -> Example:
+        """For training: the shots depend on the seed."""
         return self.show(sample, random.Random(seed))
 
-    def views(self, sample: Sample) -> list[Example]:
-        """For prediction: `samples` draws of shots, always the same for the same text."""
+    def views(self, sample: TextSample) -> list[Example]:
+        """For prediction: `samples` draws of shots, which depend on the text alone."""
         return [self.show(sample, random.Random(f"{self.seed} {view} {sample}")) for view in range(self.samples)]
 
 
-class Shown:
-    """A masked language model that sees each sample among its demonstrations: features are means over all draws.
+class DemonstrationEncoder:
+    """Encodes each sample with its demonstrations by a masked language model; features are means over all draws.
 
-    The logits are linear in the features, so that theirs are the mean of the draws' logits.
+    The logits are linear in the features, so that they are the means of the draws' logits.
 
-    All draws of a batch of samples are read together. The same input is encoded once, and inputs of about the same
-    length are encoded together: one after another, the draws of a batch would be padded to the longest shots of each.
+    All draws of a batch are prepared together. Equal inputs are encoded once, and inputs of similar length together,
+    which needs less padding than encoding draw by draw.
     """
 
     def __init__(self, backbone: Backbone, demonstrations: Demonstrations) -> None:
@@ -100,19 +100,19 @@ class Shown:
         self.sharded = backbone.sharded
 
     def prepare(self, samples: Sequence[Any]) -> Tensors:
-        """The draws of the first sample, then those of the second, and so on."""
+        """Tensors of all draws of the first sample, then of the second, and so on."""
         return self.backbone.prepare([example for sample in samples for example in self.demonstrations.views(sample)])
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
-        ids, which = batch["input_ids"].unique(dim=0, return_inverse=True)  # padded alike: equal where inputs are
+        ids, which = batch["input_ids"].unique(dim=0, return_inverse=True)  # all of one length
         one_of_each = torch.empty(len(ids), dtype=torch.long, device=ids.device)
         one_of_each[which] = torch.arange(len(which), device=ids.device)
         different = {name: tensor[one_of_each] for name, tensor in batch.items()}
         lengths = different["attention_mask"].sum(1)
         order = lengths.argsort()
         parts = []
-        # Processes that share the weights must go through the model equally often.
-        for rows in order.split(len(order) if self.sharded else ROWS):
+        # Processes that share sharded weights must call the model equally often.
+        for rows in order.split(len(order) if self.sharded else EXAMPLES_AT_ONCE):
             longest = int(lengths[rows[-1]])
             cut = {name: t[rows, :longest] if t.ndim == 2 else t[rows] for name, t in different.items()}
             parts.append(self.backbone.encode_inputs(cut))

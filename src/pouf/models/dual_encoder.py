@@ -1,4 +1,4 @@
-"""CLIP, SigLIP and their kin from transformers: one encoder for images, one for texts."""
+"""CLIP, SigLIP and similar models of transformers: one encoder for images, one for texts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pouf.errors import InputError
-from pouf.models.base import Backbone, Tensors, of_model
+from pouf.models.base import Backbone, Tensors, model_weights
 from pouf.models.text_side import TextSide
 
-MAX_SIDE = 8192  # of the images that an encoder reads, in pixels
+MAX_SIDE = 8192  # pixels; larger inputs of an image encoder are refused
 IMAGE_STEPS = [
     "decode the first frame and turn it upright by its EXIF orientation",
     "to 8-bit RGB; transparent pixels become white",
-    "what `image_processor` says: resize, crop, rescale and normalise, in this order, as far as its do_… are true",
+    "as `image_processor` says: resize, crop, rescale and normalise, in this order, each if its do_… is true",
     "channels first: (batch, channels, height, width), float32",
 ]
-# These were trained with every text padded to the full length and attended to as a whole.
+# Models that were trained with texts padded to the full length, without masking the padding.
 ATTENDS_TO_PADDING = ("siglip", "siglip2")
 
 
@@ -42,7 +42,7 @@ class DualEncoder(Backbone):
         self.tokenizer = tokenizer
         self.image_processor = image_processor
         if not hasattr(model, "logit_scale"):
-            # ALIGN keeps a temperature instead; the others of the family leave theirs to the user.
+            # ALIGN has a temperature instead; others have none.
             temperature = float(getattr(model, "temperature", 0.01))
             self.register_buffer("fixed_scale", torch.tensor(math.log(1 / temperature)), persistent=False)
         config: Any = model.config
@@ -65,7 +65,7 @@ class DualEncoder(Backbone):
         return str(self.image_processor.to_json_string())
 
     def input_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Without the text side and the temperature, which prompt tuning changes."""
+        """All but the text side and the temperature, which prompt tuning changes."""
         for name, tensor in super().input_weights():
             if not any(part.startswith(("text_", "logit_")) for part in name.split(".")):
                 yield name, tensor
@@ -75,7 +75,7 @@ class DualEncoder(Backbone):
 
     @torch.no_grad()
     def check_image_processor(self, name: str) -> None:
-        """An error where it does not make what the encoder reads, as one image shows."""
+        """Raise an error if the encoder can't read what the image processor makes of a test image."""
         sizes = [getattr(self.image_processor, kind, None) for kind in ("size", "crop_size")]
         sides = [side for size in sizes if size is not None for side in dict(size).values() if side is not None]
         why = next((f"a side of {side} pixels" for side in sides if not 0 < side <= MAX_SIDE), "")
@@ -88,12 +88,12 @@ class DualEncoder(Backbone):
             with np.errstate(all="ignore"):
                 if not why and not bool(self.encode_inputs(self.prepare([image])).isfinite().all()):
                     why = "its features are not finite"
-        except Exception as error:  # any settings can be given, and nearly anything is raised for wrong ones
+        except Exception as error:  # wrong settings raise many kinds of errors
             why = " ".join(str(error).split())[:200] or type(error).__name__
         if why:
             raise InputError(
-                f"model {name!r} can't read an image as its preprocessor_config.json prepares it ({why}): get the file "
-                "again from where the model came"
+                f"model {name!r} can't read an image as its preprocessor_config.json prepares it ({why}): download "
+                "that file again"
             )
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
@@ -107,7 +107,7 @@ class DualEncoder(Backbone):
         return {"steps": IMAGE_STEPS, "image_processor": self.image_processor.to_dict()}
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        self.model.save_pretrained(folder, state_dict=of_model(weights))
+        self.model.save_pretrained(folder, state_dict=model_weights(weights))
         for part in (self.tokenizer, self.image_processor):
             part.save_pretrained(folder)
 
@@ -117,7 +117,7 @@ def _text_features(model: Any, tokens: Tensors) -> Tensor:
 
 
 def _pooled(output: Any) -> Tensor:
-    """The vector of each sample; transformers returned it bare before version 5."""
+    """The vector of each sample; before version 5, transformers returned a plain tensor."""
     pooled: Tensor = output if isinstance(output, Tensor) else output.pooler_output
     return pooled
 
@@ -131,7 +131,7 @@ def _text_embedding(model: Any) -> nn.Embedding:
             continue
         if isinstance(embedding, nn.Embedding):
             return embedding
-    raise ValueError(f"{type(model).__name__} has no token embedding that transformers can name")
+    raise ValueError(f"{type(model).__name__} has no token embedding that transformers can find")
 
 
 def _side(vision_config: Any, image_processor: Any) -> int:
@@ -139,7 +139,7 @@ def _side(vision_config: Any, image_processor: Any) -> int:
     size = getattr(vision_config, "image_size", None)
     if isinstance(size, int):
         return size
-    if hasattr(vision_config, "num_patches"):  # SigLIP 2 reads any shape with this many patches
+    if hasattr(vision_config, "num_patches"):  # SigLIP 2 accepts any shape with this many patches
         return int(vision_config.patch_size * math.isqrt(vision_config.num_patches))
     crop = getattr(image_processor, "crop_size", None) or image_processor.size
     return int(crop.get("height") or crop["shortest_edge"])

@@ -1,4 +1,4 @@
-"""Masked language models: texts in a template with a gap, classes as the words that could fill it."""
+"""Masked language models: texts in a template with a mask, classes as label words for it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
-from pouf.models.base import Backbone, Scores, Tensors, of_model
-from pouf.models.cloze import Cloze, Example, Sample, Slot
+from pouf.models.base import Backbone, Scores, Tensors, model_weights
+from pouf.models.cloze import Cloze, Example, Slot, TextSample
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.text_side import describe_tokenizer, replaced_embeddings, tokenizer_facts
-from pouf.models.windows import ROWS, WINDOW_WEIGHT, encode_windows, stack
+from pouf.models.windows import WINDOW_WEIGHT, WINDOWS_AT_ONCE, encode_windows, stack
 from pouf.parallel.shards import full
 from pouf.recipe import Kind
 
-TEMPERATURE = 0.1  # of the transport plan: the paper's for texts
-SLACK = 2  # tokens that a window may gain at its edges, where words are cut
+TRANSPORT_TEMPERATURE = 0.1  # of the transport plan, the paper's for texts
+WINDOW_SLACK = 2  # tokens that a window may gain at its edges, where it cuts words
 CLOZE_STEPS = [
     "put the text into `template`, and `mask_token` in the place of [MASK]; the name of a special token inside a text "
     "is broken up by a space after its first character",
@@ -86,7 +86,7 @@ def _modernbert(model: Any) -> Head:
     return Head(model.head, model.decoder.weight, model.decoder.bias)
 
 
-# By `config.model_type`. To add an architecture, say where its head keeps its parts.
+# By `config.model_type`. To add an architecture, add a function that returns the parts of its head.
 HEADS: dict[str, Callable[[Any], Head]] = {
     "albert": _albert,
     "bert": _bert,
@@ -106,10 +106,10 @@ class MaskedLM(Backbone):
     """Features are the head's transform of the mask's hidden state, prototypes the decoder's rows of the label words.
 
         sim = cos(f, w_k)          for the transport, at T = 0.1
-        logits = f · w_k + b_k     what the model itself would say of these words
+        logits = f · w_k + b_k     the model's own scores of these words
 
-    where w_k and b_k are means over the words of class k. Only the mask's position goes through the head, and only
-    against the label words.
+    where w_k and b_k are means over the words of class k. Only the hidden state at the mask goes through the head,
+    and only the label words are scored.
     """
 
     modality = "text"
@@ -118,11 +118,11 @@ class MaskedLM(Backbone):
     encoder_makes_prototypes = False  # they are rows of the decoder
     supports_demonstrations = True
     supports_windows = True
-    supports_followed_texts = True
+    supports_suffix = True
 
     model: Any
     label_ids: Tensor
-    text_kind = MaskedText  # how samples are read
+    text_kind = MaskedText  # turns samples into token ids
 
     def __init__(self, model: nn.Module, tokenizer: Any, cloze: Cloze) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class MaskedLM(Backbone):
         ids = self.texts.label_ids()
         self.register_buffer("label_ids", torch.tensor([i for row in ids for i in row]), persistent=False)
         self.words_per_class = [len(row) for row in ids]
-        self.register_buffer("logit_scale", torch.tensor(math.log(1 / TEMPERATURE)), persistent=False)
+        self.register_buffer("logit_scale", torch.tensor(math.log(1 / TRANSPORT_TEMPERATURE)), persistent=False)
         self.input_prompt: nn.Parameter | None = None
 
     @property
@@ -146,16 +146,16 @@ class MaskedLM(Backbone):
         return self.cloze.columns
 
     def check_question(self, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
-        """Its own template, which came with the words."""
+        """The template of the cloze, or an error if the classes don't fit its words."""
         if classes.descriptions is not None:
-            raise InputError("this model has its own words for the classes and reads no descriptions: name them")
+            raise InputError("this model has label words and reads no descriptions: give names alone")
         words, k = len(self.cloze.words), len(classes.names)
         if words != k:
             raise InputError(f"the model has label words for {words} classes, not for {k}")
         return (self.cloze.template,)
 
     def can_name(self, name: str) -> bool:
-        """Whether it is a single token."""
+        """Whether the name is a single token."""
         try:
             self.texts.one_token(name)
         except InputError:
@@ -171,12 +171,12 @@ class MaskedLM(Backbone):
     def describe_inputs(self) -> dict[str, Any]:
         facts = describe_tokenizer(self.tokenizer, self.cloze.max_length)
         facts["tokenizer"]["mask_token"] = self.tokenizer.mask_token
-        words = [list(own) for own in self.cloze.words]
+        words = [list(group) for group in self.cloze.words]
         steps = [*CLOZE_STEPS, *CLOZE_WINDOW_STEPS] if self.windows else CLOZE_STEPS
         return facts | {"steps": steps, "template": self.cloze.template, "words": words}
 
     def _check(self) -> None:
-        """An error where the model is not as this class takes it to be."""
+        """Raise an error if the head of the model is not supported."""
         check_head(self.model)
 
     @property
@@ -189,7 +189,7 @@ class MaskedLM(Backbone):
         return embedding
 
     def add_input_prompt(self, words: str) -> nn.Parameter:
-        """Trainable vectors (p, h) before the embedded input, starting as the embeddings of `words`."""
+        """Add trainable vectors (p, h) before the embedded input, initialised with the embeddings of `words`."""
         if self.input_prompt is None:
             ids = self.tokenizer(words, add_special_tokens=False)["input_ids"]
             if not ids:
@@ -200,11 +200,11 @@ class MaskedLM(Backbone):
     def preprocessing(self) -> str:
         return f"{self.texts.cloze.template} {self.texts.max_length} {tokenizer_facts(self.tokenizer)}"
 
-    def prepare(self, samples: Sequence[Sample | Example]) -> Tensors:
+    def prepare(self, samples: Sequence[TextSample | Example]) -> Tensors:
         reserved = 0 if self.input_prompt is None else len(self.input_prompt)
         if not self.windows or any(isinstance(sample, Example) for sample in samples):
             return self.texts(samples, room=reserved)
-        room = self.texts.text_room(reserved) - SLACK
+        room = self.texts.text_room(reserved) - WINDOW_SLACK
         rows = [self.texts.windows(str(sample), room) for sample in samples]
         return stack(
             self.texts([window for own in rows for window in own], room=reserved),
@@ -215,38 +215,38 @@ class MaskedLM(Backbone):
         slots = [part for part in self.cloze.parts if isinstance(part, Slot)]
         if len(slots) != 1 or slots[0].limit is not None:
             raise InputError(f"windows need a template for one text without a limit, not {self.cloze.template!r}")
-        if self.texts.text_room() <= 2 * SLACK:
+        if self.texts.text_room() <= 2 * WINDOW_SLACK:
             raise InputError(f"template {self.cloze.template!r} leaves no room for windows: raise the maximum length")
         super().use_windows()
 
-    def text_lengths(self, samples: Sequence[Sample | Example]) -> tuple[list[int], int] | None:
+    def text_lengths(self, samples: Sequence[TextSample | Example]) -> tuple[list[int], int] | None:
         if len(self.columns) != 1:
             return None
         ids = self.tokenizer([str(sample) for sample in samples], add_special_tokens=False, verbose=False)["input_ids"]
         return [len(own) for own in ids], self.texts.text_room()
 
-    def has_room_for(self, sentence: str) -> bool:
-        """Whether most of a text stays where this sentence follows it."""
+    def has_room_for_suffix(self, sentence: str) -> bool:
+        """Whether most of a text still fits if this sentence follows it."""
         tokens = self.tokenizer(sentence, add_special_tokens=False)["input_ids"]
         return 4 * len(tokens) < longest_input(self.model.config, self.tokenizer)
 
     @contextmanager
-    def followed_by(self, sentence: str) -> Iterator[None]:
-        """Every text goes on with this sentence, for a while."""
-        own, longest = self.texts, longest_input(self.model.config, self.tokenizer)
-        asked = own.cloze.followed_by(sentence)
+    def with_suffix(self, sentence: str) -> Iterator[None]:
+        """While open, this sentence follows every text."""
+        texts, longest = self.texts, longest_input(self.model.config, self.tokenizer)
+        cloze = texts.cloze.with_suffix(sentence)
         more = len(self.tokenizer(sentence, add_special_tokens=False)["input_ids"])
-        self.texts = self.text_kind(self.tokenizer, replace(asked, max_length=asked.max_length + more), longest)
+        self.texts = self.text_kind(self.tokenizer, replace(cloze, max_length=cloze.max_length + more), longest)
         try:
             yield
         finally:
-            self.texts = own
+            self.texts = texts
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
-        """Of windows the mean, whose logits are the means of theirs."""
+        """Features (n, d); of windows their mean, whose logits are the means of the windows' logits."""
         if WINDOW_WEIGHT not in batch:
             return self._encode(batch)
-        rows = batch[WINDOW_WEIGHT].numel() if self.sharded else ROWS
+        rows = batch[WINDOW_WEIGHT].numel() if self.sharded else WINDOWS_AT_ONCE
         return encode_windows(self._encode, batch, unit=False, rows=rows)
 
     def _encode(self, batch: Tensors) -> Tensor:
@@ -255,15 +255,15 @@ class MaskedLM(Backbone):
         prompted: AbstractContextManager[None] = nullcontext()
         if self.input_prompt is not None:
             p = len(self.input_prompt)
-            # The model itself numbers and attends to the new places, as it does for any token that is not padding.
+            # Placeholder tokens: the model assigns positions and attention as for any token that is not padding.
             tokens["input_ids"] = F.pad(tokens["input_ids"], (p, 0), value=self._placeholder)
             tokens["attention_mask"] = F.pad(tokens["attention_mask"], (p, 0), value=1)
             if "token_type_ids" in tokens:
                 tokens["token_type_ids"] = F.pad(tokens["token_type_ids"], (p, 0), value=0)
             position = position + p
-            places = torch.arange(p, device=position.device).expand(position.shape[0], -1)
+            positions = torch.arange(p, device=position.device).expand(position.shape[0], -1)
             vectors = self.input_prompt.expand(position.shape[0], -1, -1)
-            prompted = replaced_embeddings(self.embedding, places, vectors)
+            prompted = replaced_embeddings(self.embedding, positions, vectors)
         with prompted:
             hidden = self._hidden(tokens)  # (n, length, h)
         rows = torch.arange(hidden.shape[0], device=hidden.device)
@@ -271,7 +271,7 @@ class MaskedLM(Backbone):
 
     @property
     def _placeholder(self) -> int:
-        """A token that is not padding, in the places of the input prompt."""
+        """A token that is not padding, at the positions of the input prompt."""
         return int(self.tokenizer.mask_token_id)
 
     def _hidden(self, tokens: Tensors) -> Tensor:
@@ -284,7 +284,7 @@ class MaskedLM(Backbone):
         return self.head.weight[torch.tensor(ids, device=self.device)]
 
     def prototypes(self, prompts: Sequence[Sequence[str]]) -> Tensor:
-        """(k, d), at the length that the decoder gives them: the logits need it."""
+        """(k, d), not normalised, since the logits depend on the norms."""
         return self._class_means(self.head.weight[self.label_ids])
 
     def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
@@ -296,7 +296,7 @@ class MaskedLM(Backbone):
         return Scores(sim, logits, 1 / self.logit_scale.exp())
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        self.model.save_pretrained(folder, state_dict=of_model(weights))
+        self.model.save_pretrained(folder, state_dict=model_weights(weights))
         self.tokenizer.save_pretrained(folder)
 
     def _class_means(self, rows: Tensor) -> Tensor:
@@ -305,21 +305,21 @@ class MaskedLM(Backbone):
 
 
 def check_head(model: Any) -> None:
-    """An error where the head is of a kind we don't know, or is not tied as the model was trained."""
+    """Raise an error if the head is unknown, or is not tied to the embeddings although the config says so."""
     kind = model.config.model_type
     if kind not in HEADS:
         raise InputError(
             f"the masked-LM head of {kind!r} is not known: expected a model of type {', '.join(HEADS)}. To add one, "
-            "say where its head keeps its parts, in pouf.models.masked_lm.HEADS."
+            "add the parts of its head to pouf.models.masked_lm.HEADS."
         )
     tied = getattr(model.config, "tie_word_embeddings", True)
     if tied and HEADS[kind](model).weight is not model.get_input_embeddings().weight:
-        raise InputError(f"the decoder of this {kind} is not tied to its input embeddings, as its config says it is")
+        raise InputError(f"the decoder of this {kind} is not tied to its input embeddings, although its config says so")
 
 
 def longest_input(config: Any, tokenizer: Any) -> int:
-    """Tokens that the model can read at once."""
+    """Maximum number of tokens of an input."""
     positions = getattr(config, "max_position_embeddings", None) or 512
     if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        positions -= config.pad_token_id + 1  # these number their positions from there
+        positions -= config.pad_token_id + 1  # these start their position numbers there
     return int(min(positions, tokenizer.model_max_length))

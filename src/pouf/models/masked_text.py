@@ -1,4 +1,4 @@
-"""Filled templates → token ids with one mask each, cut where they are too long."""
+"""Filled templates → token ids with one mask each, shortened to the model's length."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from pouf.errors import InputError
-from pouf.models.cloze import Cloze, Example, Piece, Sample
-from pouf.models.windows import cut
+from pouf.models.cloze import Cloze, Example, Piece, TextSample
+from pouf.models.windows import split_evenly
 
 MASK_POSITION = "mask_position"
-KEPT = 4096  # filled templates whose tokens are kept at most, for the next time they are shown
+MAX_CACHED_SEGMENTS = 4096  # filled templates whose encodings are cached
 
 
 class Span(NamedTuple):
-    """Where a text stands in a filled template, by characters."""
+    """The characters of a filled template that belong to a text."""
 
     piece: int
     start: int
@@ -27,19 +27,19 @@ class Span(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A filled template: a sample's own, or that of a solved one beside it."""
+    """A filled template, of the sample or of a demonstration."""
 
     pieces: tuple[Piece, ...]
-    left: str = ""  # the separator that stands before it, if any
-    right: str = ""  # and after it
+    left: str = ""  # the separator before it, if any
+    right: str = ""  # the separator after it, if any
 
 
 class MaskedText:
     """A tokenizer of transformers that reads samples through a template with a mask.
 
-    The filled template is tokenized as a whole, so that every piece gets the tokens it has in running text. Where
-    solved samples stand beside it, what is between two separators is tokenized once, however often it is shown:
-    tokenizers do not look across a special token.
+    The filled template is tokenized as a whole, so that every piece gets the same tokens as in running text. With
+    demonstrations, each part between two separators is tokenized once and cached: tokenizers do not look across a
+    special token.
     """
 
     def __init__(self, tokenizer: Any, cloze: Cloze, longest: int) -> None:
@@ -51,44 +51,44 @@ class MaskedText:
         self.max_length = min(cloze.max_length, longest)
         self._special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens))
         self._start, self._end = self._frame()
-        self._known: dict[Segment, Any] = {}
+        self._encodings: dict[Segment, Any] = {}
 
     def _check(self, tokenizer: Any, cloze: Cloze) -> None:
-        """An error where the tokenizer or the template does not fit this kind of model."""
+        """Raise an error if the tokenizer or the template does not fit this kind of model."""
         if tokenizer.mask_token is None:
             raise InputError("the model's tokenizer has no mask token: choose a masked language model, as roberta-base")
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text."""
         marked: list[int] = self.tokenizer(self.tokenizer.mask_token)["input_ids"]
-        at = marked.index(self.tokenizer.mask_token_id)
-        return marked[:at], marked[at + 1 :]
+        position = marked.index(self.tokenizer.mask_token_id)
+        return marked[:position], marked[position + 1 :]
 
-    def _fill(self, sample: Sample) -> list[Piece]:
-        """The template around a sample, with its gap as the model reads it."""
+    def _fill(self, sample: TextSample) -> list[Piece]:
+        """The template filled with a sample, with the model's mask token in its gap."""
         return self.cloze.fill(sample, self.tokenizer.mask_token)
 
     def _position(self, ids: Sequence[int]) -> int:
-        """Where the word is asked for."""
+        """The index of the mask."""
         return ids.index(self.tokenizer.mask_token_id)
 
-    def __call__(self, samples: Sequence[Sample | Example], room: int = 0) -> dict[str, Tensor]:
-        """Token ids (n, length) padded to the longest, with `mask_position` (n,); `room` tokens are left free."""
+    def __call__(self, samples: Sequence[TextSample | Example], room: int = 0) -> dict[str, Tensor]:
+        """Token ids (n, length) padded to the longest, with `mask_position` (n,); `room` tokens stay free."""
         total = self.max_length - room
         longest = total - len(self._start) - len(self._end)
         rows = [self._segments(sample) for sample in samples]
         self._tokenize([segment for row in rows for segment in row])
-        rows = [self._fitting(row, sample, longest) for row, sample in zip(rows, samples, strict=True)]
+        rows = [self._shortened(row, sample, longest) for row, sample in zip(rows, samples, strict=True)]
         ids = [[*self._start, *self._joined(row), *self._end] for row in rows]
         ids = [_without_far_end(row, sample, total) for row, sample in zip(ids, samples, strict=True)]
-        # On the right, whatever the tokenizer's habit: the mask is counted from the left.
+        # Always on the right: the mask's index is counted from the left.
         batch = dict(
             self.tokenizer.pad({"input_ids": ids}, padding="longest", padding_side="right", return_tensors="pt")
         )
         return batch | {MASK_POSITION: torch.tensor([self._position(row) for row in ids])}
 
     def text_room(self, reserved: int = 0) -> int:
-        """Tokens that the template leaves to a single text, of those that are not reserved."""
+        """Tokens that are left for a single text in the template, without reserved ones."""
         (segment,) = self._segments("")
         return self.max_length - reserved - len(self._start) - len(self._end) - len(self._ids_of(segment))
 
@@ -96,48 +96,51 @@ class MaskedText:
         """A text in pieces of at most `room` tokens, of about the same length."""
         encoded = self.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
         pieces = [
-            text[window[0][0] : window[-1][1]].strip() for window in cut(encoded["offset_mapping"], room) if window
+            text[window[0][0] : window[-1][1]].strip()
+            for window in split_evenly(encoded["offset_mapping"], room)
+            if window
         ]
         return [piece for piece in pieces if piece] or [text]
 
     def label_ids(self) -> list[list[int]]:
-        """The token of each word of each class, or an error for a word that has several."""
+        """The token of each word of each class, or an error for a word with several tokens."""
         ids = [[self.one_token(word) for word in words] for words in self.cloze.words]
-        spelled: dict[int, str] = {}
+        word_by_token: dict[int, str] = {}
         for words, tokens in zip(self.cloze.words, ids, strict=True):
             for word, token in zip(words, tokens, strict=True):
-                if token in spelled:
-                    raise InputError(f"label words {spelled[token]!r} and {word!r} are the same token for this model")
-                spelled[token] = word
+                if token in word_by_token:
+                    other = word_by_token[token]
+                    raise InputError(f"label words {other!r} and {word!r} are the same token for this model")
+                word_by_token[token] = word
         return ids
 
-    def _segments(self, sample: Sample | Example) -> list[Segment]:
-        """The solved samples before, the sample's own, and those after it, each text within its own limit."""
+    def _segments(self, sample: TextSample | Example) -> list[Segment]:
+        """The filled templates of the demonstrations and the sample in order, each text within its own limit."""
         example = sample if isinstance(sample, Example) else Example(sample)
         own = self._fill(example.sample)
         first = next((i for i, piece in enumerate(own) if piece.is_text), 0)
         own[first] = _at_most(example.own_limit, own[first])
 
-        def solved(shown: Sequence[tuple[Sample, int]]) -> list[list[Piece]]:
-            filled = [self.cloze.solve(other, label) for other, label in shown]
+        def solved(demonstrations: Sequence[tuple[TextSample, int]]) -> list[list[Piece]]:
+            filled = [self.cloze.solve(other, label) for other, label in demonstrations]
             return [[_at_most(example.shot_limit, piece) for piece in pieces] for pieces in filled]
 
         filled = [*solved(example.before), own, *solved(example.after)]
         separator = self._separator() if len(filled) > 1 else ""
         last = len(filled) - 1
         segments = [
-            Segment(self._inert(pieces), separator if i else "", separator if i < last else "")
+            Segment(self._escape_special(pieces), separator if i else "", separator if i < last else "")
             for i, pieces in enumerate(filled)
         ]
         return [self._limited(segment) for segment in segments]
 
     def _separator(self) -> str:
         if self.tokenizer.sep_token is None:
-            raise InputError("the model's tokenizer has no separator, which solved examples beside a text need")
+            raise InputError("the model's tokenizer has no separator token, which demonstrations need")
         return str(self.tokenizer.sep_token)
 
-    def _inert(self, pieces: list[Piece]) -> tuple[Piece, ...]:
-        """A text that holds the name of a special token must not be read as one: `[MASK]` → `[ MASK]`."""
+    def _escape_special(self, pieces: list[Piece]) -> tuple[Piece, ...]:
+        """Break up names of special tokens in texts, so that they are read as text: `[MASK]` → `[ MASK]`."""
         return tuple(
             piece._replace(string=self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", piece.string))
             if piece.is_text
@@ -146,15 +149,15 @@ class MaskedText:
         )
 
     def _tokenize(self, segments: Sequence[Segment]) -> list[Any]:
-        """Their encodings, separators around them included; those not yet known in one call."""
-        new = [segment for segment in dict.fromkeys(segments) if segment not in self._known]
-        if len(self._known) + len(new) > KEPT:
-            self._known, new = {}, list(dict.fromkeys(segments))
+        """Encodings of segments with their separators; those not cached are tokenized in one call."""
+        new = [segment for segment in dict.fromkeys(segments) if segment not in self._encodings]
+        if len(self._encodings) + len(new) > MAX_CACHED_SEGMENTS:
+            self._encodings, new = {}, list(dict.fromkeys(segments))
         if new:
             strings = [s.left + "".join(piece.string for piece in s.pieces) + s.right for s in new]
             encodings = self.tokenizer(strings, add_special_tokens=False, verbose=False).encodings
-            self._known.update(zip(new, encodings, strict=True))
-        return [self._known[segment] for segment in segments]
+            self._encodings.update(zip(new, encodings, strict=True))
+        return [self._encodings[segment] for segment in segments]
 
     def _ids_of(self, segment: Segment) -> list[int]:
         (encoding,) = self._tokenize([segment])
@@ -168,7 +171,7 @@ class MaskedText:
         return ids
 
     def _limited(self, segment: Segment) -> Segment:
-        """Texts with a limit of their own, as `{text_a:first=240}`."""
+        """The segment with texts cut to their own limits, as `{text_a:first=240}`."""
         limits = [piece.limit for piece in segment.pieces if piece.is_text]
         if all(limit is None for limit in limits):
             return segment
@@ -178,15 +181,15 @@ class MaskedText:
             encoding, segment, [n if limit is None else min(n, limit) for n, limit in zip(keep, limits, strict=True)]
         )
 
-    def _fitting(self, row: list[Segment], sample: Sample | Example, longest: int) -> list[Segment]:
-        """Not longer than that: of solved samples before it as many as leave it whole, the farthest go first; then
-        tokens from the end of the longest texts. The template and the mask stay.
+    def _shortened(self, row: list[Segment], sample: TextSample | Example, longest: int) -> list[Segment]:
+        """Shorten to `longest` tokens: drop demonstrations before the sample, the farthest first, then tokens from the
+        end of the longest texts. The template and the mask stay.
 
-        Where the far end of the solved samples will be cut, the sample's own text alone must fit.
+        With `cut_solved`, only the sample's own text is shortened here.
         """
         if isinstance(sample, Example) and sample.cut_solved:
             own = len(sample.before)
-            return [*row[:own], *self._fitting(row[own : own + 1], sample.sample, longest), *row[own + 1 :]]
+            return [*row[:own], *self._shortened(row[own : own + 1], sample.sample, longest), *row[own + 1 :]]
         removable = len(sample.before) if isinstance(sample, Example) else 0
         while removable and len(self._joined(row)) > longest:
             row = [row[1]._replace(left=""), *row[2:]]
@@ -199,7 +202,7 @@ class MaskedText:
                 marks = len(self._start) + len(self._end)
                 raise InputError(
                     f"template {self.cloze.template!r} needs {surplus + longest + marks - sum(keep)} tokens without "
-                    f"its texts, but there is room for {longest + marks}: shorten it, or raise the maximum length"
+                    f"its texts, but the maximum length is {longest + marks}: shorten it, or raise the maximum length"
                 )
             for _ in range(surplus):
                 keep[keep.index(max(keep))] -= 1
@@ -226,7 +229,7 @@ class MaskedText:
         )
 
     def _in_context(self, word: str) -> list[int]:
-        """The tokens of a word in the template's gap: after a space or at the start, or glued to what stands before."""
+        """The tokens of a word in the template's gap: with a leading space, or joined to the preceding character."""
         before = self.cloze.template.partition("[MASK]")[0]
         if not before or before[-1].isspace() or before[-1] == "}":
             return self._ids(f" {word}")
@@ -238,41 +241,41 @@ class MaskedText:
         return ids
 
     def _near(self, word: str) -> list[str]:
-        """Words of the vocabulary that are spelled alike and are one token."""
-        spoken = {token.lstrip("Ġ▁ ") for token in self.tokenizer.get_vocab() if not token.startswith("##")}
+        """Words of the vocabulary with similar spelling that are one token."""
+        known_words = {token.lstrip("Ġ▁ ") for token in self.tokenizer.get_vocab() if not token.startswith("##")}
         stem = word.lower()[: max(3, len(word) // 2)]
-        alike = [w for w in spoken if len(w) > 2 and w.isalpha() and w.lower().startswith(stem)]
+        alike = [w for w in known_words if len(w) > 2 and w.isalpha() and w.lower().startswith(stem)]
         close = difflib.get_close_matches(word, sorted(alike), n=12, cutoff=0.3)
         if len(close) < 3:
-            close += difflib.get_close_matches(word, sorted(w for w in spoken if len(w) > 2), n=6, cutoff=0.6)
+            close += difflib.get_close_matches(word, sorted(w for w in known_words if len(w) > 2), n=6, cutoff=0.6)
         return [w for w in dict.fromkeys(close) if len(self._in_context(w)) == 1][:3]
 
 
-def _without_far_end(ids: list[int], sample: Sample | Example, longest: int) -> list[int]:
-    """As LM-BFF cuts: the head where solved samples stand before the sample, else the tail."""
+def _without_far_end(ids: list[int], sample: TextSample | Example, longest: int) -> list[int]:
+    """Cut as LM-BFF does: at the start if demonstrations come before the sample, else at the end."""
     if len(ids) <= longest:
         return ids
     return ids[-longest:] if isinstance(sample, Example) and sample.before else ids[:longest]
 
 
 def _at_most(limit: int | None, piece: Piece) -> Piece:
-    """A text with a limit, the lower of its own and this one."""
+    """The piece with the lower of its own limit and this one, if it is a text."""
     if limit is None or not piece.is_text:
         return piece
     return piece._replace(limit=limit if piece.limit is None else min(limit, piece.limit))
 
 
 def _spans(segment: Segment) -> list[Span]:
-    spans, at = [], len(segment.left)
+    spans, start = [], len(segment.left)
     for i, piece in enumerate(segment.pieces):
         if piece.is_text:
-            spans.append(Span(i, at, at + len(piece.string)))
-        at += len(piece.string)
+            spans.append(Span(i, start, start + len(piece.string)))
+        start += len(piece.string)
     return spans
 
 
 def _tokens_of(encoding: Any, segment: Segment) -> list[list[int]]:
-    """For each text its tokens, by position. A token that has a character of a text belongs to it."""
+    """The indices of each text's tokens. A token with a character of a text belongs to it."""
     real = [(i, start, end) for i, (start, end) in enumerate(encoding.offsets) if end > start]
     return [[i for i, start, end in real if span.start < end and start < span.end] for span in _spans(segment)]
 
@@ -284,7 +287,7 @@ def _cut(encoding: Any, segment: Segment, keep: Sequence[int]) -> Segment:
         text = shorter[span.piece].string
         if n < len(tokens):
             end = max(encoding.offsets[tokens[n]][0] - span.start, 0)
-            # Never the same text again, or shortening would not end.
+            # At least one character less, so that shortening ends.
             text = text[: min(end, len(text) - 1)].rstrip()
         shorter[span.piece] = Piece(text, is_text=True)
     return segment._replace(pieces=tuple(shorter))

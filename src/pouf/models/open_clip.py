@@ -1,4 +1,4 @@
-"""Checkpoints of open_clip, those of timm among them, through the library where it is installed."""
+"""Models of open_clip and timm, through the open_clip library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from pouf.errors import InputError, optional
 from pouf.models.base import Backbone, Tensors
 
-PREFIX = "open_clip:"  # of names, as open_clip:ViT-B-16/dfn2b and open_clip:hf-hub:timm/ViT-B-16-SigLIP
+OPEN_CLIP_PREFIX = "open_clip:"  # of names, as open_clip:ViT-B-16/dfn2b and open_clip:hf-hub:timm/ViT-B-16-SigLIP
 
 
 class OpenClip(Backbone):
@@ -64,15 +64,15 @@ class OpenClip(Backbone):
 
 
 def load_open_clip(name: str) -> OpenClip:
-    """A model by `open_clip:ARCHITECTURE/WEIGHTS`, or by where open_clip finds it, as `open_clip:hf-hub:timm/…`."""
+    """A model by `open_clip:ARCHITECTURE/WEIGHTS`, or by another name of open_clip, as `open_clip:hf-hub:timm/…`."""
     library = optional("open_clip", "open-clip", f"the model {name!r}")
-    given = name.removeprefix(PREFIX)
+    given = name.removeprefix(OPEN_CLIP_PREFIX)
     elsewhere = given.startswith(("hf-hub:", "local-dir:"))
     architecture, _, weights = (given, "", "") if elsewhere else given.partition("/")
     if not elsewhere and not weights:
         known = [tag for model, tag in library.list_pretrained() if model == architecture]
         raise InputError(
-            f"model {name!r} names no weights: expected {PREFIX}{architecture}/TAG"
+            f"model {name!r} names no weights: expected {OPEN_CLIP_PREFIX}{architecture}/TAG"
             + (f", with one of {', '.join(known)}" if known else "")
         )
     try:

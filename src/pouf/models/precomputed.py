@@ -1,4 +1,4 @@
-"""No model at all: features and prototypes that were computed elsewhere, as from a vector database."""
+"""Precomputed features and prototypes without a model, as from a vector database."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import ClassSet
-from pouf.data.vectors import NAMES, PROTOTYPES, Vectors, as_table, read_arrays, row_maxima, usual_scale
+from pouf.data.vectors import CLASS_KEYS, PROTOTYPE_KEYS, Vectors, as_table, read_arrays, row_maxima, usual_scale
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
 from pouf.reading import read_tensors
 
-CLIP_TEMPERATURE = 0.01  # of CLIP and most of its kin
+CLIP_TEMPERATURE = 0.01  # of CLIP and most of its relatives
 
 
 class Precomputed(Backbone):
-    """Prototypes (k, d) that can be tuned, and a linear map of the features (d, d) that starts as the identity.
+    """Trainable prototypes (k, d), and a linear map of the features (d, d) that starts as the identity.
 
     Args:
         prototypes: (k, d), one for each class, in the order of the classes.
-        temperature: softmax temperature of the model that made the vectors. It matters: CLIP's is 0.01.
+        temperature: softmax temperature of the model that computed the vectors; CLIP's is 0.01.
     """
 
     modality = "vector"
@@ -44,12 +44,16 @@ class Precomputed(Backbone):
         unit = nn.functional.normalize(torch.from_numpy(usual_scale(table, largest)).float(), dim=1)
         self.table = nn.Parameter(unit.clone())
         self.map: nn.Parameter | None = None
-        self.register_buffer("start", unit)  # a saved classifier can go back to it: there is no other model to load
+        self.register_buffer("start", unit)  # the zero-shot prototypes, saved too
         self.register_buffer("logit_scale", torch.tensor(math.log(1 / temperature)))
 
     @classmethod
     def from_saved(cls, folder: Path, adapted: bool) -> Precomputed:
-        """What `save_pretrained` wrote, tuned or as it was before."""
+        """Load what `save_pretrained` wrote.
+
+        Args:
+            adapted: load the tuned weights, not those before training.
+        """
         tensors = read_tensors(folder / "model.safetensors")
         if not {"start", "table", "logit_scale"} <= tensors.keys():
             raise InputError(f"{str(folder / 'model.safetensors')!r} lacks its prototypes: restore it, or adapt again")
@@ -64,7 +68,7 @@ class Precomputed(Backbone):
 
     def check_question(self, classes: ClassSet, templates: Sequence[str] | None) -> tuple[str, ...]:
         if classes.descriptions is not None:
-            raise InputError("there is no model here that could read descriptions: give the names alone")
+            raise InputError("descriptions need a model that reads them: give the names alone")
         return super().check_question(classes, templates)
 
     @property
@@ -75,16 +79,16 @@ class Precomputed(Backbone):
         return {"vectors": True}
 
     def describe_inputs(self) -> dict[str, Any]:
-        return {"steps": ["vectors of the model that made the prototypes, of any length, as float32"]}
+        return {"steps": ["float32 vectors of the model that computed the prototypes, of any norm"]}
 
     def add_map(self) -> nn.Parameter:
-        """From now on features pass through a linear map, at first the identity."""
+        """Pass features through a trainable linear map, the identity at first."""
         if self.map is None:
             self.map = nn.Parameter(torch.eye(self.table.shape[1], device=self.device))
         return self.map
 
     def prepare(self, samples: Sequence[Any]) -> Tensors:
-        return {"vectors": self._fitting(torch.from_numpy(np.stack(samples)))}
+        return {"vectors": self._checked(torch.from_numpy(np.stack(samples)))}
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
         vectors = nn.functional.normalize(batch["vectors"].float(), dim=1)
@@ -93,28 +97,28 @@ class Precomputed(Backbone):
     def ready_features(self, data: Unlabelled) -> Tensor | None:
         if self.map is not None or not isinstance(data, Vectors):
             return None
-        return self._fitting(data.tensor())
+        return self._checked(data.tensor())
 
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
-        raise InputError("there are only vectors here and no model that could read a prompt: give prototypes instead")
+        raise InputError("prompts need a model that reads them: give prototypes instead")
 
     def prototypes(self, prompts: Sequence[Sequence[str]]) -> Tensor:
         return nn.functional.normalize(self.table, dim=1)
 
-    def _fitting(self, vectors: Tensor) -> Tensor:
+    def _checked(self, vectors: Tensor) -> Tensor:
         if vectors.shape[1] != self.table.shape[1]:
             raise InputError(
-                f"features of {vectors.shape[1]} numbers do not fit prototypes of {self.table.shape[1]}: "
+                f"features have {vectors.shape[1]} dimensions, but prototypes {self.table.shape[1]}: "
                 "take both from the same model"
             )
         return vectors
 
 
 def read_prototypes(file: str | Path) -> tuple[Tensor, list[str] | None]:
-    """One vector per class, (k, d), and the names of the classes where the file has them."""
+    """One vector per class, (k, d), and the names of the classes if the file has them."""
     arrays = read_arrays(file)
-    named = arrays.first(NAMES)
-    prototypes = torch.from_numpy(np.array(as_table(arrays.vectors(PROTOTYPES), str(file)), dtype=np.float32))
+    named = arrays.first(CLASS_KEYS)
+    prototypes = torch.from_numpy(np.array(as_table(arrays.vectors(PROTOTYPE_KEYS), str(file)), dtype=np.float32))
     if named is not None and named.ndim != 1:
         raise InputError(f"{str(file)!r}: expected a list of names beside the prototypes, not shape {named.shape}")
     return prototypes, None if named is None else [str(name) for name in named.tolist()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from pouf.data.class_names import ClassSet, read_lines, spoken
+from pouf.data.class_names import ClassSet, display_name, read_lines
 from pouf.data.taxonomy import Taxonomy
 from pouf.errors import InputError
 from pouf.models.text_side import TextSide
@@ -14,7 +14,7 @@ DEFAULT_TEMPLATES = {"image": ("a photo of a {}.",), "text": ("{}",), "vector": 
 
 
 def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
-    """The templates, or an error where one lacks its slot."""
+    """The templates as a tuple, or an error if one lacks its slot."""
     if isinstance(templates, str):
         templates = (templates,)
     if not templates:
@@ -29,26 +29,26 @@ def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_distinct(text_side: TextSide, classes: ClassSet, templates: Sequence[str]) -> None:
-    """An error where the text side would read the same of two classes: it knows nothing else of them."""
+    """Raise an error if the tokens of two classes are the same, since the text side could not distinguish them."""
     texts = class_texts(classes)
     for template in templates:
-        met: dict[tuple[tuple[int, ...], ...], str] = {}
+        name_by_tokens: dict[tuple[tuple[int, ...], ...], str] = {}
         tokens = iter(
             text_side.all_token_ids([prompt for own in texts for text in own for prompt in fill([template], text)])
         )
-        for name, own in zip(classes.names, texts, strict=True):
-            ids = tuple(tuple(next(tokens)) for _ in own)
-            other = met.setdefault(ids, name)
+        for name, class_prompts in zip(classes.names, texts, strict=True):
+            ids = tuple(tuple(next(tokens)) for _ in class_prompts)
+            other = name_by_tokens.setdefault(ids, name)
             if other == name:
                 continue
             if max(map(len, ids)) >= text_side.max_length:
                 raise InputError(
-                    f"template {template!r} is cut to the {text_side.max_length} tokens that the model reads, and what "
-                    f"is left is the same for {other!r} and {name!r}: shorten the template, or the names"
+                    f"template {template!r} is cut to the {text_side.max_length} tokens that the model reads, and the "
+                    f"rest is the same for {other!r} and {name!r}: shorten the template, or the names"
                 )
             raise InputError(
-                f"the model's tokenizer reads classes {other!r} and {name!r} alike, as words it does not know: give "
-                "them names in its language and letters"
+                f"the model's tokenizer does not know the names {other!r} and {name!r} and turns both into the same "
+                "tokens: give them names in its language and alphabet"
             )
 
 
@@ -66,10 +66,10 @@ def fill(templates: Sequence[str], text: str) -> list[str]:
 
 
 def class_texts(classes: ClassSet) -> tuple[tuple[str, ...], ...]:
-    """What stands for each class in a prompt: its descriptions, or its name as a person would say it.
+    """The texts of each class in prompts: its descriptions, or its name with spaces for underscores.
 
-    Where names are paths, as `animal/dog`, the names of the ancestors as well: prototypes are means over all of them.
+    If names are paths, as `animal/dog`, also the names of the ancestors: the prototype is the mean over all of them.
     """
-    if classes.descriptions is None and (taxonomy := Taxonomy.of(classes.names)) is not None:
-        return tuple(tuple(map(spoken, taxonomy.texts(k))) for k in range(len(classes.names)))
-    return classes.descriptions or tuple((spoken(name),) for name in classes.names)
+    if classes.descriptions is None and (taxonomy := Taxonomy.from_names(classes.names)) is not None:
+        return tuple(tuple(map(display_name, taxonomy.texts(k))) for k in range(len(classes.names)))
+    return classes.descriptions or tuple((display_name(name),) for name in classes.names)

@@ -1,4 +1,4 @@
-"""One sentence encoder for both sides: unlabelled texts and class prompts meet in the same space."""
+"""Sentence encoders: one encoder for unlabelled texts and class prompts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from pouf.errors import InputError
-from pouf.models.base import Backbone, Tensors, of_model
+from pouf.models.base import Backbone, Tensors, model_weights
 from pouf.models.text_side import TextSide, describe_tokenizer, tokenizer_facts
-from pouf.models.windows import ROWS, WINDOW_WEIGHT, cut, encode_windows, stack
+from pouf.models.windows import WINDOW_WEIGHT, WINDOWS_AT_ONCE, encode_windows, split_evenly, stack
 from pouf.reading import read_json
 
 LAYOUT_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-REMEDY = "get the model again from where it came"
-TEMPERATURE = 0.1  # these models have none of their own; the paper's for texts
+REMEDY = "download the model again"
+SENTENCE_TEMPERATURE = 0.1  # these models have none; this is the paper's for texts
 
 
 def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class SentenceEncoder(Backbone):
         self.tokenizer = tokenizer
         self.pool = POOLINGS[pooling]
         self.extras = extras
-        self.register_buffer("logit_scale", torch.tensor(math.log(1 / TEMPERATURE)), persistent=False)
+        self.register_buffer("logit_scale", torch.tensor(math.log(1 / SENTENCE_TEMPERATURE)), persistent=False)
         embedding = model.get_input_embeddings()  # type: ignore[operator]
         self.text_side = TextSide(tokenizer, partial(_encode, model, self.pool), embedding, max_length)
 
@@ -67,7 +67,7 @@ class SentenceEncoder(Backbone):
         assert self.text_side is not None
         if self.windows:
             before, after = self.text_side.frame()
-            rows = [cut(ids, self._room) for ids in self._all_tokens(samples)]
+            rows = [split_evenly(ids, self._room) for ids in self._all_tokens(samples)]
             framed = [[*before, *window, *after] for own in rows for window in own]
             return stack(self.text_side.pad(framed), [[len(window) for window in own] for own in rows])
         length = self.text_side.max_length
@@ -84,7 +84,7 @@ class SentenceEncoder(Backbone):
         return self.text_side.max_length - sum(map(len, self.text_side.frame()))
 
     def _all_tokens(self, samples: Sequence[str]) -> list[list[int]]:
-        """Of whole texts, however long they are."""
+        """Token ids of whole texts of any length."""
         ids: list[list[int]] = self.tokenizer(
             list(samples), add_special_tokens=False, truncation=False, split_special_tokens=True, verbose=False
         )["input_ids"]
@@ -96,7 +96,7 @@ class SentenceEncoder(Backbone):
     def encode_inputs(self, batch: Tensors) -> Tensor:
         encode = partial(_encode, self.model, self.pool)
         if self.windows:
-            rows = batch[WINDOW_WEIGHT].numel() if self.sharded else ROWS
+            rows = batch[WINDOW_WEIGHT].numel() if self.sharded else WINDOWS_AT_ONCE
             return encode_windows(encode, batch, unit=True, rows=rows)
         return encode(batch)
 
@@ -112,7 +112,7 @@ class SentenceEncoder(Backbone):
         return describe_tokenizer(self.tokenizer, self.text_side.max_length, self.windows)
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        self.model.save_pretrained(folder, state_dict=of_model(weights))
+        self.model.save_pretrained(folder, state_dict=model_weights(weights))
         self.tokenizer.save_pretrained(folder)
         if self.extras is not None:
             copy_layout(self.extras, folder)
@@ -129,7 +129,7 @@ def read_layout(folder: Path) -> tuple[str, int | None]:
     if unsupported:
         raise InputError(
             f"{folder} has a sentence-transformers module {', '.join(sorted(unsupported))} that pouf can't train; "
-            "expected Transformer, Pooling and Normalize. Wrap it in a pouf.Backbone of your own."
+            "expected Transformer, Pooling and Normalize. Write a pouf.Backbone for it."
         )
     declared = folder / (modules["Pooling"].path if "Pooling" in modules else "1_Pooling") / "config.json"
     if "Pooling" in modules and not declared.is_file():
@@ -143,9 +143,9 @@ def read_layout(folder: Path) -> tuple[str, int | None]:
 
 def _pooling(config: dict[str, Any], folder: Path) -> str:
     named = {"pooling_mode_mean_tokens": "mean", "pooling_mode_max_tokens": "max", "pooling_mode_cls_token": "cls"}
-    on = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    enabled = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
     usual = [] if any(key.startswith("pooling_mode_") for key in config) else ["mean"]
-    mode = config.get("pooling_mode", [named.get(key, key) for key in on] or usual)
+    mode = config.get("pooling_mode", [named.get(key, key) for key in enabled] or usual)
     modes = [mode] if isinstance(mode, str) else list(mode)
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise InputError(f"{folder} pools by {' + '.join(modes) or 'nothing'}; expected one of {', '.join(POOLINGS)}")
@@ -153,7 +153,7 @@ def _pooling(config: dict[str, Any], folder: Path) -> str:
 
 
 def copy_layout(source: Path, target: Path) -> None:
-    """So that sentence-transformers opens the adapted model as it opened the original."""
+    """Copy the files that sentence-transformers needs to open the adapted model."""
     for name in LAYOUT_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -165,14 +165,14 @@ def copy_layout(source: Path, target: Path) -> None:
 
 
 class _Module(BaseModel):
-    """What counts of an entry of modules.json."""
+    """The used fields of an entry of modules.json."""
 
     type: str
     path: str = ""
 
 
 def _modules(folder: Path) -> list[_Module]:
-    """What modules.json lists; a path that leads out of the folder would make us write there."""
+    """The modules in modules.json. Paths out of the folder are refused: saving would write there."""
     if not (folder / "modules.json").is_file():
         return []
     modules: list[_Module] = read_json(folder / "modules.json", list[_Module], REMEDY)

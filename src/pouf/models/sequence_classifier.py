@@ -1,4 +1,4 @@
-"""Standard fine-tuning: an encoder under a classification head that knows nothing yet. It needs labels."""
+"""Standard fine-tuning: an encoder with a new classification head, which needs labels."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.models.base import Backbone, Scores, Tensors, of_model
-from pouf.models.cloze import Sample
+from pouf.models.base import Backbone, Scores, Tensors, model_weights
+from pouf.models.cloze import TextSample
 from pouf.models.text_side import describe_tokenizer, tokenizer_facts
 
-NEAREST = 1e-4  # that a share comes to 0 and 1
+MIN_SHARE = 1e-4  # distance that a share keeps from 0 and 1
 
 
 class SequenceClassifier(Backbone):
     """Any `…ForSequenceClassification`. Its features are its logits, and the prototypes the unit vectors there.
 
-    Class names play no part: what a class is, only labelled shots tell.
+    Class names are not read: classes are defined by labelled shots alone.
 
     With one output it is a regression between two classes: its feature is the share y of the second, and its logits are
-    log(1 - y) and log y, so that squared error on the probabilities is squared error on y. Beyond 0 and 1 it counts as
-    the nearer of them, and keeps its gradient.
+    log(1 - y) and log y, so that squared error on the probabilities is squared error on y. y is clamped to [0, 1],
+    with a straight-through gradient.
     """
 
     modality = "text"
@@ -42,7 +42,7 @@ class SequenceClassifier(Backbone):
     def preprocessing(self) -> str:
         return f"{self.max_length} {tokenizer_facts(self.tokenizer)}"
 
-    def prepare(self, samples: Sequence[Sample]) -> Tensors:
+    def prepare(self, samples: Sequence[TextSample]) -> Tensors:
         pairs = [(sample,) if isinstance(sample, str) else sample for sample in samples]
         columns = [list(column) for column in zip(*pairs, strict=True)]
         return dict(
@@ -57,7 +57,7 @@ class SequenceClassifier(Backbone):
         return logits
 
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
-        """One unit vector each: names are as good as numbers here."""
+        """One unit vector per prompt."""
         return torch.eye(len(prompts), device=self.device)
 
     def prototypes(self, prompts: Sequence[Sequence[str]]) -> Tensor:
@@ -65,7 +65,7 @@ class SequenceClassifier(Backbone):
 
     def scores(self, features: Tensor, prototypes: Tensor) -> Scores:
         if self.regression:
-            y = features[:, 0] + (features[:, 0].clamp(NEAREST, 1 - NEAREST) - features[:, 0]).detach()
+            y = features[:, 0] + (features[:, 0].clamp(MIN_SHARE, 1 - MIN_SHARE) - features[:, 0]).detach()
             logits = torch.stack([1 - y, y], 1).log()
             return Scores(logits, logits, 1 / self.logit_scale.exp())
         return Scores(F.normalize(features, dim=1) @ prototypes.T, features @ prototypes.T, 1 / self.logit_scale.exp())
@@ -77,5 +77,5 @@ class SequenceClassifier(Backbone):
         return describe_tokenizer(self.tokenizer, self.max_length)
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        self.model.save_pretrained(folder, state_dict=of_model(weights))
+        self.model.save_pretrained(folder, state_dict=model_weights(weights))
         self.tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Sentences → vectors at their own length, with an entrance for soft prompts."""
+"""Sentences → vectors, with support for soft prompts."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-CHUNK = 256  # sentences encoded at once
+PROMPTS_AT_ONCE = 256  # sentences encoded at once
 
-CHUNKS = 1024  # sets of prompts that stay tokenized: as many as the chunks of a step
+MAX_CACHED_CHUNKS = 1024  # tokenized sets of prompts that are cached: at least the chunks of a step
 
 
-class Chunk(NamedTuple):
-    positions: Tensor  # (m,), where its sentences stand among all
+class PromptChunk(NamedTuple):
+    positions: Tensor  # (m,), indices of its sentences
     tokens: dict[str, Tensor]  # (m, length)
 
 
 class TextSide:
     """A tokenizer and the text encoder behind it.
 
-    Sentences are encoded in the order of their length and padded to the longest of their chunk only. Under a causal
-    mask what follows the end of a sentence has no influence on it, and where attention looks both ways the padding is
-    masked, so the result is that of padding to the model's full length. SigLIP is the exception: it was trained to
-    attend to its padding, so `full_length` pads as in training.
+    Sentences are encoded in the order of their length and padded to the longest of their chunk only. Padding is
+    masked, or has no influence under a causal mask, so the result is that of padding to the model's full length. SigLIP
+    is the exception: it was trained to attend to its padding, so `full_length` pads as in training.
 
     Args:
         tokenizer: of transformers.
-        encode: tokens as the tokenizer gives them, on the model's device -> (m, d). No method of the backbone that owns
-            this: the two would hold on to each other, and their weights would outlive their use.
-        embedding: the layer that looks up token embeddings.
+        encode: tokens from the tokenizer, on the model's device -> (m, d). Not a method of the backbone: a reference
+            cycle would keep the weights alive after use.
+        embedding: the token embedding layer.
         max_length: sentences are cut to this many tokens.
         full_length: pad every sentence to `max_length`.
     """
@@ -51,13 +50,13 @@ class TextSide:
         self.max_length = max_length
         self.full_length = full_length
         # The prompts of a run stay the same from step to step: they are tokenized once.
-        self._tokenized: dict[tuple[str, ...], list[Chunk]] = {}
+        self._tokenized: dict[tuple[str, ...], list[PromptChunk]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_tokenized": {}}
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
-        """(m, d), in the order given, differentiable."""
+        """(m, d), in the given order, differentiable."""
         chunks = self._chunks_of(tuple(sentences))
         device = self.embedding.weight.device
         encoded = torch.cat([self.encode_tokens(_to(chunk.tokens, device)) for chunk in chunks])
@@ -78,7 +77,7 @@ class TextSide:
         return self.all_token_ids([text], special)[0]
 
     def all_token_ids(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
-        """Of each text, cut to the model's length. The name of a special token in a text is text like any other."""
+        """Token ids of each text, cut to the model's length. Names of special tokens in texts are plain text."""
         ids: list[list[int]] = self.tokenizer(
             list(texts), add_special_tokens=special, truncation=True, max_length=self.max_length,
             split_special_tokens=True,
@@ -91,28 +90,28 @@ class TextSide:
         for start in range(len(framed) - len(bare) + 1):
             if framed[start : start + len(bare)] == bare:
                 return framed[:start], framed[start + len(bare) :]
-        raise ValueError(f"the tokenizer changes a sentence when it frames it: {bare} became {framed}")
+        raise ValueError(f"the tokenizer changes a sentence when it adds special tokens: {bare} became {framed}")
 
-    def _chunks_of(self, sentences: tuple[str, ...]) -> list[Chunk]:
+    def _chunks_of(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
         if sentences not in self._tokenized:
-            if len(self._tokenized) == CHUNKS:
+            if len(self._tokenized) == MAX_CACHED_CHUNKS:
                 del self._tokenized[next(iter(self._tokenized))]  # the oldest
             self._tokenized[sentences] = self._tokenize(sentences)
         return self._tokenized[sentences]
 
-    def _tokenize(self, sentences: tuple[str, ...]) -> list[Chunk]:
+    def _tokenize(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
         ids = self.all_token_ids(sentences)
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        chunks = [order[start : start + CHUNK] for start in range(0, len(order), CHUNK)]
-        return [Chunk(torch.tensor(chunk), self.pad([ids[i] for i in chunk])) for chunk in chunks]
+        chunks = [order[start : start + PROMPTS_AT_ONCE] for start in range(0, len(order), PROMPTS_AT_ONCE)]
+        return [PromptChunk(torch.tensor(chunk), self.pad([ids[i] for i in chunk])) for chunk in chunks]
 
 
 def tokenizer_facts(tokenizer: Any) -> str:
-    """Everything that decides the tokens of a text, as text."""
+    """Everything that the tokens of a text depend on, as text."""
     if not tokenizer.is_fast:  # one written in Python: its class, its words and its settings
         return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {tokenizer.init_kwargs}"
     facts = json.loads(tokenizer.backend_tokenizer.to_str())
-    # What the last call happened to set.
+    # Without truncation and padding, which are those of the last call.
     return json.dumps({name: value for name, value in facts.items() if name not in ("truncation", "padding")})
 
 
@@ -134,9 +133,9 @@ WINDOW_STEPS = [
 
 
 def describe_tokenizer(tokenizer: Any, max_length: int, windows: bool = False) -> dict[str, Any]:
-    """How texts become tensors, for whoever calls an exported model."""
+    """How texts become tensors, for users of an exported model."""
     facts = {
-        "files": "tokenizer.json and its kin, beside this file", "max_length": max_length,
+        "files": "tokenizer.json and related files, beside this file", "max_length": max_length,
         "pad_token_id": tokenizer.pad_token_id, "padding": "on the right, to the longest of the batch",
     }  # fmt: skip
     return {"steps": WINDOW_STEPS if windows else TEXT_STEPS, "tokenizer": facts}
@@ -146,7 +145,7 @@ def describe_tokenizer(tokenizer: Any, max_length: int, windows: bool = False) -
 def replaced_embeddings(embedding: nn.Embedding, positions: Tensor, vectors: Tensor) -> Iterator[None]:
     """While open, the tokens at `positions` (m, p) of every sentence are read as `vectors` (m, p, h).
 
-    Works for any model, also those that take no `inputs_embeds`.
+    Works for all models, with or without `inputs_embeds`.
     """
 
     def put(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

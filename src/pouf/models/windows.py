@@ -1,4 +1,4 @@
-"""Long texts in windows as long as the model reads, each encoded by itself, and their features pooled."""
+"""Long texts in windows of the model's length, each encoded separately, with pooled features."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
-WINDOW_WEIGHT = "window_weight"  # (n, w), tokens of each window; 0 for those that fill up
-ROWS = 256  # windows encoded at once, where no gradient is needed
-MEASURED = 1000  # texts whose length is looked at
+WINDOW_WEIGHT = "window_weight"  # (n, w), tokens of each window; 0 for padding windows
+WINDOWS_AT_ONCE = 256  # windows encoded at once when no gradient is needed
+MAX_MEASURED_TEXTS = 1000  # texts whose length is measured
 
 
-def cut(tokens: Sequence[T], room: int) -> list[Sequence[T]]:
-    """Consecutive windows of at most `room` tokens, all of about the same length; at least one."""
+def split_evenly(tokens: Sequence[T], room: int) -> list[Sequence[T]]:
+    """Consecutive windows of at most `room` tokens, all of about the same length; at least one window."""
     count = max(1, -(-len(tokens) // room))
     bounds = [len(tokens) * i // count for i in range(count + 1)]
     return [tokens[start:end] for start, end in pairwise(bounds)]
@@ -39,8 +39,8 @@ def stack(batch: Tensors, lengths: Sequence[Sequence[int]]) -> Tensors:
     Args:
         lengths: for each text, the tokens of each of its windows.
     """
-    most = max(len(own) for own in lengths)
-    index, weight = torch.zeros(2, len(lengths), most, dtype=torch.long)
+    width = max(len(own) for own in lengths)
+    index, weight = torch.zeros(2, len(lengths), width, dtype=torch.long)
     first = 0
     for i, own in enumerate(lengths):
         index[i] = first
@@ -50,16 +50,18 @@ def stack(batch: Tensors, lengths: Sequence[Sequence[int]]) -> Tensors:
     return {name: tensor[index] for name, tensor in batch.items()} | {WINDOW_WEIGHT: weight.float()}
 
 
-def encode_windows(encode: Callable[[Tensors], Tensor], batch: Tensors, unit: bool, rows: int = ROWS) -> Tensor:
+def encode_windows(
+    encode: Callable[[Tensors], Tensor], batch: Tensors, unit: bool, rows: int = WINDOWS_AT_ONCE
+) -> Tensor:
     """Means over the windows of each text, weighted by their tokens: what `stack` made -> (n, d).
 
     Args:
-        unit: the features of a window count by their direction alone.
-        rows: windows that are encoded at once, where no gradient is needed.
+        unit: normalise the features of each window first.
+        rows: windows encoded at once when no gradient is needed.
     """
     weight = batch[WINDOW_WEIGHT]
     flat = {name: tensor.flatten(0, 1) for name, tensor in batch.items() if name != WINDOW_WEIGHT}
-    if torch.compiler.is_compiling():  # what is exported has no branches that depend on the data
+    if torch.compiler.is_compiling():  # an exported model has no branches that depend on the data
         encoded = encode(flat)
     else:
         real = weight.flatten().nonzero().flatten()
@@ -73,13 +75,13 @@ def encode_windows(encode: Callable[[Tensors], Tensor], batch: Tensors, unit: bo
 
 
 class Cut(NamedTuple):
-    """How much of the texts a model does not read."""
+    """How much of the texts exceeds the model's length."""
 
     texts: int
-    cut: int  # of these
-    lost: float  # share of all their tokens
+    cut: int  # of these, longer than the model reads
+    lost: float  # share of all tokens
     room: int  # tokens of a text that are read
-    measured: int  # texts whose length was looked at
+    measured: int  # texts whose length was measured
 
     def __str__(self) -> str:
         about = "about " if self.measured < self.texts else ""
@@ -90,17 +92,17 @@ class Cut(NamedTuple):
 
 
 def warn_of_cut(backbone: Backbone, data: Unlabelled, remedy: str) -> None:
-    """One line that says how many of these texts are cut, and how much of them is lost."""
+    """Log how many of these texts are cut, and how much of them is lost."""
     if (found := measure_cut(backbone, data)) is not None:
         logger.warning("%s%s", found, f"; {remedy}" if backbone.supports_windows else "")
 
 
 def measure_cut(backbone: Backbone, data: Unlabelled) -> Cut | None:
-    """What is cut of these texts, by at most 1,000 of them; None where nothing is."""
+    """How much of these texts is cut, measured on at most 1,000 of them; None if nothing is."""
     if backbone.windows or data.modality != "text" or data.streamed or not len(data):
         return None
     samples = []
-    for index in range(0, len(data), max(1, len(data) // MEASURED)):
+    for index in range(0, len(data), max(1, len(data) // MAX_MEASURED_TEXTS)):
         try:
             samples.append(data.read(index))
         except Unreadable:

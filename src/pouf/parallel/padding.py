@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from pouf.data.loader import Read
+from pouf.data.loader import ReadBatch
 from pouf.parallel.process_group import processes
 
 T = TypeVar("T")
 PROMPTS = 256  # encoded at once at most: encoders cut there by themselves, and would do so unequally often
-NOTHING = Read([], {}, {})
+NOTHING = ReadBatch([], {}, {})
 
 
 class PaddingSample:
@@ -22,7 +22,7 @@ class PaddingSample:
     def __init__(self) -> None:
         self.own: dict[str, Tensor] = {}
 
-    def instead_of(self, read: Read) -> dict[str, Tensor] | None:
+    def instead_of(self, read: ReadBatch) -> dict[str, Tensor] | None:
         """What was read, or a sample that stands for it; None where no process could read anything."""
         if read.indices and not self.own and processes().size > 1:
             # Each tensor of a sample may have several rows, as with demonstrations.
@@ -38,7 +38,7 @@ class PaddingSample:
         return read.tensors if read.indices else self.own
 
 
-def in_step(reads: Iterator[Read]) -> Iterator[tuple[Read, dict[str, Tensor]]]:
+def in_step(reads: Iterator[ReadBatch]) -> Iterator[tuple[ReadBatch, dict[str, Tensor]]]:
     """What this process reads, with what to go through the model with: equally often on all processes.
 
     Who has read everything goes on with samples that do not count, until all have.

@@ -8,7 +8,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.losses.information import entropy, share_told
+from pouf.losses.information import entropy, normalised_information
 from pouf.losses.prior import gated_shares, share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess.agreement import kappa
@@ -56,7 +56,7 @@ def too_unsure(logits: Tensor) -> bool:
 
     Sure predictions of one class for all inputs tell little as well, but those can be believed.
     """
-    return share_told(logits) < LITTLE and float(entropy(logits)) > UNSURE * math.log(logits.shape[1])
+    return normalised_information(logits) < LITTLE and float(entropy(logits)) > UNSURE * math.log(logits.shape[1])
 
 
 def _nothing(logits: Tensor, why: str) -> Postprocessor:

@@ -1,4 +1,4 @@
-"""The paper's figures of any run, drawn for the report and for files: t-SNE, neighbours, similarities, lambda."""
+"""The paper's figures for any run: t-SNE, nearest neighbours, similarities, lambda; for the report and as files."""
 
 from __future__ import annotations
 
@@ -22,105 +22,110 @@ from pouf.inference.encode import InferenceConfig
 from pouf.reporting.pages import as_text, shorten, thumbnail
 from pouf.reporting.svg import COLOURS, EIGHT, Series, chart, drawing, legend, marker, polygon, tag, text
 
-CLASSES = len(COLOURS)  # that have a colour, a name and a row of their own
-STARS = 100  # prototypes that are drawn
-SIDE = 400  # of a map
-TOGETHER = 3  # most stars that share a label
+CLASSES = len(COLOURS)  # more classes share colours, and get no row of their own
+MAX_STARS = 100  # prototypes in a map
+MAP_SIDE = 400  # pixels
+MAX_STARS_PER_LABEL = 3
 HALO = {"paint_order": "stroke", "stroke": "var(--card)", "stroke_width": 3, "stroke_linejoin": "round"}
 
 
-class View(NamedTuple):
-    """A classifier's view of the same inputs."""
+class FeatureView(NamedTuple):
+    """Features and predictions of a classifier for some inputs."""
 
     features: Tensor  # (n, d), each of length 1
     prototypes: Tensor  # (k, d), each of length 1
-    labels: Tensor  # (n,), the true classes where they are known, else what the classifier says
+    labels: Tensor  # (n,), the true classes if known, else the predicted ones
     probabilities: Tensor  # (n, k)
 
 
 class Comparison(NamedTuple):
-    before: View
-    after: View
-    inputs: Unlabelled  # those that both views are of, in their order
+    before: FeatureView
+    after: FeatureView
+    inputs: Unlabelled  # of both views, in their order
     classes: Sequence[str]
     labelled: bool
 
     def changed(self) -> list[bool]:
-        """Which inputs went to another class."""
+        """Whether the predicted class of each input changed."""
         return (self.before.probabilities.argmax(1) != self.after.probabilities.argmax(1)).tolist()
 
     def sample(self, i: int) -> Any:
-        """An input; None if it could be read before, but can't be any more."""
+        """An input for display; None if it can't be read any more."""
         try:
             return self.inputs.show(i, 128)
         except Unreadable:
             return None
 
 
-def look(
+def compare_features(
     zero_shot: Callable[[], Classifier],
     adapted: Callable[[], Classifier],
     data: Unlabelled,
     labels: Sequence[int] | None = None,
     inference: InferenceConfig | None = None,
-    most: int = 2000,
+    max_inputs: int = 2000,
 ) -> Comparison:
-    """Features and prototypes before and after, of at most 2,000 inputs at random.
+    """Features and prototypes before and after, of a random sample of inputs.
 
     Args:
-        zero_shot, adapted: the classifier before and after; the second is asked for when the first is no longer used.
+        zero_shot, adapted: return the classifiers; the second is called when the first is no longer in use.
     """
     chosen = list(range(len(data)))
-    if len(chosen) > most:
-        chosen = sorted(np.random.default_rng(0).permutation(len(data))[:most].tolist())
+    if len(chosen) > max_inputs:
+        chosen = sorted(np.random.default_rng(0).permutation(len(data))[:max_inputs].tolist())
     sample = Subset(data, chosen)
     views = []
-    for state in (zero_shot, adapted):
-        classifier = state()
+    for load in (zero_shot, adapted):
+        classifier = load()
         with torch.no_grad():
             encoded = classifier.encode(sample, inference or InferenceConfig())
-            said = classifier.log_probabilities(encoded).exp()
+            probabilities = classifier.log_probabilities(encoded).exp()
             prototypes = F.normalize(classifier.prototypes().float(), dim=1).cpu()
-        shown = said.argmax(1) if labels is None else torch.tensor([labels[chosen[i]] for i in encoded.indices])
-        views.append(View(F.normalize(encoded.features.float(), dim=1), prototypes, shown, said))
+        if labels is None:
+            classes = probabilities.argmax(1)
+        else:
+            classes = torch.tensor([labels[chosen[i]] for i in encoded.indices])
+        views.append(FeatureView(F.normalize(encoded.features.float(), dim=1), prototypes, classes, probabilities))
     readable = [i for i in range(len(sample)) if i not in sample.skipped]
     before, after = views
     return Comparison(before, after, Subset(sample, readable), classifier.classes, labels is not None)
 
 
-def stars(view: View) -> list[int]:
-    """The classes whose prototypes are drawn: all, or those of the most inputs where there are very many."""
+def stars(view: FeatureView) -> list[int]:
+    """The classes whose prototypes are drawn: all, or the 100 with the most inputs."""
     k = len(view.prototypes)
     counts = torch.bincount(view.labels, minlength=k)
-    return sorted(counts.argsort(descending=True, stable=True)[:STARS].tolist()) if k > STARS else list(range(k))
+    return (
+        sorted(counts.argsort(descending=True, stable=True)[:MAX_STARS].tolist()) if k > MAX_STARS else list(range(k))
+    )
 
 
-def embed(view: View, centred: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def embed(view: FeatureView, centred: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """One t-SNE of features and prototypes together, paper fig. 1: (n, 2) and (k, 2); the same for the same view.
 
-    Of more than 100 prototypes those of `stars` are placed: more can't be told apart, and take most of the time.
+    Of more than 100 prototypes only those of `stars` are embedded: more are illegible and slow.
 
-    Features and prototypes of dual encoders lie in two separate cones, and the picture shows that they do. Centred,
-    each by their own mean, they share one place, and the picture shows which features are on which prototype's side.
+    Features and prototypes of dual encoders lie in two separate cones, as the map then shows. With both centred by
+    their own means, the map shows which features lie near which prototype.
     """
     from sklearn.manifold import TSNE
 
     parts = (view.features, view.prototypes[stars(view)])
     points = F.normalize(torch.cat([part - part.mean(0) if centred else part for part in parts]), dim=1).numpy()
-    if np.ptp(points, axis=0).max() < 1e-6:  # all are one: t-SNE would divide by their spread
+    if np.ptp(points, axis=0).max() < 1e-6:  # all points are equal: t-SNE would divide by zero
         return np.zeros((len(view.features), 2), np.float32), np.zeros((len(parts[1]), 2), np.float32)
     perplexity = min(30.0, max(2.0, (len(points) - 1) / 4))
     placed = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points)
     return placed[: len(view.features)], placed[len(view.features) :]
 
 
-def nearest(view: View, k: int, count: int = 5) -> list[int]:
-    """The inputs nearest to a prototype, the nearest first."""
+def nearest_to_prototype(view: FeatureView, k: int, count: int = 5) -> list[int]:
+    """Indices of the inputs nearest to a prototype, nearest first."""
     return (view.features @ view.prototypes[k]).topk(min(count, len(view.features))).indices.tolist()
 
 
-def similarities(view: View) -> Tensor:
-    """Cosine of each feature with the prototype of its class: (n,)."""
+def similarities(view: FeatureView) -> Tensor:
+    """Cosine of each feature and the prototype of its class: (n,)."""
     return (view.features * view.prototypes[view.labels]).sum(1)
 
 
@@ -130,11 +135,11 @@ FIGURES = ("tsne", "neighbours", "similarity")
 def paper_figures(
     comparison: Comparison, centred: bool = False, classes: Sequence[int] = (), only: Sequence[str] = FIGURES
 ) -> dict[str, Markup]:
-    """The files of `pouf figures`, by name.
+    """The figures of `pouf figures` by name.
 
     Args:
-        classes: whose nearest neighbours are drawn, in this order; by default those that changed most.
-        only: some of the figures.
+        classes: of the figure of neighbours, in this order; by default those that changed most.
+        only: names of some of the figures.
     """
     draw: dict[str, Callable[[], Markup]] = {
         "tsne": lambda: _side_by_side(comparison, centred),
@@ -145,52 +150,52 @@ def paper_figures(
 
 
 def _side_by_side(comparison: Comparison, centred: bool) -> Markup:
-    """The t-SNE before and after."""
+    """The t-SNE maps before and after, side by side."""
     left, right = both_maps(comparison, centred)
     height = int(left.split('"')[3])  # of <svg width="" height="">
     about = ", each centred by their own mean" if centred else ""
-    titles = [text(x, 14, name + about) for x, name in ((8, "zero-shot"), (SIDE + 24, "adapted"))]
-    maps = [tag("g", part, transform=f"translate({x} 18)") for x, part in ((0, left), (SIDE + 16, right))]
-    return drawing(2 * SIDE + 16, height + 18, *titles, *maps)
+    titles = [text(x, 14, name + about) for x, name in ((8, "zero-shot"), (MAP_SIDE + 24, "adapted"))]
+    maps = [tag("g", part, transform=f"translate({x} 18)") for x, part in ((0, left), (MAP_SIDE + 16, right))]
+    return drawing(2 * MAP_SIDE + 16, height + 18, *titles, *maps)
 
 
 def both_maps(comparison: Comparison, centred: bool = False) -> list[Markup]:
-    """`tsne` before and after, of one height."""
-    places = [np.concatenate(embed(view, centred)) for view in comparison[:2]]
-    height = max(_scale_and_height(both)[1] for both in places)
+    """The t-SNE maps before and after, with the same height."""
+    positions = [np.concatenate(embed(view, centred)) for view in comparison[:2]]
+    height = max(_scale_and_height(both)[1] for both in positions)
     return [
         tsne(view, comparison.classes, centred, comparison.changed(), both, height)
-        for view, both in zip(comparison[:2], places, strict=True)
+        for view, both in zip(comparison[:2], positions, strict=True)
     ]
 
 
 def _scale_and_height(both: NDArray[np.float32]) -> tuple[float, int]:
-    """The same scale up and across, so that distances can be compared; no empty space above and below."""
+    """One scale for both axes, so that distances can be compared, and the height that the points need."""
     across, up = (both.max(0) - both.min(0)).tolist()
-    scale = (SIDE - 24) / max(across, up, 1e-6)
-    return scale, max(SIDE // 2, 24 + math.ceil(scale * up))
+    scale = (MAP_SIDE - 24) / max(across, up, 1e-6)
+    return scale, max(MAP_SIDE // 2, 24 + math.ceil(scale * up))
 
 
 def tsne(
-    view: View,
+    view: FeatureView,
     classes: Sequence[str],
     centred: bool = False,
     changed: Sequence[bool] | None = None,
     both: NDArray[np.float32] | None = None,
     height: int = 0,
 ) -> Markup:
-    """Inputs as points, prototypes as stars, where one t-SNE of both puts them.
+    """A t-SNE map with inputs as points and prototypes as stars.
 
-    Colour and shape are the class. Where there are more classes than colours, they say what changed instead.
+    Colour and shape show the class; with more classes than colours, whether the prediction changed.
 
     Args:
-        both: (n + k, 2), what `embed` gave, where it is known.
-        height: at the least.
+        both: (n + k, 2), the result of `embed`, if it was computed before.
+        height: minimum height.
     """
     both = np.concatenate(embed(view, centred)) if both is None else both
     scale, least = _scale_and_height(both)
     height = max(height, least)
-    placed = (np.array([SIDE, height]) / 2 + scale * (both - (both.min(0) + both.max(0)) / 2)).tolist()
+    placed = (np.array([MAP_SIDE, height]) / 2 + scale * (both - (both.min(0) + both.max(0)) / 2)).tolist()
     n, labels, few = len(view.features), view.labels.tolist(), len(classes) <= CLASSES
     changed = changed if changed is not None else [False] * n
     parts = [
@@ -208,8 +213,8 @@ def tsne(
         marks = [(_point(True, 0, 0), "prediction changed"), (_point(False, 0, 0), "unchanged")]
     else:
         parts += _labels(placed[n:], names, placed[:n], height)
-    named, end = legend(marks, SIDE, height)
-    return drawing(SIDE, end, *parts, tag("g", *named, class_="legend"))
+    named, end = legend(marks, MAP_SIDE, height)
+    return drawing(MAP_SIDE, end, *parts, tag("g", *named, class_="legend"))
 
 
 def _point(changed: bool, x: float, y: float, **attributes: object) -> Markup:
@@ -220,20 +225,20 @@ def _point(changed: bool, x: float, y: float, **attributes: object) -> Markup:
 def _labels(
     stars: Sequence[Sequence[float]], names: Sequence[str], points: Sequence[Sequence[float]], height: int
 ) -> list[Markup]:
-    """Names near their stars and on no point, star or other name. One that finds no place is left to the legend."""
-    taken = [(x, y, 7.0) for x, y in stars]  # middle, and half of the width
+    """Names near their stars, not covering points, stars or other names. Names without space are only in the legend."""
+    taken = [(x, y, 7.0) for x, y in stars]  # centre, and half of the width
     parts = []
-    for together in _in_one_place(stars):
-        if len(together) > TOGETHER:
+    for group in _overlapping(stars):
+        if len(group) > MAX_STARS_PER_LABEL:
             continue
-        (x, y), name = stars[together[0]], shorten(", ".join(names[k] for k in together), 40)
+        (x, y), name = stars[group[0]], shorten(", ".join(names[k] for k in group), 40)
         half = 3.0 * len(name) + 2
         for across, down in _around(x, y, half):
-            inside = half <= across <= SIDE - half and 8 <= down <= height - 8
+            inside = half <= across <= MAP_SIDE - half and 8 <= down <= height - 8
             free = all(abs(across - a) > half + b or abs(down - d) > 12 for a, d, b in taken)
             if inside and free and all(abs(across - a) > half + 3 or abs(down - b) > 9 for a, b in points):
                 taken.append((across, down, half))
-                near = min(max(x, across - half), across + half)  # of the name, what is next to the star
+                near = min(max(x, across - half), across + half)  # the nearest point of the name
                 if math.hypot(near - x, down - y) > 20:
                     parts.append(tag("line", x1=x, y1=y, x2=near, y2=down, stroke="var(--soft)", stroke_width=0.7))
                 parts.append(text(across, down + 4, name, text_anchor="middle", **HALO | {"fill": "var(--ink)"}))
@@ -241,8 +246,8 @@ def _labels(
     return parts
 
 
-def _in_one_place(stars: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Stars that touch each other, together: beside them, a single name could not tell which one it means."""
+def _overlapping(stars: Sequence[Sequence[float]]) -> list[list[int]]:
+    """Groups of overlapping stars, which share a label, since single names would be ambiguous."""
     groups: list[list[int]] = []
     for i, (x, y) in enumerate(stars):
         near = [group for group in groups if any(math.hypot(x - stars[k][0], y - stars[k][1]) < 10 for k in group)]
@@ -251,7 +256,7 @@ def _in_one_place(stars: Sequence[Sequence[float]]) -> list[list[int]]:
 
 
 def _around(x: float, y: float, half: float) -> Iterator[tuple[float, float]]:
-    """Places for a name around a star, the nearest first."""
+    """Positions for a name around a star, nearest first."""
     for away in range(11, 90, 8):
         yield from ((x + away + half, y), (x - away - half, y))
         for turn in (0, 1, -1, 2, -2):
@@ -260,25 +265,28 @@ def _around(x: float, y: float, half: float) -> Iterator[tuple[float, float]]:
 
 
 def nearest_inputs(comparison: Comparison, classes: Sequence[int] = ()) -> list[tuple[int, list[int], list[int]]]:
-    """Classes, and the inputs nearest to their prototypes before and after: those given, or the most changed first."""
+    """Classes with the inputs nearest to their prototypes before and after; by default the most changed first."""
     before, after = comparison[:2]
-    near = [(k, nearest(before, k), nearest(after, k)) for k in classes or range(len(comparison.classes))]
+    near = [
+        (k, nearest_to_prototype(before, k), nearest_to_prototype(after, k))
+        for k in classes or range(len(comparison.classes))
+    ]
     if classes:
         return near
     return sorted(near, key=lambda row: -len({*row[1]} ^ {*row[2]}))[:CLASSES]
 
 
 def neighbours(comparison: Comparison, classes: Sequence[int] = ()) -> Markup:
-    """The five inputs nearest to each prototype, before (left) and after (right); classes that changed most first, or
-    those given."""
+    """The five inputs nearest to each prototype before (left) and after (right), for the classes given, or those that
+    changed most."""
     parts, bottom = [text(8, 16, "zero-shot"), text(220, 16, "adapted")], 22
     for k, *both in nearest_inputs(comparison, classes):
         name = shorten(comparison.classes[k], 60)
         parts.append(text(8, bottom + 12, name, fill="var(--ink)", font_weight="bold"))
         top = bottom + 18
-        for left, places in zip((8, 220), both, strict=True):
+        for left, indices in zip((8, 220), both, strict=True):
             x, y = left, top
-            for i in places:
+            for i in indices:
                 cell, width, height = _cell(comparison.sample(i), comparison.inputs.ids[i])
                 if comparison.labelled and int(comparison.after.labels[i]) != k:  # not by colour alone
                     cell += text(0, 11, "✗", **HALO | {"fill": "var(--bad)", "font_size": 13})
@@ -289,7 +297,7 @@ def neighbours(comparison: Comparison, classes: Sequence[int] = ()) -> Markup:
 
 
 def _cell(sample: object, name: str) -> tuple[Markup, int, int]:
-    """A picture, or the beginning of a text; with the width and height it takes."""
+    """A picture or the beginning of a text, with its width and height."""
     if isinstance(sample, Image.Image):
         return tag("image", href=thumbnail(sample, 72), width=36, height=36, image_rendering="pixelated"), 40, 40
     words = (as_text(sample) or name)[:200]
@@ -300,7 +308,7 @@ def _cell(sample: object, name: str) -> tuple[Markup, int, int]:
 
 
 def histogram(comparison: Comparison) -> Markup:
-    """Cosine similarity of features with the right prototype (the predicted one where no labels are known)."""
+    """Histogram of the cosine of features and the prototype of the true class (predicted class without labels)."""
     found = [similarities(view).double().numpy() for view in comparison[:2]]  # twice (n,)
     edges = np.histogram_bin_edges(np.concatenate(found), 40).tolist()
     styles = (_stroke("var(--before)") | {"fill": "var(--before)", "fill_opacity": 0.5}, _stroke("var(--after)"))
@@ -322,9 +330,9 @@ def line(
     """A curve over the steps of a run, and the step that was chosen.
 
     Args:
-        span: what the vertical axis shows at the least, so that it does not zoom on noise; by default a tenth of the
+        span: minimum range of the vertical axis, so that it does not zoom into noise; by default a tenth of the
             largest value.
-        good: which way is good, as "↑ higher is better".
+        good: note on the direction, as "↑ higher is better".
     """
     ys = [y for _, y in points if math.isfinite(y)] or [0.0]
     room = 0.05 * max(map(abs, ys))
@@ -339,7 +347,7 @@ def line(
 def lambda_sweep(
     values: Sequence[float], ours: Mapping[str, Sequence[float]], papers: Sequence[float] | None
 ) -> Markup:
-    """Accuracy in % against lambda, one curve per task; the paper's own, dashed, where the setting is the same."""
+    """Accuracy in % against lambda, one curve per task; the paper's curve, dashed, if the setting is the same."""
     series = []
     for i, (name, accuracies) in enumerate(ours.items()):
         k = i + EIGHT * i  # another colour and another shape

@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs no network: what came of it, whether to trust it, and why."""
+"""The report of a run: one HTML file, usable offline, with the results, the verdict and the evidence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pouf.errors import plural
 from pouf.files import write_text
 from pouf.inference.encode import InferenceConfig
 from pouf.recipe import Recipe
-from pouf.reporting.figures import CLASSES, Comparison, both_maps, histogram, line, look, nearest_inputs
+from pouf.reporting.figures import CLASSES, Comparison, both_maps, compare_features, histogram, line, nearest_inputs
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
 from pouf.reporting.svg import LIGHT
 from pouf.runs.folder import Run
@@ -32,19 +32,19 @@ from pouf.validation.diagnostics import rows_of
 from pouf.validation.evaluation import wilson
 from pouf.validation.verdict import Verdict
 
-POINTS = 500  # inputs that are drawn
-CHANGED = 30
-PAIRS = 12  # of classes that are taken for each other
-THUMB = 48  # pixels
+MAX_POINTS = 500  # inputs in a figure
+MAX_CHANGED_SHOWN = 30
+MAX_PAIRS_SHOWN = 12  # pairs of confused classes
+THUMBNAIL_SIDE = 48  # pixels
 REPORT = "report.html"
-BEGIN, END = "<!--verdict-->", "<!--/verdict-->"  # around what a review changes later
+BEGIN, END = "<!--verdict-->", "<!--/verdict-->"  # around the part that a review updates
 TUNED = {
     "full": "all weights", "prompt": "a soft prompt", "layernorm": "the LayerNorm weights",
     "lora": "low-rank matrices (LoRA)",
     "prototypes": "the class prototypes", "map": "a linear map of the vectors",
 }  # fmt: skip
 SIDES = ("zero-shot", "adapted")
-UP = "↑ higher is better"
+HIGHER_IS_BETTER = "↑ higher is better"
 
 
 def write_report(
@@ -58,45 +58,52 @@ def write_report(
     trust_model: bool = False,
     comparison: Comparison | None = None,
 ) -> Path:
-    """Write `run/report.html`: zero-shot against what training made of it, whether the run advises to use it or not.
+    """Write `run/report.html`, which compares zero-shot with the adapted classifier.
 
     Args:
-        data: what it was adapted to, or other inputs of the kind; at most 500 of them are drawn.
-        labels: positions of their classes, where they are known: accuracies and a confusion matrix are added.
-        result: the run itself, where it has just come to its end; else its classifiers are loaded.
+        data: the training data, or other inputs of the same kind; at most 500 of them are displayed.
+        labels: class indices of the data, if known, for accuracies and a confusion matrix.
+        result: the run, if it has just finished; by default its classifiers are loaded.
         trust_model: as in `Classifier.from_pretrained`.
-        comparison: from `before_and_after`, where several processes made it together.
+        comparison: from `compare_before_and_after`, if it was computed by several processes.
     """
-    there, inference = Run(run), inference or InferenceConfig()
+    folder, inference = Run(run), inference or InferenceConfig()
 
-    def at(use: Use) -> Classifier:
+    def classifier_of(use: Use) -> Classifier:
         if result is not None and result.checkpoints is not None:
             return result.at(use)
         return Classifier.from_pretrained(run, use=use, device=device, trust_model=trust_model)
 
     if comparison is None:
-        comparison = look(partial(at, "zero-shot"), partial(at, there.adapted), data, labels, inference, POINTS)
+        comparison = compare_features(
+            partial(classifier_of, "zero-shot"),
+            partial(classifier_of, folder.adapted),
+            data,
+            labels,
+            inference,
+            MAX_POINTS,
+        )
     compared: dict[str, Use] = {"zero-shot": "zero-shot", "last step": "last", "advised": "advised"}
     guesses = {}
     for name, use in compared.items() if labels is not None else ():
-        guesses[name] = at(use).infer(data, inference)
+        guesses[name] = classifier_of(use).infer(data, inference)
     evaluation = _evaluation(guesses, labels, comparison.classes) if labels is not None else None
-    file = Path(file) if file is not None else there.folder / REPORT
-    write_text(file, _page(there, comparison, len(data), evaluation))
+    file = Path(file) if file is not None else folder.folder / REPORT
+    write_text(file, _page(folder, comparison, len(data), evaluation))
     return file
 
 
-def before_and_after(result: Adaptation, data: Unlabelled, inference: InferenceConfig) -> Comparison | None:
-    """What a report shows of a run that has just come to its end, by all its processes; None without checkpoints."""
+def compare_before_and_after(result: Adaptation, data: Unlabelled, inference: InferenceConfig) -> Comparison | None:
+    """The comparison for the report of a finished run, computed by all its processes; None without checkpoints."""
     if result.checkpoints is None:
         return None
-    return look(
-        partial(result.at, "zero-shot"), partial(result.at, result.verdict.adapted), data, None, inference, POINTS
+    return compare_features(
+        partial(result.at, "zero-shot"), partial(result.at, result.verdict.adapted), data, None, inference, MAX_POINTS
     )
 
 
 def update_verdict(run: Path) -> None:
-    """Let the report say what the verdict says now; the rest of it stays."""
+    """Replace the verdict in the report of a run, if there is a report."""
     file = run / REPORT
     if file.is_file():
         head, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
@@ -138,7 +145,7 @@ def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] |
         manifest=json.dumps(run.manifest, indent=1, ensure_ascii=False),
         skipped=[f"{row['id']}: {row['reason']}" for row in run.skipped()],
         items=script_data(items),
-        told=script_data({
+        page_data=script_data({
             "classes": list(names),
             "sides": [view.labels.tolist() for view in (before, after)],
             "changed": comparison.changed(),
@@ -148,22 +155,24 @@ def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] |
 
 
 def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]) -> str:
-    """Model, data, classes, template and what was changed, in one sentence."""
+    """Model, data, classes, template and changed weights in one sentence."""
     card, manifest = run.card, run.manifest
     source = Path(str((manifest.get("data") or manifest.get("shots") or {}).get("source", "")))
-    model = "No model" if card.model is None else "/".join(Path(card.model).parts[-2:])  # of a local path, its end
+    model = (
+        "No model" if card.model is None else "/".join(Path(card.model).parts[-2:])
+    )  # of a local path, the last part
     inputs = plural(n, comparison.inputs.modality) + (f" from {source.name}" if source.is_absolute() else "")
     templates = () if card.vectors else card.templates
     more = f" and {len(templates) - 1} more" if len(templates) > 1 else ""
-    told = f"{model}, {inputs}, {len(card.classes)} classes"
-    told += f" in “{shorten(templates[0], 80)}”{more}" if templates else ""
+    text = f"{model}, {inputs}, {len(card.classes)} classes"
+    text += f" in “{shorten(templates[0], 80)}”{more}" if templates else ""
     if card.words is not None:
-        told += f" with the words {shorten(', '.join('/'.join(words) for words in card.words), 60)}"
+        text += f" with the words {shorten(', '.join('/'.join(words) for words in card.words), 60)}"
     if not manifest:
-        return f"{told}; not adapted yet."
+        return f"{text}; not adapted yet."
     method = manifest.get("method", "pouf")
     if not steps:
-        return f"{told}; {method} changed no weight."
+        return f"{text}; {method} changed no weight."
     recipe = Recipe.load(run.folder / RECIPE)
     trainable, total = manifest.get("trainable"), manifest.get("total")
     size = ""
@@ -172,11 +181,11 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
     corrected = ", then corrected predictions" if recipe.postprocess != "none" else ""
     length = f"{plural(len(steps), 'step')} of {plural(min(recipe.batch_size, n), 'sample')}"
     changed = f"{method} changed {TUNED[recipe.tuner.name]}{size} in {length}"
-    return f"{told}; {changed}{corrected}."
+    return f"{text}; {changed}{corrected}."
 
 
 def _shares(comparison: Comparison) -> list[dict[str, Any]]:
-    """Mean probabilities before and after; of many classes those that changed most, else the largest first."""
+    """Mean probabilities before and after, the largest first; of many classes, those with the largest change."""
     before, after = (view.probabilities.mean(0) for view in comparison[:2])
     many = len(comparison.classes) > CLASSES
     order = ((after - before).abs() if many else after).argsort(descending=True)[:CLASSES].tolist()
@@ -189,8 +198,8 @@ def _shares(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _groups(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Where names are paths: the sums of the shares of the classes below each ancestor, before and after."""
-    taxonomy = Taxonomy.of(comparison.classes)
+    """If class names are paths: summed shares of the classes below each ancestor, before and after."""
+    taxonomy = Taxonomy.from_names(comparison.classes)
     if taxonomy is None:
         return []
     before, after = (taxonomy.sums(view.probabilities).mean(0).tolist() for view in comparison[:2])
@@ -198,12 +207,15 @@ def _groups(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 
 def _neighbours(comparison: Comparison, items: list[dict[str, str]]) -> list[dict[str, Any]]:
-    """Inputs nearest to each prototype, as places in the items; wrong ones where labels are known."""
+    """Inputs nearest to each prototype; if labels are known, wrong ones are marked."""
     rows = []
     for k, *both in nearest_inputs(comparison):
         sides = [
-            [items[i] | {"i": i, "wrong": comparison.labelled and int(comparison.after.labels[i]) != k} for i in places]
-            for places in both
+            [
+                items[i] | {"i": i, "wrong": comparison.labelled and int(comparison.after.labels[i]) != k}
+                for i in indices
+            ]
+            for indices in both
         ]
         rows.append({"name": comparison.classes[k], "sides": dict(zip(SIDES, sides, strict=True))})
     return rows
@@ -218,10 +230,10 @@ def _facts(
         trained = f"step {step} of {verdict.last}" if verdict.last else "no training"
         facts += [("advised", "zero-shot" if verdict.advised == "zero-shot" else trained)]
     changed = comparison.changed()
-    of = f" (of {len(changed):,})" if len(changed) < n else ""
-    facts += [(f"predictions changed{of}", f"{_percent(np.mean(changed))} %")]
+    shown = f" (of {len(changed):,})" if len(changed) < n else ""
+    facts += [(f"predictions changed{shown}", f"{_percent(np.mean(changed))} %")]
     if drift is not None:
-        facts += [("predictions kept among other names", f"{_percent(drift['agreement'])} %")]
+        facts += [("predictions unchanged among other names", f"{_percent(drift['agreement'])} %")]
     return facts + ([("training time", f"{steps[-1]['seconds']:.0f} s")] if steps else [])
 
 
@@ -230,14 +242,14 @@ def _percent(share: Any) -> str:
 
 
 def _item(comparison: Comparison, i: int) -> dict[str, str]:
-    """An input with what was said of it."""
+    """An input and its predictions before and after."""
     sample = comparison.sample(i)
     before, after = (
         f"{comparison.classes[int(p.argmax())]} {100 * float(p.max()):.0f} %"
         for p in (view.probabilities[i] for view in comparison[:2])
     )
     return {
-        "image": thumbnail(sample, THUMB) if isinstance(sample, Image.Image) else "",
+        "image": thumbnail(sample, THUMBNAIL_SIDE) if isinstance(sample, Image.Image) else "",
         "text": shorten(as_text(sample), 160),
         "name": comparison.inputs.ids[i],
         "before": before,
@@ -246,37 +258,37 @@ def _item(comparison: Comparison, i: int) -> dict[str, str]:
 
 
 def _changed(items: list[dict[str, str]], comparison: Comparison) -> list[dict[str, str]]:
-    """Inputs that went to another class, those first whose probabilities moved furthest."""
+    """Inputs whose predicted class changed, the largest change of probabilities first."""
     before, after = (view.probabilities for view in comparison[:2])
     other = before.argmax(1) != after.argmax(1)
     order = (before - after).abs().sum(1).argsort(descending=True).tolist()
-    return [items[i] for i in order if other[i]][:CHANGED]
+    return [items[i] for i in order if other[i]][:MAX_CHANGED_SHOWN]
 
 
 def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
-    """Accuracies, and the confusion matrix of the last of them."""
+    """Accuracies, and the confusion matrix of the last classifier."""
     rows, k = [], len(names)
-    for name, said in guesses.items():
-        truth = torch.tensor([labels[i] for i in said.indices])
-        guess = said.log_probabilities.argmax(1)
+    for name, predictions in guesses.items():
+        truth = torch.tensor([labels[i] for i in predictions.indices])
+        guess = predictions.log_probabilities.argmax(1)
         right = int((guess == truth).sum())
         rows.append((name, *(_percent(share) for share in (right / len(truth), *wilson(right, len(truth))))))
     counts = torch.bincount(truth * k + guess, minlength=k * k).view(k, k)
-    shaded = counts / counts.sum(1, keepdim=True).clamp_min(1)  # by the share of the true class
+    shaded = counts / counts.sum(1, keepdim=True).clamp_min(1)  # as shares of the true class
     confusion = None
     if k <= CLASSES:
         cells = [list(zip(*row, strict=True)) for row in zip(counts.tolist(), shaded.tolist(), strict=True)]
         confusion = list(zip(names, cells, strict=True))
     wrong = counts.clone().fill_diagonal_(0).flatten()
-    places = wrong.argsort(descending=True, stable=True)[:PAIRS].tolist()
-    pairs = [(names[place // k], names[place % k], int(wrong[place])) for place in places if wrong[place]]
+    indices = wrong.argsort(descending=True, stable=True)[:MAX_PAIRS_SHOWN].tolist()
+    pairs = [(names[index // k], names[index % k], int(wrong[index])) for index in indices if wrong[index]]
     return {"n": len(truth), "rows": rows, "confusion": confusion, "pairs": pairs}
 
 
 class Curve(NamedTuple):
     caption: str
     points: list[tuple[float, float]]
-    span: tuple[float, float] | None = None  # what the axis shows at the least
+    span: tuple[float, float] | None = None  # minimum range of the axis
     good: str = ""
 
 
@@ -298,8 +310,13 @@ def _curves(steps: list[dict[str, Any]], verdict: Verdict, k: int) -> list[tuple
     if verdict.snapshots:
         most = math.log(max(3, verdict.diagnostics.inputs if verdict.diagnostics else 3) - 1)  # of an entropy
         curves += [
-            Curve("agreement with the second half of the run: the highest is chosen", along("agreement"), (0, 1), UP),
-            Curve("second opinion: density of neighbourhoods", along("neighbourhood"), (0, most), UP),
-            Curve("second opinion: agreement with a clustering", along("clustering"), (0, 1), UP),
+            Curve(
+                "agreement with the second half of the run: the highest is chosen",
+                along("agreement"),
+                (0, 1),
+                HIGHER_IS_BETTER,
+            ),
+            Curve("second opinion: density of neighbourhoods", along("neighbourhood"), (0, most), HIGHER_IS_BETTER),
+            Curve("second opinion: agreement with a clustering", along("clustering"), (0, 1), HIGHER_IS_BETTER),
         ]
     return [(each.caption, line(each.points, verdict.chosen, each.span, each.good)) for each in curves]

@@ -1,4 +1,4 @@
-"""HTML pages that need no network: what report and review have in common."""
+"""Helpers for offline HTML pages, shared by report, review and server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 
 def render(template: str, **values: Any) -> str:
-    """A page from a file in `templates`; everything that is not Markup is escaped."""
+    """Render a template of `templates`; values other than Markup are escaped."""
     environment = Environment(autoescape=select_autoescape(default=True, default_for_string=True))
     environment.filters["code"] = lambda words: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(words))))
     source = (resources.files("pouf") / "reporting" / "templates" / template).read_text(encoding="utf-8")
@@ -23,12 +23,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def script_data(value: Any) -> Markup:
-    """A value for a script element of JSON, which only "</" could end early."""
+    """JSON for a script element, with "<" escaped so that it can't end the element."""
     return Markup(json.dumps(value, ensure_ascii=False).replace("<", "\\u003c"))
 
 
 def thumbnail(image: Image.Image, side: int) -> str:
-    """A small picture as a data address."""
+    """A small picture as a data URL."""
     small = image.copy()
     small.thumbnail((side, side))
     kind = "png" if max(small.size) <= 16 else "jpeg"
@@ -37,10 +37,10 @@ def thumbnail(image: Image.Image, side: int) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
-def shorten(words: str, most: int) -> str:
-    return words if len(words) <= most else words[: most - 1] + "…"
+def shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def as_text(sample: Any) -> str:
-    """A text, or a pair of them; nothing for other samples."""
+    """A text or a pair of texts as one string; empty for other samples."""
     return " / ".join(sample) if isinstance(sample, tuple) else sample if isinstance(sample, str) else ""

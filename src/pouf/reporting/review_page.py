@@ -1,4 +1,4 @@
-"""The questions of a review as a table to fill in, and as a page to click through."""
+"""The questions of a review as a CSV table and as an HTML page."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from pouf.reporting.html import update_verdict
 from pouf.reporting.pages import as_text, render, script_data, thumbnail
 from pouf.runs.folder import Run
 from pouf.runs.names import VERDICT
-from pouf.validation.review import NONE, Question, Review, ReviewResult, read_answers
+from pouf.validation.review import NO_CLASS, Review, ReviewQuestion, ReviewResult, read_answers
 
 PLAN, TABLE, PAGE = "review.json", "review.csv", "review.html"
 KEYS = "123456789abcdefghijklmnopqrstuvwxyz"  # 0 is none of the classes
 
 
 def write_review(run: Path, review: Review, samples: Sequence[Any], classes: Sequence[str]) -> tuple[Path, Path]:
-    """`review.csv` and `review.html` in the run. A label that was given stays, whatever is asked now."""
+    """Write `review.csv` and `review.html` into the run. Labels that were already given are preserved."""
     answered = read_answers(run / TABLE, classes) if (run / TABLE).is_file() else {}
-    asked = {question.id for question in review.questions}
-    kept = [question for question in _asked_before(run, review.counts) if question.id in answered.keys() - asked]
+    ids = {question.id for question in review.questions}
+    earlier = [each for each in _earlier_questions(run, review.counts) if each.id in answered.keys() - ids]
     texts = _texts(run / TABLE) if answered else {}
     table = io.StringIO(newline="")
     writer = csv.writer(table)
     writer.writerow(["id", "text", "label"])
     for question, sample in zip(review.questions, samples, strict=True):
         writer.writerow([question.id, as_text(sample), answered.get(question.id, "")])
-    writer.writerows([id, texts.get(id, ""), label] for id, label in answered.items() if id not in asked)
-    write_json(run / PLAN, review._replace(questions=[*review.questions, *kept]).to_json())
+    writer.writerows([id, texts.get(id, ""), label] for id, label in answered.items() if id not in ids)
+    write_json(run / PLAN, review._replace(questions=[*review.questions, *earlier]).to_json())
     write_text(run / TABLE, table.getvalue())
     write_text(run / PAGE, _page(run, review.questions, samples, classes))
     return run / TABLE, run / PAGE
 
 
 def _texts(file: Path) -> dict[str, str]:
-    """id -> text, of a table that may have come back from a person without its texts."""
+    """id -> text of a table, whose text column may have been removed."""
     if "text" not in header(file, ("id", "text")):
         return {}
     table = read_table(file, "id", "text")
     return {str(id): str(text) for id, text in zip(table["id"], table["text"], strict=True)}
 
 
-def _asked_before(run: Path, counts: dict[str, dict[str, int]]) -> list[Question]:
-    """The questions of the review that is there, if it is of the same predictions: its answers count as well then."""
+def _earlier_questions(run: Path, counts: dict[str, dict[str, int]]) -> list[ReviewQuestion]:
+    """The questions of the existing review, if it is about the same predictions, so that its answers still count."""
     if not (run / PLAN).is_file():
         return []
     before = read_review(run)
@@ -65,12 +65,12 @@ def _asked_before(run: Path, counts: dict[str, dict[str, int]]) -> list[Question
 
 def read_review(run: Path) -> Review:
     if not (run / PLAN).is_file():
-        raise InputError(f"no review in {str(run)!r}: ask first")
-    return read_json(run / PLAN, Review, "ask again")
+        raise InputError(f"no review in {str(run)!r}: create one first")
+    return read_json(run / PLAN, Review, "create the review again")
 
 
-def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], classes: Sequence[str]) -> str:
-    # What the models said is not shown: it would lead the reader.
+def _page(run: Path, questions: Sequence[ReviewQuestion], samples: Sequence[Any], classes: Sequence[str]) -> str:
+    # Without the predictions, which would bias the reader.
     items = [
         {
             "id": question.id,
@@ -79,22 +79,22 @@ def _page(run: Path, questions: Sequence[Question], samples: Sequence[Any], clas
         }
         for question, sample in zip(questions, samples, strict=True)
     ]
-    # Answers that the browser keeps belong to these questions alone.
+    # The key under which the browser stores the answers to these questions.
     key = hashlib.sha256(json.dumps([run.resolve().name, [q.id for q in questions]]).encode()).hexdigest()[:16]
     many = len(classes) > len(KEYS)
-    told = {"key": key, "items": items, "classes": _keyed(classes), "none": NONE, "many": many}
+    page_data = {"key": key, "items": items, "classes": _keyed(classes), "none": NO_CLASS, "many": many}
     return render(
         "review.html",
         title=f"pouf: {plural(len(items), 'question')} about {run.resolve().name}",
         command=f"pouf review {shlex.quote(str(run.resolve()))} --answers answers.csv",
-        told=script_data(told),
+        page_data=script_data(page_data),
         many=many,
         bare=not any(item["text"] or item["image"] for item in items),
     )
 
 
 def _keyed(classes: Sequence[str]) -> list[dict[str, str]]:
-    """Each class with the keys that answer it: one, in the order given; of many classes two, in alphabetical order."""
+    """Each class with its keys: one key, in the given order; for many classes two keys, in alphabetical order."""
     length = next(length for length in count(1) if len(KEYS) ** length >= len(classes))
     names = classes if length == 1 else sorted(classes, key=lambda name: (name.casefold(), name))
     keys = map("".join, product(KEYS, repeat=length))
@@ -102,8 +102,7 @@ def _keyed(classes: Sequence[str]) -> list[dict[str, str]]:
 
 
 def record(run: Path, result: ReviewResult) -> None:
-    """Put what the answers said into the run's verdict, and on top of its report where it has one."""
-    there = Run(run)
-    verdict = replace(there.verdict, review=result)
+    """Write the result of a review into the run's verdict and its report, if there is one."""
+    verdict = replace(Run(run).verdict, review=result)
     write_json(run / VERDICT, verdict.to_json())
     update_verdict(run)

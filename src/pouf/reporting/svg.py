@@ -1,4 +1,4 @@
-"""SVG by hand: elements that escape what they hold, plots with axes, legends, and files that any viewer opens."""
+"""SVG: escaped elements, charts with axes and legends, standalone files."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from markupsafe import Markup
 
 from pouf.files import check_writable, write_text
 
-# Colours by name: var(--ink) and so on. A page may replace them, as the report does in the dark.
+# Colours by variable, as var(--ink). A page may override them, as the report does in dark mode.
 LIGHT = {"ground": "#ffffff", "card": "#f5f6f8", "ink": "#1b1f24", "soft": "#5b6470", "line": "#d5d9df",
          "before": "#8a8f98", "after": "#0072b2", "good": "#00694e", "bad": "#a63c00",
          "caution": "#b08800"}  # fmt: skip
-# First Okabe and Ito's eight, told apart by everyone; their black is the ink's colour, which is seen in the dark too.
-# Each further eight have another shape as well.
+# First Okabe and Ito's eight colour-blind safe colours, with the ink colour for their black, which dark mode changes.
+# Each further group of eight has another marker shape.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "var(--ink)",
            "#C1121F", "#7B2CBF", "#6A994E", "#8B4513", "#FF5DA2", "#00B4B4", "#A0A000", "#9D7BD8",
            "#3A5FCD", "#FF9F80", "#5FD068", "#B08968", "#C77DFF", "#4D908E", "#F4A6C0", "#808080",
            "#1B3A8C", "#FFC857", "#2F7D32", "#A4457A", "#8FD3FF", "#7A2E0E", "#C5E17A", "#5C5C8A")  # fmt: skip
 EIGHT = 8
-# Corners, turn and inner radius of the marks of classes 0 to 7 (circles), 8 to 15 (squares), 16 to 23 (triangles) and
-# 24 to 31 (crosses with four points).
+# Corners, rotation and inner radius of the markers of classes 0 to 7 (circles), 8 to 15 (squares), 16 to 23
+# (triangles) and 24 to 31 (crosses).
 SHAPES = ((0, 0.0, 1.0), (4, 0.5, 1.0), (3, 0.0, 1.0), (8, 0.0, 0.5))
 
 
@@ -44,14 +44,14 @@ def drawing(width: int, height: int, *parts: Markup) -> Markup:
                xmlns="http://www.w3.org/2000/svg", font_size=11, font_family="system-ui, sans-serif")  # fmt: skip
 
 
-def write(figure: Markup, file: Path) -> Path:
-    """A file of its own, on white; without variables, which not every viewer knows."""
+def write_svg(figure: Markup, file: Path) -> Path:
+    """Write a standalone file with a white background and without variables, which some viewers don't support."""
     light = LIGHT | {"card": "#ffffff"}
-    # Only our own attributes hold bare quotes, so that no name or text is taken for a variable.
+    # Names and texts are escaped, so only our own attributes contain plain quotes.
     plain = re.sub(r'="var\(--(\w+)\)"', lambda found: f'="{light[found[1]]}"', figure)
     plain = plain.replace(">", '><rect width="100%" height="100%" fill="#ffffff"/>', 1)
     check_writable(file)
-    # XML has no place for control characters, not even escaped.
+    # XML allows no control characters, not even escaped.
     write_text(file, re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", plain))
     return file
 
@@ -61,13 +61,13 @@ def path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def polygon(x: float, y: float, radius: float, corners: int, turn: float = 0.0, inner: float = 1.0) -> str:
-    """Corners around a place; with `inner` below 1 every second one is nearer: a star."""
+    """Corners of a regular polygon; with `inner` below 1 of a star."""
     around = ((radius * (inner if i % 2 else 1), math.tau * (i + turn) / corners) for i in range(corners))
     return path((x + r * math.sin(angle), y - r * math.cos(angle)) for r, angle in around)
 
 
 def marker(k: int, x: float, y: float, **attributes: object) -> Markup:
-    """A point of class k."""
+    """The marker of a point of class k."""
     corners, turn, inner = SHAPES[k // EIGHT % len(SHAPES)]
     style = {"fill": COLOURS[k % len(COLOURS)], "fill_opacity": 0.65, "stroke": "var(--ink)", "stroke_width": 0.3}
     if not corners:
@@ -76,7 +76,7 @@ def marker(k: int, x: float, y: float, **attributes: object) -> Markup:
 
 
 def legend(marks: Sequence[tuple[Markup, str]], width: int, top: int) -> tuple[list[Markup], int]:
-    """Marks, which are drawn around 0 0, with their names in columns; and where they end."""
+    """Markers (drawn around the origin) with their names in columns; and the y coordinate of their end."""
     longest = max((len(name) for _, name in marks), default=1)
     columns = max(1, min(4, width // (24 + 6 * longest)))
     parts = []
@@ -87,7 +87,7 @@ def legend(marks: Sequence[tuple[Markup, str]], width: int, top: int) -> tuple[l
 
 
 class Series(NamedTuple):
-    name: str  # for the legend; "" has no place there
+    name: str  # in the legend; "" is left out
     points: Sequence[tuple[float, float]]
     style: Mapping[str, object]
     k: int | None = None  # class of the markers
@@ -101,43 +101,44 @@ def chart(
     height: int = 220,
     span: tuple[float, float] | None = None,
 ) -> Markup:
-    """Curves over a grid of round numbers, with the names of the axes and a legend.
+    """Curves over a grid of round numbers, with axis labels and a legend.
 
     Args:
-        span: what the vertical axis shows at the least; by default just the values.
+        span: minimum range of the vertical axis.
     """
     left, right = _span(point[0] for each in series for point in each.points)
     low, high = _span([point[1] for each in series for point in each.points] + list(span or ()))
 
-    def at(x: float, y: float) -> tuple[float, float]:
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
         return 44 + (width - 60) * (x - left) / (right - left), height - 34 - (height - 60) * (y - low) / (high - low)
 
     parts = [text(4, 12, y_name), text(width - 12, height - 4, x_name, text_anchor="end")]
     for value in _round_numbers(left, right):
-        parts.append(text(at(value, low)[0], height - 19, f"{value:g}", text_anchor="middle"))
+        parts.append(text(to_pixels(value, low)[0], height - 19, f"{value:g}", text_anchor="middle"))
     for value in _round_numbers(low, high):
-        y = at(left, value)[1]
+        y = to_pixels(left, value)[1]
         parts.append(tag("line", x1=44, x2=width - 16, y1=y, y2=y, stroke="var(--line)"))
         parts.append(text(38, y + 4, f"{value:g}", text_anchor="end"))
     marks = []
     for name, points, style, k in series:
-        places = [at(*point) for point in points if math.isfinite(point[1])]
+        positions = [to_pixels(*point) for point in points if math.isfinite(point[1])]
         swatch = tag("polyline", points="-8,0 8,0", **style)
-        parts += [tag("polyline", points=path(places), **style), *(marker(k, x, y) for x, y in places if k is not None)]
+        parts += [tag("polyline", points=path(positions), **style)]
+        parts += [marker(k, x, y) for x, y in positions if k is not None]
         marks += [(swatch if k is None else swatch + marker(k, 0, 0), name)] if name else []
     named, end = legend(marks, width, height)
     return drawing(width, end, *parts, *named)
 
 
 def _span(values: Iterable[float]) -> tuple[float, float]:
-    """Lowest and highest of the finite values, with room between them."""
+    """The range of the finite values, at least of a minimum width."""
     finite = [float(value) for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     return (low, high) if high - low > 1e-6 * max(1.0, abs(high)) else (low - 0.5, high + 0.5)
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    """Three to eight of them between two values."""
-    ten = 10.0 ** math.floor(math.log10((high - low) / 3))
-    step = next(ten * times for times in (5, 2, 1) if ten * times <= (high - low) / 3)
+    """Three to eight round numbers between two values."""
+    power = 10.0 ** math.floor(math.log10((high - low) / 3))
+    step = next(power * times for times in (5, 2, 1) if power * times <= (high - low) / 3)
     return [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]

@@ -40,7 +40,7 @@ def prediction_rows(
     classes: Sequence[str], data: Unlabelled, blocks: Iterable[Predictions], extras: Extras = NOTHING
 ) -> Iterator[Row]:
     """One row per sample: its name or its text, the class, its probability, the runner-up and its probability."""
-    names, taxonomy = data.display_columns(), Taxonomy.of(classes)
+    names, taxonomy = data.display_columns(), Taxonomy.from_names(classes)
     ancestors = list(taxonomy.members) if taxonomy is not None else []
     every = [f"p_{name}" for name in (*classes, *ancestors)]
     for block in blocks:

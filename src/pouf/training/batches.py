@@ -17,7 +17,7 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.labelled import Shots
-from pouf.data.loader import Read, Reader, read_batches
+from pouf.data.loader import BatchReader, ReadBatch, read_batches
 from pouf.data.random_batches import Draw
 from pouf.data.views import AUGMENTATIONS, Augmentation
 from pouf.errors import InputError
@@ -156,8 +156,8 @@ class InputBatches(Iterator[Side]):
         rows = [rows_by_index(table.indices) for table in tables]
         for batch in self.draws:
             self.draws.done()
-            own = [draw for draw in batch if draw.place in rows[0]]
-            indices = [draw.place for draw in own]
+            own = [draw for draw in batch if draw.position in rows[0]]
+            indices = [draw.position for draw in own]
             if len(tables) == 1:
                 features = tables[0].features[[rows[0][index] for index in indices]]
             elif own:
@@ -171,7 +171,7 @@ class InputBatches(Iterator[Side]):
     def _read(self, crop: Crop | None) -> Generator[Side, None, None]:
         backbone, shots = self.classifier.backbone, self.classifier.demonstrations
         transform = shots.at_random if shots is not None else crop
-        reader = Reader(self.data, backbone.prepare, transform, backbone.image_size)
+        reader = BatchReader(self.data, backbone.prepare, transform, backbone.image_size)
         padding = PaddingSample()
         reads = read_batches(reader, self._draws_of_chunks(), self.recipe.compute.workers)
         while True:
@@ -206,7 +206,7 @@ class ChunkedInputs(Side):
         padding: stands in where this process could read nothing of a chunk, and others something.
     """
 
-    def __init__(self, batches: InputBatches, reads: Iterator[Read], padding: PaddingSample) -> None:
+    def __init__(self, batches: InputBatches, reads: Iterator[ReadBatch], padding: PaddingSample) -> None:
         super().__init__(trained=batches.trained)
         self.batches, self.reads, self.padding = batches, reads, padding
         first = next(reads)  # now the batch is drawn
@@ -227,7 +227,7 @@ class ChunkedInputs(Side):
             for _ in range(self.count * (batches.times_read(self.count) - 1)):
                 next(reads)
 
-    def _chunk(self, read: Read) -> list[Chunk]:
+    def _chunk(self, read: ReadBatch) -> list[Chunk]:
         """Nothing where no process could read anything."""
         self.seeds.append(self.batches.seeds.getrandbits(62))
         self.failed |= read.failed

@@ -65,12 +65,12 @@ def supports_bias_probe(classifier: Classifier) -> bool:
     """Two classes of a masked language model as it is, and a template for single texts that fits several times."""
     backbone: Any = classifier.backbone
     return (
-        backbone.supports_followed_texts
+        backbone.supports_suffix
         and len(classifier.classes) == 2
         and backbone.texts.cloze.columns == ("text",)
         and classifier.demonstrations is None
         and classifier.postprocessor is None
-        and all(backbone.has_room_for(backbone.texts.cloze.statement(label)) for label in range(2))
+        and all(backbone.has_room_for_suffix(backbone.texts.cloze.statement(label)) for label in range(2))
     )
 
 
@@ -86,7 +86,7 @@ def read_margins(classifier: Classifier, data: Unlabelled, inference: InferenceC
     def followed(texts: Unlabelled) -> list[Tensor]:
         after = []
         for label in range(2):
-            with backbone.followed_by(backbone.texts.cloze.statement(label)):
+            with backbone.with_suffix(backbone.texts.cloze.statement(label)):
                 after.append(margins(texts))
         return after
 

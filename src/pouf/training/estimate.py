@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.loader import Read, Reader
+from pouf.data.loader import BatchReader, ReadBatch
 from pouf.data.random_batches import Draw
 from pouf.errors import InputError
 from pouf.inference.encode import FITTED_ON, FeatureStore, InferenceConfig
@@ -129,7 +129,7 @@ def _inputs(
     if backbone.ready_features(data) is not None:
         return 0.0, 0.0, 0.0
     order = data.reading_order() if data.modality == "text" else range(len(data))
-    read = Reader(data, backbone.prepare, None, backbone.image_size)
+    read = BatchReader(data, backbone.prepare, None, backbone.image_size)
     # Of texts some of each length; a batch of training is padded to its longest.
     parts = 3 if data.modality == "text" and len(data) >= 3 * TIMED else 1
     apart = max(1, len(data) // TIMED) if data.modality != "text" else 1
@@ -153,7 +153,7 @@ def _inputs(
     return reading, forward, trained
 
 
-def _encoding(classifier: Classifier, read: Read, recipe: Recipe, tuner: Tuner | None) -> float:
+def _encoding(classifier: Classifier, read: ReadBatch, recipe: Recipe, tuner: Tuner | None) -> float:
     """Seconds per input, with the gradient of what is tuned, if anything."""
     tensors = {name: tensor.to(classifier.device) for name, tensor in read.tensors.items()}
 

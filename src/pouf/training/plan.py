@@ -195,10 +195,10 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     chosen.check(method, classifier.kind, shots)
     if shots is not None:
         alike = shots.inputs is data
-        shots = shots._replace(inputs=shots.inputs.for_one_reader())
+        shots = shots._replace(inputs=shots.inputs.with_own_skipped())
         data = shots.inputs if alike else data
     if data is not None and (shots is None or data is not shots.inputs):
-        data = data.for_one_reader()
+        data = data.with_own_skipped()
     if shots is not None and settled.steps and settled.objective.labels == 0:
         settled = settled.with_settings({"objective.labels": 1.0})
     if options.demonstrations:

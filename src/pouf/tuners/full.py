@@ -6,6 +6,6 @@ from pouf.tuners.base import Target, Tuner, TunerSettings
 
 
 def full(target: Target, settings: TunerSettings) -> Tuner:
-    """Every weight of the model, the temperature among them."""
+    """All weights of the model, including the temperature."""
     named = {f"backbone.{name}": p for name, p in target.backbone.named_parameters()}
     return Tuner(named, touches_inputs=True, touches_prompts=True, keeps_base=False)

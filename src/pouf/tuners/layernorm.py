@@ -1,4 +1,4 @@
-"""Gains and biases of normalisation layers: a thousandth of the weights, and what most later work trains."""
+"""Gains and biases of normalisation layers: about a thousandth of the weights."""
 
 from __future__ import annotations
 

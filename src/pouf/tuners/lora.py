@@ -1,4 +1,4 @@
-"""LoRA through peft: a product of two thin matrices beside some linear layers, in both encoders."""
+"""LoRA through peft: low-rank updates of some linear layers, in both encoders."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pouf.errors import InputError, optional
 from pouf.models.adapter import Adapter
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
-# What the architectures of transformers call the projections of queries and values, which the LoRA paper trains;
-# where one layer makes queries, keys and values, that one.
+# Names in transformers' architectures of the projections of queries and values, which the LoRA paper trains, or of the
+# joint projection of queries, keys and values.
 ATTENTION = (
     "q_proj", "v_proj", "query", "value", "query_proj", "value_proj", "q_lin", "v_lin", "q", "v",
     "Wqkv", "in_proj", "c_attn", "query_key_value", "qkv", "qkv_proj",
@@ -22,12 +22,12 @@ ATTENTION = (
 def lora(target: Target, settings: TunerSettings) -> Tuner:
     """A rank-r update of the attention's queries and values: 491,520 numbers at rank 8 for CLIP ViT-B/16.
 
-    Starts as the identity. Saved as an adapter of peft.
+    The update is 0 at the start. Saved as a peft adapter.
     """
     backbone: Any = target.backbone
     if backbone.adapter is None:
-        own = isinstance(getattr(backbone, "model", None), nn.Module)  # a model of transformers, as peft knows it
-        backbone.adapter = _adapter(*((backbone.model, "model.") if own else (backbone, "")), settings)
+        has_model = isinstance(getattr(backbone, "model", None), nn.Module)  # of transformers, which peft supports
+        backbone.adapter = _adapter(*((backbone.model, "model.") if has_model else (backbone, "")), settings)
     named = {f"backbone.{name}": parameter for name, parameter in backbone.adapter.parameters().items()}
     return Tuner(named, touches_inputs=True, touches_prompts=backbone.encoder_makes_prototypes, keeps_base=True)
 
@@ -38,11 +38,11 @@ def _adapter(model: nn.Module, prefix: str, settings: TunerSettings) -> Adapter:
     wanted = settings.target_modules or sorted({name.split(".")[-1] for name in linear} & set(ATTENTION))
     chosen = [name for name in linear if any(f".{name}".endswith(f".{suffix}") for suffix in wanted)]
     if not chosen:
-        there = ", ".join(sorted({name.split(".")[-1] for name in linear})) or "none"
-        asked = f" called {' or '.join(wanted)}" if wanted else " of an attention that is known"
+        available = ", ".join(sorted({name.split(".")[-1] for name in linear})) or "none"
+        expected = f"named {' or '.join(wanted)}" if wanted else "of a known attention"
         raise InputError(
-            f"{type(model).__name__} has no linear layer{asked}, which LoRA could adapt: name some in "
-            f"tuner.target_modules; there are {there}"
+            f"{type(model).__name__} has no linear layer {expected} for LoRA to adapt: name some in "
+            f"tuner.target_modules; available: {available}"
         )
     config = peft.LoraConfig(
         r=settings.rank,
@@ -50,7 +50,7 @@ def _adapter(model: nn.Module, prefix: str, settings: TunerSettings) -> Adapter:
         target_modules=list(wanted),
         fan_in_fan_out=not all(isinstance(linear[name], nn.Linear) for name in chosen),  # GPT-2's weights are (in, out)
         base_model_name_or_path=getattr(model, "name_or_path", None),
-        inference_mode=True,  # for whoever opens the folder; here the tuner says what is trained
+        inference_mode=True,  # for users of the folder; here the tuner selects the trained parameters
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)  # the same start for every run and process

@@ -1,4 +1,4 @@
-"""Context vectors that take the place of a template's words (CoOp's parametrisation)."""
+"""Context vectors instead of a template's words (CoOp's parametrisation)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pouf.tuners.base import Target, Tuner, TunerSettings
 def prompt(target: Target, settings: TunerSettings) -> Tuner:
     """Context vectors before the class names, and the temperature: 4 x 512 + 1 = 2,049 numbers for CLIP ViT-B/16.
 
-    For a masked language model, whose classes are fixed words, the vectors stand before the embedded input.
+    For a masked language model, whose classes are fixed words, the vectors precede the embedded input.
     """
     backbone = target.backbone
     if (vectors := backbone.add_input_prompt(settings.context)) is not None:
@@ -37,9 +37,9 @@ def prompt(target: Target, settings: TunerSettings) -> Tuner:
 class SoftPrompt(nn.Module):
     """Prototypes from `[context] name.`, where the context is p trainable vectors instead of words.
 
-    The vectors start as the embeddings of the context's words, so that before the first step the prototypes are those
-    of the template "a photo of a {}.". They are (p, h), shared by all classes, or (k, p, h), one context each. A class
-    with descriptions has one such prompt for each of them, and the mean as its prototype.
+    The vectors are initialised with the embeddings of the context's words, so that the initial prototypes are those of
+    the template "a photo of a {}.". They are (p, h), shared by all classes, or (k, p, h), one context each. A class
+    with descriptions has one prompt for each, and their mean as its prototype.
     """
 
     positions: Tensor
@@ -50,9 +50,9 @@ class SoftPrompt(nn.Module):
         words = text_side.token_ids(settings.context)
         if not words:
             raise InputError("the context of prompt tuning is empty: give the words to start from, as 'a photo of a'")
-        self.counts = [len(own) for own in texts]
-        rows = [self._lay_out(text, words, settings.position) for own in texts for text in own]
-        tokens = text_side.pad([ids for ids, _ in rows])  # (m, length), m = k where each class has one text
+        self.counts = [len(group) for group in texts]
+        rows = [self._lay_out(text, words, settings.position) for group in texts for text in group]
+        tokens = text_side.pad([ids for ids, _ in rows])  # (m, length), m = k if each class has one text
         if int(tokens["input_ids"].shape[1]) > text_side.max_length:
             raise InputError(
                 f"a class name or description is too long for the model's {text_side.max_length} tokens: shorten it"
@@ -64,8 +64,8 @@ class SoftPrompt(nn.Module):
         self.token_names = list(tokens)
         for name, tensor in tokens.items():
             self.register_buffer(f"token_{name}", tensor, persistent=False)
-        # (m, p), where the context stands
-        self.register_buffer("positions", torch.tensor([at for _, at in rows]), persistent=False)
+        # (m, p), of the context tokens
+        self.register_buffer("positions", torch.tensor([positions for _, positions in rows]), persistent=False)
 
     def forward(self) -> Tensor:
         """(k, d), each of length 1."""
@@ -73,7 +73,7 @@ class SoftPrompt(nn.Module):
         return encoded if len(encoded) == len(self.counts) else F.normalize(class_means(encoded, self.counts), dim=1)
 
     def encode(self, rows: Sequence[int]) -> Tensor:
-        """Some of the m prompts, by their number: (len(rows), d), each of length 1."""
+        """Some of the m prompts, by index: (len(rows), d), each of length 1."""
         vectors: Tensor = self.vectors  # (p, h) or (k, p, h)
         if vectors.ndim == 3 and len(vectors) < len(self.positions):
             vectors = vectors.repeat_interleave(torch.tensor(self.counts, device=vectors.device), dim=0)
@@ -81,14 +81,14 @@ class SoftPrompt(nn.Module):
         tokens = {name: getattr(self, f"token_{name}") for name in self.token_names}
         positions = self.positions
         if list(rows) != list(range(len(positions))):
-            some = torch.tensor(list(rows), device=positions.device)
-            vectors, positions = vectors[some], positions[some]
-            tokens = {name: tensor[some] for name, tensor in tokens.items()}
+            chosen = torch.tensor(list(rows), device=positions.device)
+            vectors, positions = vectors[chosen], positions[chosen]
+            tokens = {name: tensor[chosen] for name, tensor in tokens.items()}
         with replaced_embeddings(self.text_side.embedding, positions, vectors):
             return F.normalize(self.text_side.encode_tokens(tokens), dim=1)
 
     def _lay_out(self, text: str, words: list[int], position: str) -> tuple[list[int], list[int]]:
-        """Token ids of one prompt, and the places of the context in it."""
+        """Token ids of one prompt, and the positions of the context in it."""
         before, after = self.text_side.frame()
         ids = self.text_side.token_ids
         half = len(words) // 2

@@ -1,4 +1,4 @@
-"""One vector per class, trained itself; for bare vectors also a linear map of the features."""
+"""Training the prototypes themselves; for precomputed features also a linear map."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pouf.tuners.base import Target, Tuner, TunerSettings
 
 def prototypes(target: Target, settings: TunerSettings) -> Tuner:
     """The prototypes themselves: k x d numbers. Neither encoder is trained, so every input is encoded once."""
-    if (own := target.backbone.own_prototypes) is not None:
-        return Tuner({"backbone.table": own}, touches_inputs=False, touches_prompts=True, keeps_base=False)
+    if (own_table := target.backbone.own_prototypes) is not None:
+        return Tuner({"backbone.table": own_table}, touches_inputs=False, touches_prompts=True, keeps_base=False)
     table = target.prompt
     if not isinstance(table, PrototypeTable):
         with torch.no_grad():
@@ -25,16 +25,17 @@ def prototypes(target: Target, settings: TunerSettings) -> Tuner:
 def linear_map(target: Target, settings: TunerSettings) -> Tuner:
     """The prototypes and a linear map of the features."""
     named = {"backbone.map": target.backbone.add_map()}
-    if (own := target.backbone.own_prototypes) is not None:
-        named = {"backbone.table": own, **named}
+    if (own_table := target.backbone.own_prototypes) is not None:
+        named = {"backbone.table": own_table, **named}
     return Tuner(named, touches_inputs=True, touches_prompts=True, keeps_base=False)
 
 
 class PrototypeTable(nn.Module):
-    """(k, d), starting as what the text side gives.
+    """Trainable prototypes (k, d).
 
     Args:
-        unit: each is of length 1. Not for masked language models, whose logits need the lengths.
+        start: (k, d), their initial values, from the text side.
+        unit: normalise them; not for masked language models, whose logits depend on the norms.
     """
 
     def __init__(self, start: Tensor, unit: bool) -> None:

@@ -1,4 +1,4 @@
-"""How much of what the model knew beside the task is left: names outside of it, before and after."""
+"""Drift: how much predictions among names outside of the task change by training."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ from pouf.inference.encode import InferenceConfig
 from pouf.validation.diagnostics import share
 from pouf.validation.names import ordinary_words
 
-WORDS = "words"  # the list that comes with the package
-SAMPLE = 512  # inputs of the task that are looked at, where there are no others
+ORDINARY_WORDS = "words"  # the list that comes with the package
+MAX_INPUTS = 512  # inputs of the task that are classified if there are no others
 
 
 class Drift(NamedTuple):
-    """What zero-shot with names outside of the task says before and after."""
+    """Predictions among names outside of the task, before and after."""
 
     names: int
     inputs: int
-    agreement: float  # share of the inputs that get the same of these names
-    accuracy_before: float | None = None  # where the inputs have labels
+    agreement: float  # share of the inputs with the same predicted name
+    accuracy_before: float | None = None  # if the inputs have labels
     accuracy_after: float | None = None
 
     def __str__(self) -> str:
-        told = f"{self.agreement:.0%} of {self.inputs:,} inputs keep their prediction among {self.names:,} other names"
+        text = f"{self.agreement:.0%} of {self.inputs:,} inputs keep their prediction among {self.names:,} other names"
         if self.accuracy_before is None or self.accuracy_after is None:
-            return told
-        return f"{told}; accuracy there went from {self.accuracy_before:.1%} to {self.accuracy_after:.1%}"
+            return text
+        return f"{text}; accuracy there went from {self.accuracy_before:.1%} to {self.accuracy_after:.1%}"
 
 
 def other_names(given: Classes | str, classifier: Classifier) -> tuple[str, ...]:
-    """Names that are not those of the task: a list, a file, or "words" for ordinary ones.
+    """Names outside of the task: a list, a file, or "words" for ordinary words.
 
-    For a masked language model, those of them that are one token to it.
+    For a masked language model, only those that are one token.
     """
     if not classifier.backbone.reads_names:
-        raise InputError("other names can't be kept: there is no text side here that could read them")
+        raise InputError("drift on other names needs a model that encodes names: leave them out")
     if isinstance(given, str):
-        names = ordinary_words() if given == WORDS else read_classes(given).names
+        names = ordinary_words() if given == ORDINARY_WORDS else read_classes(given).names
     else:
         names = class_set(given).names
     own = {same_name(name) for name in classifier.classes}
     left = [name for name in names if same_name(name) not in own and classifier.backbone.can_name(name)]
     if len(left) < 2:
         raise InputError(
-            f"of the names to keep, {len(left)} are left once those of the task (and, for a masked language model, "
-            "those of several tokens) are taken out: give at least two others"
+            f"{len(left)} names are left without those of the task (and, for a masked language model, those of "
+            "several tokens): give at least two others"
         )
     return tuple(left)
 
 
 class DriftBaseline:
-    """Predictions of a classifier among other names, as it is before training.
+    """Predictions of a classifier among other names before training.
 
     Args:
-        inputs: what to classify: of the other names, with labels, or a part of the task's own.
+        inputs: labelled inputs of the other names, or inputs of the task.
     """
 
     def __init__(
@@ -77,23 +77,23 @@ class DriftBaseline:
     ) -> None:
         self.names, self.inference = names, inference
         self.labels = inputs.labels if isinstance(inputs, Labelled) else None
-        self.inputs = inputs.inputs.for_one_reader() if isinstance(inputs, Labelled) else _some(inputs, seed)
-        self.before = self._look(classifier, inference)
+        self.inputs = inputs.inputs.with_own_skipped() if isinstance(inputs, Labelled) else _sample(inputs, seed)
+        self.before = self._predict(classifier, inference)
 
     def drift(self, classifier: Classifier) -> Drift:
-        """Against what the classifier says now."""
-        after = self._look(classifier, replace(self.inference, cache=None))
-        there = sorted(self.before.keys() & after.keys())
-        before, now = (torch.tensor([side[i] for i in there]) for side in (self.before, after))
+        """The drift of the classifier as it is now."""
+        after = self._predict(classifier, replace(self.inference, cache=None))
+        common = sorted(self.before.keys() & after.keys())
+        before, now = (torch.tensor([side[i] for i in common]) for side in (self.before, after))
         right: tuple[float | None, float | None] = (None, None)
         if self.labels is not None:
-            truth = torch.tensor([self.labels[i] for i in there])
+            truth = torch.tensor([self.labels[i] for i in common])
             right = share(before == truth), share(now == truth)
-        return Drift(len(self.names), len(there), share(before == now), *right)
+        return Drift(len(self.names), len(common), share(before == now), *right)
 
     @torch.no_grad()
-    def _look(self, classifier: Classifier, inference: InferenceConfig) -> dict[int, int]:
-        """The name of each input that can be read, by position."""
+    def _predict(self, classifier: Classifier, inference: InferenceConfig) -> dict[int, int]:
+        """Index of an input -> index of its predicted name."""
         encoded = classifier.encode(self.inputs, inference)
         features = encoded.features.to(classifier.device).float()
         best = (features @ name_prototypes(classifier, self.names).T).argmax(1)
@@ -101,16 +101,16 @@ class DriftBaseline:
 
 
 def name_prototypes(classifier: Classifier, names: Sequence[str]) -> Tensor:
-    """(m, d): names as if they were classes, in the classifier's templates, by its weights of now.
+    """Prototypes of any names in the classifier's templates, with its current weights: (m, d).
 
-    Context vectors and prototypes that were learned for the classes have no part in it.
+    Context vectors and prototypes that were learned for the classes have no influence.
     """
     found = classifier.backbone.name_prototypes(names, classifier.templates).float()
     return F.normalize(found, dim=1) if classifier.backbone.unit_prototypes else found
 
 
-def _some(data: Unlabelled, seed: int) -> Unlabelled:
+def _sample(data: Unlabelled, seed: int) -> Unlabelled:
     if data.streamed:
-        raise InputError("the data are a stream, which can't be looked at twice: give labelled inputs of other names")
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:SAMPLE]
+        raise InputError("the data are a stream, which can't be read twice: give labelled inputs of other names")
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:MAX_INPUTS]
     return Subset(data, sorted(order.tolist()))

@@ -1,4 +1,4 @@
-"""Everything that looks at labels. Nothing here trains."""
+"""Evaluation against labels. Nothing here trains."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import processes
 
-ROWS = 8192  # samples that are scored at once
+SCORED_AT_ONCE = 8192  # samples
 
 
 class ClassFigures(NamedTuple):
-    """Of one class: the share of its samples that were recognised, by each classifier; None where it has none."""
+    """Figures of one class: recall by each classifier; None if it has no samples."""
 
     n: int
     zero_shot: float | None
     prior_corrected: float | None
     last: float | None
     advised: float | None
-    precision: float | None  # of what is advised: the share of right ones among those given to the class
-    f1: float | None  # of what is advised
+    precision: float | None  # of the advised classifier
+    f1: float | None  # of the advised classifier
 
 
 class Evaluation(NamedTuple):
@@ -39,17 +39,17 @@ class Evaluation(NamedTuple):
 
     n: int
     zero_shot: float
-    prior_corrected: float  # zero-shot over its mean prediction: the baseline to beat, without training or labels
-    last: float  # at the last step
-    advised: float  # what the run advises without labels: the chosen step, the last, or zero-shot
+    prior_corrected: float  # zero-shot divided by its mean prediction: the baseline without training or labels
+    last: float  # the last step
+    advised: float  # by the run, without labels: the chosen step, the last, or zero-shot
     intervals: dict[str, tuple[float, float]]  # of these accuracies, Wilson's at 95 %
-    macro_f1: dict[str, float]  # of each: the mean F1 of all classes that occur, as label or as prediction
+    macro_f1: dict[str, float]  # of each, over the classes that occur as label or prediction
     per_class: dict[str, ClassFigures]
     skipped: dict[str, str]  # id → why it can't be read
-    confusion: list[list[int]]  # (k, k) counts: rows are labels, columns what is advised
+    confusion: list[list[int]]  # (k, k) counts: rows are labels, columns predictions of the advised classifier
 
     def to_json(self) -> dict[str, Any]:
-        """All but the confusion matrix, which grows with the square of the classes, and the list of what is skipped."""
+        """All fields but the confusion matrix (quadratic in the classes) and the list of skipped inputs."""
         per_class = {name: own._asdict() for name, own in self.per_class.items()}
         facts = self._asdict() | {"per_class": per_class, "skipped": len(self.skipped)}
         return {name: value for name, value in facts.items() if name != "confusion"}
@@ -62,11 +62,11 @@ def compare(
     labelled: Labelled,
     inference: InferenceConfig = INFERENCE,
 ) -> Evaluation:
-    """A classifier before and after adaptation, and the label-free correction of the one before.
+    """Evaluate a classifier before and after adaptation, and the label-free prior correction of zero-shot.
 
-    Where several processes share the work, each scores its own share; counts of classes are all that they exchange.
+    With several processes, each scores its share of the inputs, and only counts are exchanged.
     """
-    inputs, group = labelled.inputs.for_one_reader(), processes()
+    inputs, group = labelled.inputs.with_own_skipped(), processes()
     if inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())
     before = zero_shot.store(inference).share(inputs)
@@ -76,8 +76,8 @@ def compare(
 
     def counted(classifier: Classifier, own: FeatureSet, prototypes: Tensor, bias: Tensor | None = None) -> Counts:
         counts = Counts.none(len(classifier.classes))
-        rows = iter(labels.split(ROWS))
-        for block in classifier.score_blocks(own, prototypes, ROWS):
+        rows = iter(labels.split(SCORED_AT_ONCE))
+        for block in classifier.score_blocks(own, prototypes, SCORED_AT_ONCE):
             logs = block.log_probabilities if bias is None else block.log_probabilities - bias
             counts.add(logs.argmax(1), next(rows))
         return counts
@@ -91,7 +91,9 @@ def compare(
             break
         found[name] = counted(classifier, after, classifier.fixed_prototypes())
     if changed or not sum(group.gather_objects(len(labels))):
-        raise InputError(f"{inputs.source}: no labelled input is left, or they changed while they were read")
+        raise InputError(
+            f"{inputs.source}: no labelled input could be read, or the inputs changed while they were read"
+        )
     total = {name: Counts(group.sum(counts.pairs)) for name, counts in found.items()}
     n = int(total["advised"].pairs.sum())
     return Evaluation(
@@ -106,13 +108,13 @@ def compare(
 
 
 class Score(NamedTuple):
-    """How good predictions are, by labels; `print` shows it in a line."""
+    """Accuracy and macro-F1 on labelled inputs; `print` shows it in a line."""
 
     n: int
     accuracy: float
     interval: tuple[float, float]  # of the accuracy, Wilson's at 95 %
     macro_f1: float
-    recall: dict[str, float | None]  # by class; None without a label of it
+    recall: dict[str, float | None]  # by class; None if it has no label
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -123,14 +125,14 @@ class Score(NamedTuple):
 
 
 def score(classifier: Classifier, inputs: Unlabelled, labels: Sequence[str | int]) -> Score:
-    """Compare predictions with labels, names of classes or their positions."""
+    """Compare predictions with labels, which are class names or indices."""
     if len(labels) != len(inputs):
         raise InputError(f"{plural(len(inputs), 'input')} and {plural(len(labels), 'label')}: give one label per input")
     classes = classifier.classes
     known = {same_name(name): k for k, name in enumerate(classes)}
     truth = [label if isinstance(label, int) else known.get(same_name(str(label)), -1) for label in labels]
     if wrong := [label for label, k in zip(labels, truth, strict=True) if not 0 <= k < len(classes)]:
-        raise InputError(f"label {wrong[0]!r} is no class: expected one of {', '.join(classes[:20])}, or its position")
+        raise InputError(f"label {wrong[0]!r} is no class: expected one of {', '.join(classes[:20])}, or its index")
     found, counts = classifier.infer(inputs), Counts.none(len(classes))
     counts.add(found.log_probabilities.argmax(1), torch.tensor([truth[i] for i in found.indices]))
     n, right, recall = len(found.indices), counts.pairs.diagonal().tolist(), counts.pairs.sum(1).tolist()
@@ -139,7 +141,7 @@ def score(classifier: Classifier, inputs: Unlabelled, labels: Sequence[str | int
 
 
 class Counts(NamedTuple):
-    """How often which class was taken for which."""
+    """A confusion matrix."""
 
     pairs: Tensor  # (k, k): rows are labels, columns predictions
 
@@ -156,7 +158,7 @@ class Counts(NamedTuple):
         return int(self.pairs.diagonal().sum())
 
     def macro_f1(self) -> float:
-        """The mean of 2 · right / (labels + predictions) over the classes that occur as either."""
+        """The mean of 2 · right / (labels + predictions) over the classes that occur as label or prediction."""
         both = self.pairs.sum(0) + self.pairs.sum(1)
         return float((2 * self.pairs.diagonal()[both > 0] / both[both > 0].double()).mean())
 
@@ -164,25 +166,21 @@ class Counts(NamedTuple):
 @torch.no_grad()
 def _log_marginal(classifier: Classifier, own: FeatureSet, prototypes: Tensor) -> Tensor:
     """log mean_i p(y|x_i) over the inputs of all processes: (k,)."""
-    sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, prototypes, ROWS)]
-    told = processes().gather_objects((sums, len(own.indices)))
-    each = [row for rows, _ in told for row in rows]
-    n = sum(count for _, count in told)
-    return torch.stack(each).logsumexp(0) - math.log(n) if each else torch.zeros(len(classifier.classes))
+    sums = [block.log_probabilities.logsumexp(0) for block in classifier.score_blocks(own, prototypes, SCORED_AT_ONCE)]
+    per_rank = processes().gather_objects((sums, len(own.indices)))
+    blocks = [block for rank_sums, _ in per_rank for block in rank_sums]
+    n = sum(count for _, count in per_rank)
+    return torch.stack(blocks).logsumexp(0) - math.log(n) if blocks else torch.zeros(len(classifier.classes))
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share, by Wilson's score."""
+    """Wilson's 95 % confidence interval of a share."""
     from scipy.stats import binomtest
 
     if n == 0:
         return 0.0, 1.0
     found = binomtest(right, n).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
-
-
-def accuracy(guess: Tensor, labels: Tensor) -> float:
-    return (guess == labels).double().mean().item()
 
 
 def _per_class(counts: dict[str, Counts], classes: Sequence[str]) -> dict[str, ClassFigures]:

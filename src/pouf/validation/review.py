@@ -1,4 +1,4 @@
-"""Labels worth asking for: which inputs to look at, and what the answers tell."""
+"""Reviews: choosing inputs to label, and estimating accuracies from the answers."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from pouf.inference.encode import InferenceConfig
 from pouf.validation.diagnostics import FEW_CLASSES
 
 DISAGREE, AGREE = "disagree", "agree"
-SHOWN = 128  # images of a review are shown at up to twice this side
-NONE = "none of these"  # an answer: the input belongs to no class
+REVIEW_IMAGE_SIDE = 128  # pixels; images are displayed at up to twice this side
+NO_CLASS = "none of these"  # an answer: the input belongs to no class
 logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 
-class Question(NamedTuple):
-    """An input to look at."""
+class ReviewQuestion(NamedTuple):
+    """An input to label."""
 
     id: str
-    stratum: str  # whether zero-shot and adapted agree on it
+    stratum: str  # agree or disagree, of zero-shot and adapted
     zero_shot: str
     adapted: str
 
 
 class Review(NamedTuple):
-    """Questions, and how many inputs there are of each kind."""
+    """The questions, and the number of inputs in each stratum."""
 
     counts: dict[str, dict[str, int]]  # stratum -> class that the adapted model predicts -> inputs
-    questions: list[Question]
+    questions: list[ReviewQuestion]
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -52,7 +52,7 @@ class Review(NamedTuple):
         return {"counts": self.counts, "questions": [question._asdict() for question in self.questions]}
 
 
-class Estimate(NamedTuple):
+class ShareEstimate(NamedTuple):
     """A share of the inputs with its 95 % confidence interval."""
 
     value: float
@@ -62,29 +62,29 @@ class Estimate(NamedTuple):
 
 class ReviewResult(NamedTuple):
     answered: int
-    zero_shot: Estimate
-    adapted: Estimate
-    adapted_wins: int  # of the answered inputs on which they disagree
+    zero_shot: ShareEstimate
+    adapted: ShareEstimate
+    adapted_wins: int  # answered inputs where they disagree and adapted is right
     zero_shot_wins: int
-    none_of_these: int  # answers that name no class: whatever is predicted for these inputs is wrong
-    better: str | None  # adapted or zero-shot; None where the answers leave it open
+    none_of_these: int  # answers that name no class: every prediction for these inputs is wrong
+    better: str | None  # adapted or zero-shot; None if the answers do not decide it
     advice: str
-    prior: list[float] | None = None  # shares of the classes by the answers, where those of the predictions are others
-    not_asked: int = 0  # answers about inputs that were not asked about, which are not counted
+    prior: list[float] | None = None  # shares of the classes by the answers, if those of the predictions differ
+    not_asked: int = 0  # answers about inputs outside of the review, which are not counted
 
     def __str__(self) -> str:
-        told = [
+        accuracies = [
             f"{name} is right in {100 * value:.1f} % (95 % confidence interval {100 * low:.1f} to {100 * high:.1f})"
             for name, (value, low, high) in (("zero-shot", self.zero_shot), ("adapted", self.adapted))
         ]
-        none = f" Answered {NONE!r}: {self.none_of_these}." if self.none_of_these else ""
-        return f"By {plural(self.answered, 'answer')}, {' and '.join(told)}.{none} {self.advice}"
+        none = f" Answered {NO_CLASS!r}: {self.none_of_these}." if self.none_of_these else ""
+        return f"By {plural(self.answered, 'answer')}, {' and '.join(accuracies)}.{none} {self.advice}"
 
     def to_json(self) -> dict[str, Any]:
         return self._asdict() | {"zero_shot": self.zero_shot._asdict(), "adapted": self.adapted._asdict()}
 
 
-def ask(
+def sample_questions(
     zero_shot: Classifier,
     adapted: Classifier,
     data: Unlabelled,
@@ -93,61 +93,61 @@ def ask(
     seed: int = 0,
     inference: InferenceConfig | None = None,
 ) -> tuple[Review, list[Any]]:
-    """n inputs to label, and the samples themselves.
+    """Choose n inputs to label; returns the review and the samples for display.
 
-    Where zero-shot and the adapted model agree, a label can't tell which is better; where they differ, each
-    label does. Two thirds of the questions are drawn at random from the latter, the rest from the former, and the size
-    of both groups is kept, so that the answers give accuracies of all inputs. With few classes it is one half, since
-    the answers are to tell the shares of the classes as well, and most inputs are where they agree.
+    Only labels of inputs on which zero-shot and the adapted model disagree can show which is better. Two thirds of the
+    questions are drawn at random from these, the rest from the others, and the sizes of both strata are stored, so
+    that the answers give accuracies on all inputs. With few classes it is one half, since the answers also estimate
+    the shares of the classes, and most inputs are in the other stratum.
     """
     if n < 2:
         raise InputError(f"a review needs at least 2 questions, not {n}")
-    said = [classifier.infer(data, inference or InferenceConfig()) for classifier in (zero_shot, adapted)]
-    both = set(said[0].indices) & set(said[1].indices)  # a file may go while others are read
+    predictions = [classifier.infer(data, inference or InferenceConfig()) for classifier in (zero_shot, adapted)]
+    both = set(predictions[0].indices) & set(predictions[1].indices)  # a file may be deleted meanwhile
     indices = sorted(both)
     guesses = [
         each.log_probabilities.argmax(1)[[row for row, index in enumerate(each.indices) if index in both]]
-        for each in said
+        for each in predictions
     ]
     differs = (guesses[0] != guesses[1]).tolist()
     groups = {
         DISAGREE: [row for row, other in enumerate(differs) if other],
         AGREE: [row for row, other in enumerate(differs) if not other],
     }
-    # Each group is shuffled as a whole: a larger n asks the same questions and more.
+    # Each group is shuffled as a whole: a larger n adds questions to those of a smaller one.
     shuffled = {group: random.Random(f"{seed} {group}").sample(rows, len(rows)) for group, rows in groups.items()}
     wanted = n // 2 if len(adapted.classes) <= FEW_CLASSES else round(n * 2 / 3)
-    most = min(len(groups[DISAGREE]), max(wanted, n - len(groups[AGREE])))
-    chosen = [(DISAGREE, row) for row in shuffled[DISAGREE][:most]]
-    chosen += [(AGREE, row) for row in shuffled[AGREE][: n - most]]
+    disputed = min(len(groups[DISAGREE]), max(wanted, n - len(groups[AGREE])))
+    chosen = [(DISAGREE, row) for row in shuffled[DISAGREE][:disputed]]
+    chosen += [(AGREE, row) for row in shuffled[AGREE][: n - disputed]]
     random.Random(seed).shuffle(chosen)
     names = adapted.classes
     questions = [
-        Question(data.ids[indices[row]], group, names[int(guesses[0][row])], names[int(guesses[1][row])])
+        ReviewQuestion(data.ids[indices[row]], group, names[int(guesses[0][row])], names[int(guesses[1][row])])
         for group, row in chosen
     ]
     counts = {group: Counter(names[int(guesses[1][row])] for row in rows) for group, rows in groups.items()}
-    return Review({group: dict(of) for group, of in counts.items()}, questions), [
-        data.show(indices[row], SHOWN) for _, row in chosen
+    return Review({group: dict(predicted) for group, predicted in counts.items()}, questions), [
+        data.show(indices[row], REVIEW_IMAGE_SIDE) for _, row in chosen
     ]
 
 
 def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[str] = ()) -> dict[str, str]:
-    """id -> class or `NONE`, from a CSV or JSONL file with columns id and label; rows without a label are left out.
+    """id -> class or `NO_CLASS`, from a CSV or JSONL file with columns id and label; rows without a label are left out.
 
     Args:
-        id_columns: of the run's own data. The first of them may stand in the place of id: the user's own table.
+        id_columns: of the run's data. The first of them may replace the column id, in a table of the user.
     """
-    known = {same_name(NONE): NONE, "none": NONE} | {same_name(name): name for name in classes}
+    known = {same_name(NO_CLASS): NO_CLASS, "none": NO_CLASS} | {same_name(name): name for name in classes}
     answers: dict[str, str] = {}
     for identifier, label in _labels(file, id_columns[:1]):
         label = "" if label is None or isinstance(label, BadRow) else str(label).strip()
         if not label:
             continue
         if isinstance(identifier, BadRow):
-            raise InputError(f"{str(file)!r}: a row without id; expected the columns id and label")
+            raise InputError(f"{str(file)!r}: a row has no id; expected the columns id and label")
         if same_name(label) not in known:
-            expected = f"{', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}, or {NONE!r}"
+            expected = f"{', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}, or {NO_CLASS!r}"
             raise InputError(f"{str(file)!r}: label {label!r} of {identifier} is no class: expected {expected}")
         before = answers.setdefault(str(identifier).strip(), known[same_name(label)])
         if before != known[same_name(label)]:
@@ -156,21 +156,21 @@ def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[
 
 
 def answered_shots(data: Unlabelled, file: str | Path, classes: Sequence[str]) -> Shots:
-    """The answers of a review as labelled examples, among the data that it was about; `NONE` is left out."""
+    """The answers of a review as labelled examples of its data, without those that are `NO_CLASS`."""
     answers = read_answers(file, classes, data.id_columns)
-    labels = {name: list(classes).index(label) for name, label in answers.items() if label != NONE}
-    places = [place for place, name in enumerate(data.ids) if name in labels]
-    if not places:
+    labels = {name: list(classes).index(label) for name, label in answers.items() if label != NO_CLASS}
+    indices = [index for index, name in enumerate(data.ids) if name in labels]
+    if not indices:
         raise InputError(f"{str(file)!r} has no answer about {data.source}: give the data that the review was about")
-    if len(places) < len(labels):
-        logger.warning("%s: %d of %d answers are about other inputs", file, len(labels) - len(places), len(labels))
-    truth = torch.tensor([labels[data.ids[place]] for place in places])
-    return Shots(Subset(data, places), (truth[:, None] == torch.arange(len(classes))).float())
+    if len(indices) < len(labels):
+        logger.warning("%s: %d of %d answers are about other inputs", file, len(labels) - len(indices), len(labels))
+    truth = torch.tensor([labels[data.ids[index]] for index in indices])
+    return Shots(Subset(data, indices), (truth[:, None] == torch.arange(len(classes))).float())
 
 
-def _labels(file: str | Path, instead: Sequence[str]) -> list[tuple[Any, Any]]:
-    """The columns id and label; where there is no id, another one instead."""
-    for name in ("id", *instead):
+def _labels(file: str | Path, alternatives: Sequence[str]) -> list[tuple[Any, Any]]:
+    """The columns id and label; without a column id, the first of the alternatives."""
+    for name in ("id", *alternatives):
         try:
             table = read_table(file, name, "label")
         except InputError as error:
@@ -182,15 +182,15 @@ def _labels(file: str | Path, instead: Sequence[str]) -> list[tuple[Any, Any]]:
 
 
 def score_answers(review: Review, answers: Mapping[str, str], classes: Sequence[str]) -> ReviewResult:
-    """What the answers say of zero-shot and of the adapted model, and of the shares of the classes."""
+    """Accuracies of zero-shot and the adapted model by the answers, and the shares of the classes."""
     answered = [question for question in review.questions if question.id in answers]
     if not answers:
-        raise InputError("no label is filled in yet: give each question you can answer the name of a class")
+        raise InputError("no label is filled in yet: label the inputs you are sure of with the name of a class")
     if not answered:
         raise InputError("none of the answers is about a question of this review: are they from another run?")
     if others := sorted(answers.keys() - {question.id for question in answered}):
         logger.warning(
-            "%d of %d answers are about inputs that were not asked about, and are not counted: %s",
+            "%d of %d answers are about inputs outside of the review and are not counted: %s",
             len(others), len(answers), ", ".join(others[:5]) + (", …" if len(others) > 5 else ""),
         )  # fmt: skip
 
@@ -202,34 +202,36 @@ def score_answers(review: Review, answers: Mapping[str, str], classes: Sequence[
         for which in ("zero_shot", "adapted")
     )
     wins, losses = sum(right("adapted", DISAGREE)), sum(right("zero_shot", DISAGREE))
-    none = sum(answers[question.id] == NONE for question in answered)
+    none = sum(answers[question.id] == NO_CLASS for question in answered)
     better, advice = _advice(wins, losses)
-    prior, moved = _other_shares(review, answers, classes)
-    advice = f"{advice} {moved}" if moved else advice
+    prior, correction = _shares_by_answers(review, answers, classes)
+    advice = f"{advice} {correction}" if correction else advice
     return ReviewResult(
         len(answered), zero_shot, adapted, wins, losses, none, better, advice, prior, len(answers) - len(answered)
     )
 
 
-def _other_shares(review: Review, answers: Mapping[str, str], classes: Sequence[str]) -> tuple[list[float] | None, str]:
-    """Shares of the classes by the answers, where a predicted one is out of the question, and what to do then.
+def _shares_by_answers(
+    review: Review, answers: Mapping[str, str], classes: Sequence[str]
+) -> tuple[list[float] | None, str]:
+    """Shares of the classes by the answers and an advice, if a predicted share is outside of its confidence interval.
 
-    Each share is estimated by stratum and predicted class, so that the answers have to tell no more than how often
-    each prediction is wrong. Few answers can tell few shares, so that of more classes nothing is said.
+    Shares are estimated by stratum and predicted class, so that the answers only need to show how often each
+    prediction is wrong. Few answers determine few shares, so that nothing is returned for more classes.
     """
     if len(classes) > FEW_CLASSES:
         return None, ""
-    sizes = {(stratum, name): n for stratum, of in review.counts.items() for name, n in of.items()}
-    said: dict[tuple[str, str], list[str]] = {group: [] for group in sizes}
+    sizes = {(stratum, name): n for stratum, counts in review.counts.items() for name, n in counts.items()}
+    labels: dict[tuple[str, str], list[str]] = {group: [] for group in sizes}
     for question in review.questions:
-        if answers.get(question.id, NONE) != NONE:
-            said.setdefault((question.stratum, question.adapted), []).append(answers[question.id])
+        if answers.get(question.id, NO_CLASS) != NO_CLASS:
+            labels.setdefault((question.stratum, question.adapted), []).append(answers[question.id])
     total = sum(sizes.values())
-    predicted = [sum(n for (_, of), n in sizes.items() if of == name) / total for name in classes]
+    predicted = [sum(n for (_, other), n in sizes.items() if other == name) / total for name in classes]
     shares = [
-        # Of k shares, k - 1 are compared: together they are to be wrong in one of twenty reviews.
+        # k - 1 comparisons (the shares sum to 1), corrected for a joint error rate of 5 %.
         _stratified(
-            {group: [each == name for each in labels] for group, labels in said.items()}, sizes, len(classes) - 1
+            {group: [each == name for each in given] for group, given in labels.items()}, sizes, len(classes) - 1
         )
         for name in classes
     ]
@@ -238,9 +240,9 @@ def _other_shares(review: Review, answers: Mapping[str, str], classes: Sequence[
         return None, ""
     worst = max(off, key=lambda i: abs(shares[i].value - predicted[i]))
     value, low, high = (100 * number for number in shares[worst])
-    least = 1 / (2 * len(review.questions))  # a class that no answer names may still be there
-    whole = sum(max(share.value, least) for share in shares)
-    prior = [round(max(share.value, least) / whole, 3) for share in shares]
+    least = 1 / (2 * len(review.questions))  # a class without an answer may still occur
+    total_share = sum(max(share.value, least) for share in shares)
+    prior = [round(max(share.value, least) / total_share, 3) for share in shares]
     return prior, (
         f"By the answers {value:.0f} % of the inputs are {classes[worst]} ({low:.0f} to {high:.0f}), and "
         f"{100 * predicted[worst]:.0f} % are predicted to be: adapt again with the prior "
@@ -248,8 +250,8 @@ def _other_shares(review: Review, answers: Mapping[str, str], classes: Sequence[
     )
 
 
-def _stratified(right: Mapping[K, list[bool]], sizes: Mapping[K, int], comparisons: int = 1) -> Estimate:
-    """The share over all groups, each weighed by its size. A group without answers may be anything from 0 to 1."""
+def _stratified(right: Mapping[K, list[bool]], sizes: Mapping[K, int], comparisons: int = 1) -> ShareEstimate:
+    """The share over all groups, weighted by their sizes. A group without answers may have any share from 0 to 1."""
     from scipy.stats import norm
 
     total = sum(sizes.values())
@@ -261,25 +263,25 @@ def _stratified(right: Mapping[K, list[bool]], sizes: Mapping[K, int], compariso
             low -= weight / 2
             continue
         if answers:
-            # One success and one failure added: an interval of width 0 from a few equal answers would be a lie.
+            # One success and one failure added: a few equal answers must not give an interval of width 0.
             share, n = sum(answers) / len(answers), len(answers)
             smoothed = (sum(answers) + 1) / (n + 2)
             value += weight * share
-            left = 1 - n / size if size > n else 0.0  # nothing is uncertain once all are answered
+            left = 1 - n / size if size > n else 0.0  # finite population: certain once all are answered
             variance += weight**2 * smoothed * (1 - smoothed) / n * left
     half = float(norm.ppf(1 - 0.025 / max(1, comparisons))) * math.sqrt(variance)
-    return Estimate(value, max(0.0, value - half + low), min(1.0, value + half + high))
+    return ShareEstimate(value, max(0.0, value - half + low), min(1.0, value + half + high))
 
 
 def _advice(wins: int, losses: int) -> tuple[str | None, str]:
-    """What is better and how that was found: by the sign test on the inputs where they disagree."""
+    """The better classifier and a sentence on it, by the sign test on the inputs where they disagree."""
     from scipy.stats import binomtest
 
     if wins + losses == 0:
-        return None, "The answers do not tell them apart: in none of them do they differ with one of them right."
+        return None, "The answers do not show a difference: on none of these inputs is exactly one of them right."
     score = f"{max(wins, losses)} to {min(wins, losses)}"
     if wins == losses:
-        return None, f"They are even where they differ ({score}): more answers are needed."
+        return None, f"They are equal where they differ ({score}): more answers are needed."
     which, leader = ("adapted", "the adapted model") if wins > losses else ("zero-shot", "zero-shot")
     p = binomtest(wins, wins + losses).pvalue
     if p < 0.05:

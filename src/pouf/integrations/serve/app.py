@@ -1,4 +1,4 @@
-"""The page and the JSON API of a run, as an ASGI application."""
+"""The web page and the JSON API of a run, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -18,57 +18,117 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from torch import Tensor
 
 from pouf import __version__
-from pouf.data.tables import READERS
+from pouf.data.tables import TABLE_READERS
 from pouf.data.texts import Texts
 from pouf.errors import InputError
-from pouf.integrations.serve.engine import Answer, Batcher, Busy, Engine
 from pouf.integrations.serve.guard import BUSY, RETRY, Budget, Guard, Limits, Metrics, fault
-from pouf.integrations.serve.reader import Reader
-from pouf.integrations.serve.schemas import Fault, Info, Near, Prediction, Predictions, Question, Row, Side, Table
+from pouf.integrations.serve.predictor import Answer, Batcher, Busy, RunPredictor
+from pouf.integrations.serve.reader import RequestReader
+from pouf.integrations.serve.schemas import (
+    ErrorResponse,
+    Info,
+    ModelPrediction,
+    NearestInput,
+    Prediction,
+    PredictRequest,
+    PredictResponse,
+    TableResponse,
+    TableRow,
+)
 from pouf.reporting.pages import render, script_data
 from pouf.reporting.svg import LIGHT
 
-LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
 ImageFiles = Annotated[list[UploadFile], File(description="images")]
-TableFile = Annotated[UploadFile, File(description=f"a table of texts: {', '.join(READERS)}")]
+TableFile = Annotated[UploadFile, File(description=f"a table of texts: {', '.join(TABLE_READERS)}")]
 ColumnName = Annotated[str, Form(description="column of the texts, or two for pairs: a,b")]
 TopClasses = Annotated[int, Query(ge=1, description="with details: number of classes with their probabilities")]
 Details = Annotated[bool, Query(description="zero-shot and adapted side by side, and the nearest training inputs")]
+Side = Literal["zero-shot", "adapted"]
 JSON_PATHS = ("/api/predict",)
 logger = logging.getLogger(__name__)
 
 
-def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
-    """The page, the API, their limits and metrics.
+class Service:
+    """Answers requests with a run: reads samples, batches them, and formats predictions."""
+
+    def __init__(self, predictor: RunPredictor, limits: Limits) -> None:
+        self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
+        self.reader, self.info = RequestReader(predictor, limits), _info(predictor, limits)
+        self.batcher = Batcher(predictor.answers, limits.batch, limits.waiting, self.metrics.batches.observe)
+        self.bodies, self.pixels = Budget(max(limits.bodies, limits.upload)), Budget(limits.pixels)
+        self.metrics.waiting.set_function(self.batcher.waiting.qsize)
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.batcher.is_full and self.bodies.free >= self.limits.upload
+
+    async def predict(self, samples: Sequence[Any], details: bool, top: int) -> PredictResponse:
+        """Classify samples; images are given as the bytes of files."""
+        answers = await (self._classify_images if self.reader.modality == "image" else self.batcher)(samples)
+        predictions = [_prediction(self.predictor, answer, self.info.advised, top) for answer in answers]
+        return PredictResponse(predictions=predictions if details else [each.short() for each in predictions])
+
+    async def _classify_images(self, contents: Sequence[bytes]) -> list[Answer]:
+        """Decode when there is room for their pixels, and free it with the answers."""
+        size = await run_in_threadpool(self.reader.pixels, contents)
+        if size > self.limits.pixels:
+            raise HTTPException(
+                413, f"the images have {size:,} pixels, more than {self.limits.pixels:,}: send fewer at once"
+            )
+        async with self.pixels.reserve(size):
+            return await self.batcher(await run_in_threadpool(self.reader.decode, contents))
+
+    async def classify_table(self, name: str, content: bytes, column: str) -> TableResponse:
+        """Classify every readable text of a table."""
+        texts = await run_in_threadpool(self.reader.texts, name, content, column)
+        readable = [i for i in range(len(texts)) if i not in texts.skipped]
+        rows: list[TableRow] = []
+        for start in range(0, len(readable), self.limits.batch):  # one batch at a time: others want answers too
+            indices = readable[start : start + self.limits.batch]
+            answers = await self.batcher([texts.read(i) for i in indices])
+            rows += [
+                _row(self.predictor, texts, i, a, self.info.advised) for i, a in zip(indices, answers, strict=True)
+            ]
+        skipped = [f"row {texts.ids[i]}: {why}" for i, why in sorted(texts.skipped.items())]
+        return TableResponse(rows=rows, skipped=skipped)
+
+
+def make_app(predictor: RunPredictor, limits: Limits | None = None, hosts: Sequence[str] = LOCAL_HOSTS) -> FastAPI:
+    """The web page and the API, with their limits and metrics.
 
     Args:
-        hosts: accepted host names; another name could be another site that points its address here.
+        hosts: accepted host names. Others are refused, since another site could resolve its name to this address.
     """
-    limits, metrics = limits or Limits(), Metrics()
-    batcher = Batcher(engine.answers, limits.batch, limits.waiting, metrics.batches.observe)
-    bodies, pixels = Budget(max(limits.bodies, limits.upload)), Budget(limits.pixels)
-    metrics.waiting.set_function(batcher.waiting.qsize)
+    limits = limits or Limits()
+    service = Service(predictor, limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        batcher.start()
+        service.batcher.start()
         yield
-        batcher.stop()
+        service.batcher.stop()
 
-    faults: dict[int | str, dict[str, Any]] = {code: {"model": Fault} for code in (408, 413, 422, 429, 503)}
     app = FastAPI(
         title="pouf", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        description="A zero-shot classifier that was adapted without labels, beside what it was before.",
+        description="A zero-shot classifier that was adapted without labels, next to its zero-shot predictions.",
     )  # fmt: skip
     app.add_middleware(
-        Guard, limits=limits, metrics=metrics, bodies=bodies, json_paths=JSON_PATHS,
+        Guard, limits=limits, metrics=service.metrics, bodies=service.bodies, json_paths=JSON_PATHS,
         paths=lambda: {r.path for r in app.routes},  # type: ignore[attr-defined]
     )  # fmt: skip
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     _handle_errors(app)
-    about, reader = _info(engine, limits), Reader(engine, limits)
-    page = render("serve.html", info=about, verdict=engine.run.verdict, title=engine.run.folder.resolve().name,
-                  light=LIGHT, info_json=script_data(about.model_dump()))  # fmt: skip
+    _add_pages(app, service)
+    _add_monitoring(app, service)
+    _add_api(app, service)
+    return app
+
+
+def _add_pages(app: FastAPI, service: Service) -> None:
+    run, info = service.predictor.run, service.info
+    page = render("serve.html", info=info, verdict=run.verdict, title=run.folder.resolve().name,
+                  light=LIGHT, info_json=script_data(info.model_dump()))  # fmt: skip
 
     @app.get("/", include_in_schema=False)
     def index() -> HTMLResponse:
@@ -78,67 +138,50 @@ def make_app(engine: Engine, limits: Limits | None = None, hosts: Sequence[str] 
     def docs() -> HTMLResponse:
         return HTMLResponse(render("api.html", spec=app.openapi(), light=LIGHT))
 
+
+def _add_monitoring(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     def health() -> dict[str, str]:
-        """Whether it answers at all, however much is waiting; if not, restart it."""
+        """Whether the server answers, under any load; if not, restart it."""
         return {"status": "ok"}
 
-    @app.get("/ready", responses={503: {"model": Fault}})
+    @app.get("/ready", responses={503: {"model": ErrorResponse}})
     async def ready() -> dict[str, str]:
         """Whether there is room for another request; if not, send none for a while."""
-        if batcher.is_full or bodies.free < limits.upload:
+        if not service.is_ready:
             raise Busy
         return {"status": "ready"}
 
     @app.get("/metrics")
     def metrics_text() -> Response:
         """Requests, their times, and sizes of batches, for Prometheus."""
-        return Response(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4")
+
+
+def _add_api(app: FastAPI, service: Service) -> None:
+    errors: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (408, 413, 422, 429, 503)}
+    reader = service.reader
 
     @app.get("/api/info")
     def info() -> Info:
         """Model, classes, verdict and limits."""
-        return about
+        return service.info
 
-    async def classify_images(contents: Sequence[bytes]) -> list[Answer]:
-        """Decode when there is room for their pixels, and free it with the answers."""
-        size = await run_in_threadpool(reader.pixels, contents)
-        if size > limits.pixels:
-            raise HTTPException(
-                413, f"the images have {size:,} pixels, more than {limits.pixels:,}: send fewer at once"
-            )
-        async with pixels.reserve(size):
-            return await batcher(await run_in_threadpool(reader.decode, contents))
+    @app.post("/api/predict", responses=errors, response_model_exclude_none=True)
+    async def predict_json(request: PredictRequest, details: Details = False, top: TopClasses = 10) -> PredictResponse:
+        """Classify texts, images in base64 or vectors: the modality of the model."""
+        return await service.predict(await run_in_threadpool(reader.samples, request), details, top)
 
-    async def predict(samples: Sequence[Any], details: bool, top: int) -> Predictions:
-        answers = await (classify_images if reader.modality == "image" else batcher)(samples)
-        predictions = [_prediction(engine, answer, about.advised, top) for answer in answers]
-        return Predictions(predictions=predictions if details else [each.short() for each in predictions])
-
-    @app.post("/api/predict", responses=faults, response_model_exclude_none=True)
-    async def predict_json(question: Question, details: Details = False, top: TopClasses = 10) -> Predictions:
-        """Classify texts, images in base64 or vectors: whichever the model reads."""
-        return await predict(await run_in_threadpool(reader.of_question, question), details, top)
-
-    @app.post("/api/files", responses=faults, response_model_exclude_none=True)
-    async def predict_files(files: ImageFiles, details: Details = False, top: TopClasses = 10) -> Predictions:
+    @app.post("/api/files", responses=errors, response_model_exclude_none=True)
+    async def predict_files(files: ImageFiles, details: Details = False, top: TopClasses = 10) -> PredictResponse:
         """Classify image files."""
         reader.check_files(files)
-        return await predict([await file.read() for file in files], details, top)
+        return await service.predict([await file.read() for file in files], details, top)
 
-    @app.post("/api/table", responses=faults)
-    async def predict_table(file: TableFile, column: ColumnName = "") -> Table:
+    @app.post("/api/table", responses=errors)
+    async def predict_table(file: TableFile, column: ColumnName = "") -> TableResponse:
         """Classify every text of a table."""
-        texts = await run_in_threadpool(reader.of_table, file.filename or "", await file.read(), column)
-        there = [i for i in range(len(texts)) if i not in texts.skipped]
-        rows: list[Row] = []
-        for start in range(0, len(there), limits.batch):  # one batch at a time: others want answers too
-            some = there[start : start + limits.batch]
-            answers = await batcher([texts.read(i) for i in some])
-            rows += [_row(engine, texts, i, a, about.advised) for i, a in zip(some, answers, strict=True)]
-        return Table(rows=rows, skipped=[f"row {texts.ids[i]}: {why}" for i, why in sorted(texts.skipped.items())])
-
-    return app
+        return await service.classify_table(file.filename or "", await file.read(), column)
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -163,8 +206,8 @@ def _handle_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, explain)
 
 
-def _info(engine: Engine, limits: Limits) -> Info:
-    classifier, verdict = engine.classifier, engine.run.verdict
+def _info(predictor: RunPredictor, limits: Limits) -> Info:
+    classifier, verdict = predictor.classifier, predictor.run.verdict
     name = None if classifier.model is None else "/".join(Path(classifier.model).parts[-2:])
     return Info(
         model=name, kind=classifier.kind, classes=list(classifier.classes),
@@ -174,26 +217,26 @@ def _info(engine: Engine, limits: Limits) -> Info:
     )  # fmt: skip
 
 
-def _side(engine: Engine, probabilities: Tensor, top: int) -> Side:
+def _side(predictor: RunPredictor, probabilities: Tensor, top: int) -> ModelPrediction:
     best = probabilities.topk(min(top, len(probabilities)))
-    names = [engine.classifier.classes[k] for k in best.indices.tolist()]
+    names = [predictor.classifier.classes[k] for k in best.indices.tolist()]
     shares = dict(zip(names, (round(p, 6) for p in best.values.tolist()), strict=True))
-    return Side(predicted=names[0], probability=shares[names[0]], probabilities=shares)
+    return ModelPrediction(predicted=names[0], probability=shares[names[0]], probabilities=shares)
 
 
-def _prediction(engine: Engine, answer: Answer, advised: Literal["zero-shot", "adapted"], top: int) -> Prediction:
-    before, after = _side(engine, answer.zero_shot, top), _side(engine, answer.adapted, top)
+def _prediction(predictor: RunPredictor, answer: Answer, advised: Side, top: int) -> Prediction:
+    before, after = _side(predictor, answer.zero_shot, top), _side(predictor, answer.adapted, top)
     used = before if advised == "zero-shot" else after
-    near = [Near(cosine=round(cosine, 4), **each._asdict()) for cosine, each in answer.near]
+    near = [NearestInput(cosine=round(cosine, 4), **each._asdict()) for cosine, each in answer.near]
     return Prediction(
         predicted=used.predicted, probability=used.probability, by=advised, zero_shot=before, adapted=after, near=near
     )
 
 
-def _row(engine: Engine, texts: Texts, i: int, answer: Answer, advised: Literal["zero-shot", "adapted"]) -> Row:
-    used, text = _prediction(engine, answer, advised, 1), texts.read(i)
-    before, after = (_side(engine, side, 1).predicted for side in (answer.zero_shot, answer.adapted))
-    return Row(
+def _row(predictor: RunPredictor, texts: Texts, i: int, answer: Answer, advised: Side) -> TableRow:
+    used, text = _prediction(predictor, answer, advised, 1), texts.read(i)
+    before, after = (_side(predictor, side, 1).predicted for side in (answer.zero_shot, answer.adapted))
+    return TableRow(
         row=str(texts.ids[i]), text=text if isinstance(text, str) else " | ".join(text), predicted=used.predicted,
         probability=used.probability, zero_shot=before, adapted=after,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 ADDRESSES = 10_000  # of clients whose requests are counted
-# Nothing from elsewhere is loaded, and no other page may hold this one in a frame.
+# Nothing is loaded from other hosts, and no other page may embed this one.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -35,16 +35,16 @@ class Limits:
     upload: int = 20 * 2**20  # bytes of a request
     bodies: int = 100 * 2**20  # bytes of all open requests; beyond that, 503
     body_seconds: float = 60.0  # until a body must have arrived
-    pixels: int = 100_000_000  # of the images of a request, and of all that are decoded and not answered yet
+    pixels: int = 100_000_000  # of the images of a request, and of all that are decoded and not yet answered
     inputs: int = 256  # of a request
     rows: int = 10_000  # of a table
-    rate: float = 100.0  # requests per second and client address, five times as many at once; 0 has no limit
+    rate: float = 100.0  # requests per second and client address, with bursts of five times as many; 0 is no limit
     batch: int = 64  # samples computed together
     waiting: int = 4096  # samples that wait; beyond that, 503
 
 
 class Budget:
-    """An amount that all open requests share."""
+    """A resource that all open requests share."""
 
     def __init__(self, total: int) -> None:
         self.free = total
@@ -52,7 +52,7 @@ class Budget:
 
     @asynccontextmanager
     async def reserve(self, amount: int) -> AsyncIterator[None]:
-        """Wait until so much is free, first come, first served; an amount above the total would wait for ever."""
+        """Wait until so much is free, first come, first served. An amount above the total would wait forever."""
         async with self._turn:
             while amount > self.free:
                 self._returned.clear()
@@ -66,9 +66,9 @@ class Budget:
 
 
 def _as_json(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers of a request whose body is JSON, also where none says so or `curl -d` says that it is a form."""
-    given = dict(headers).get(b"content-type", b"")
-    if given and not given.startswith(b"application/x-www-form-urlencoded"):
+    """The headers of a request with a JSON body; that becomes its type if none is given, or `curl -d`'s default."""
+    content_type = dict(headers).get(b"content-type", b"")
+    if content_type and not content_type.startswith(b"application/x-www-form-urlencoded"):
         return list(headers)
     return [*(pair for pair in headers if pair[0] != b"content-type"), (b"content-type", b"application/json")]
 
@@ -81,20 +81,18 @@ class Metrics:
     """For Prometheus."""
 
     def __init__(self) -> None:
-        own = self.registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         self.requests = Counter(
-            "pouf_requests_total", "Requests by path and status.", ["path", "status"], registry=self.registry
+            "pouf_requests_total", "Requests by path and status.", ["path", "status"], registry=registry
         )
-        self.seconds = Histogram("pouf_request_seconds", "Time to answer, by path.", ["path"], registry=own)
+        self.seconds = Histogram("pouf_request_seconds", "Time to answer, by path.", ["path"], registry=registry)
         sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-        self.batches = Histogram(
-            "pouf_batch_size", "Samples that were computed together.", buckets=sizes, registry=self.registry
-        )
-        self.waiting = Gauge("pouf_waiting_samples", "Samples that wait to be computed.", registry=own)
+        self.batches = Histogram("pouf_batch_size", "Samples computed together.", buckets=sizes, registry=registry)
+        self.waiting = Gauge("pouf_waiting_samples", "Samples that wait to be computed.", registry=registry)
 
 
 class Guard:
-    """Refuses requests that are too large, too slow or too many, counts all, and sets security headers."""
+    """Middleware: refuses requests that are too large, too slow or too many, counts all, adds security headers."""
 
     def __init__(
         self,
@@ -107,7 +105,7 @@ class Guard:
     ) -> None:
         self.app, self.limits, self.metrics, self.bodies, self.paths = app, limits, metrics, bodies, paths
         self.json_paths = json_paths
-        self.allowance: dict[str, tuple[float, float]] = {}  # by address: requests that are left, and when that was
+        self.allowance: dict[str, tuple[float, float]] = {}  # by address: requests left, and the time of that count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,21 +113,21 @@ class Guard:
             return
         start, status, received, more = time.perf_counter(), 500, 0, True
 
-        async def watched(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], *HEADERS]
             await send(message)
 
-        async def counted() -> Message:
+        async def receive_within_limits() -> Message:
             nonlocal received, more
             left = max(start + self.limits.body_seconds - time.perf_counter(), 0.0) if more else None
             try:
                 message = await asyncio.wait_for(receive(), left)
             except asyncio.TimeoutError:
-                words = f"the body had not arrived after {self.limits.body_seconds:g} seconds: send less at once"
-                raise HTTPException(408, words, {"Connection": "close"}) from None
+                reason = f"the body had not arrived after {self.limits.body_seconds:g} seconds: send less at once"
+                raise HTTPException(408, reason, {"Connection": "close"}) from None
             more, size = message.get("more_body", False), len(message.get("body", b""))
             received += size
             self.bodies.free -= size
@@ -144,9 +142,9 @@ class Guard:
         refusal = self._refusal(scope)
         try:
             if refusal is not None:
-                await refusal(scope, receive, watched)
+                await refusal(scope, receive, send_with_headers)
             else:
-                await self.app(scope, counted, watched)
+                await self.app(scope, receive_within_limits, send_with_headers)
         finally:
             self.bodies.free += received
             path = scope["path"] if scope["path"] in self.paths() else "other"
@@ -157,16 +155,16 @@ class Guard:
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self.limits.upload:
             return fault(413, self._too_large())
-        if scope["path"].startswith("/api/") and not self._may_ask(scope["client"][0] if scope["client"] else ""):
+        if scope["path"].startswith("/api/") and not self._within_rate(scope["client"][0] if scope["client"] else ""):
             rate = self.limits.rate
             return fault(429, f"more than {rate:g} requests per second: try again in a second", RETRY)
         return None
 
     def _too_large(self) -> str:
-        return f"a request may have {self.limits.upload / 2**20:g} MB at most: send less at once"
+        return f"a request may have at most {self.limits.upload / 2**20:g} MB: send less at once"
 
-    def _may_ask(self, address: str) -> bool:
-        """A bucket for each address: it holds five seconds' worth of requests, and fills at the rate."""
+    def _within_rate(self, address: str) -> bool:
+        """A token bucket for each address: it holds five seconds' worth of requests, and fills at the rate."""
         rate, now = self.limits.rate, time.monotonic()
         if not rate:
             return True

@@ -1,4 +1,4 @@
-"""Requests as samples of a model."""
+"""Samples from requests."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from pouf.data.inputs import normalise
 from pouf.data.tables import read_table
 from pouf.data.texts import Texts
 from pouf.errors import InputError
-from pouf.integrations.serve.engine import Engine
 from pouf.integrations.serve.guard import Limits
-from pouf.integrations.serve.schemas import Question
+from pouf.integrations.serve.predictor import RunPredictor
+from pouf.integrations.serve.schemas import PredictRequest
 
 
-class Reader:
-    """Reads requests as samples of the model; an `InputError` where it can't."""
+class RequestReader:
+    """Reads samples from requests; raises `InputError` if it can't."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
-        self.classifier, self.limits = engine.classifier, limits
-        self.modality, self.columns = engine.classifier.backbone.modality, engine.classifier.columns
-        self.width = engine.adapted.prototypes.shape[1]
+    def __init__(self, predictor: RunPredictor, limits: Limits) -> None:
+        self.classifier, self.limits = predictor.classifier, limits
+        self.modality, self.columns = predictor.classifier.backbone.modality, predictor.classifier.columns
+        self.width = predictor.adapted.prototypes.shape[1]
 
-    def of_question(self, question: Question) -> list[Any]:
-        given = {name: value for name, value in question.model_dump().items() if value is not None}
-        if list(given) != [f"{self.modality}s"]:
+    def samples(self, question: PredictRequest) -> list[Any]:
+        fields = {name: value for name, value in question.model_dump().items() if value is not None}
+        if list(fields) != [f"{self.modality}s"]:
             raise InputError(f"this model reads {self.modality}s: give {self.modality}s and nothing else")
-        (items,) = given.values()
+        (items,) = fields.values()
         self._check_count(items, "inputs", self.limits.inputs)
         if self.modality == "image":
             return [_from_base64(i, item) for i, item in enumerate(items)]
@@ -55,7 +55,7 @@ class Reader:
     def decode(self, contents: Sequence[bytes]) -> list[Image.Image]:
         return [self._sample(i, content) for i, content in enumerate(contents)]
 
-    def of_table(self, name: str, content: bytes, column: str) -> Texts:
+    def texts(self, name: str, content: bytes, column: str) -> Texts:
         if self.modality != "text":
             raise InputError(f"this model reads {self.modality}s: a table is for texts")
         columns = tuple(column.split(",")) if column else self.columns
@@ -76,11 +76,11 @@ class Reader:
                     texts.skipped[i] = str(why)
         return texts
 
-    def _check_count(self, items: Any, what: str, most: int) -> None:
+    def _check_count(self, items: Any, what: str, limit: int) -> None:
         if not len(items):
             raise InputError(f"no {what}: give at least one")
-        if len(items) > most:
-            raise InputError(f"{len(items):,} {what}, but {most:,} at most at once: send them in parts")
+        if len(items) > limit:
+            raise InputError(f"{len(items):,} {what}, but at most {limit:,} at once: send them in parts")
 
     def _pixels(self, i: int, content: bytes) -> int:
         side = self.classifier.backbone.image_size or 0
@@ -90,7 +90,7 @@ class Reader:
             return short * long + side * side * long // max(short, 1)  # its shorter side becomes the model's
 
     def _sample(self, i: int, item: Any) -> Any:
-        """One input as the model reads it."""
+        """One sample in the form that the model reads."""
         if self.modality == "text" and (len(item) if isinstance(item, list) else 1) != len(self.columns):
             raise InputError(f"text {i}: expected {'a pair of texts' if len(self.columns) == 2 else 'one text'}")
         if self.modality == "vector" and len(item) != self.width:
@@ -105,7 +105,7 @@ class Reader:
 def _opened(i: int, content: bytes) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged metadata, and of a size that is checked here
+            warnings.simplefilter("ignore")  # of damaged metadata, and of the size, which is checked here
             with Image.open(io.BytesIO(content)) as image:
                 yield image
     except UnidentifiedImageError:

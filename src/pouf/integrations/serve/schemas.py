@@ -1,4 +1,4 @@
-"""Requests and answers of the API."""
+"""Requests and responses of the API."""
 
 from __future__ import annotations
 
@@ -9,67 +9,65 @@ from pydantic import BaseModel, ConfigDict, Field
 from pouf.recipe import Kind
 
 
-class Question(BaseModel):
-    """Inputs to classify: one of the three, as the model reads it."""
+class PredictRequest(BaseModel):
+    """Inputs to classify: the field of the model's modality."""
 
     model_config = ConfigDict(extra="forbid")
 
-    texts: list[str | list[str]] | None = Field(
-        None, description="texts, or pairs of texts where the model reads pairs"
-    )
+    texts: list[str | list[str]] | None = Field(None, description="texts, or pairs of texts if the model reads pairs")
     images: list[str] | None = Field(None, description="image files in base64")
-    vectors: list[list[float]] | None = Field(None, description="vectors of the model that made the prototypes")
+    vectors: list[list[float]] | None = Field(None, description="vectors of the model that computed the prototypes")
 
 
-class Named(BaseModel):
+class MostLikely(BaseModel):
     predicted: str = Field(serialization_alias="class", description="the most likely class")
     probability: float
 
 
-class Side(Named):
-    probabilities: dict[str, float] = Field(description="of the most likely classes, the first one first")
+class ModelPrediction(MostLikely):
+    probabilities: dict[str, float] = Field(description="of the most likely classes, in descending order")
 
 
-class Near(BaseModel):
-    """A training input near to this one."""
+class NearestInput(BaseModel):
+    """A training input that is similar to this one."""
 
     name: str
-    image: str = Field(description="a small picture as a data address, or nothing")
+    image: str = Field(description="a small picture as a data URL, or empty")
     text: str
     predicted: str
     cosine: float
 
 
-class Prediction(Named):
-    """By what the run advises; with `details`, both sides and the nearest training inputs."""
+class Prediction(MostLikely):
+    """By the advised classifier; with `details`, also both classifiers and the nearest training inputs."""
 
     by: Literal["zero-shot", "adapted"]
-    zero_shot: Side | None = None
-    adapted: Side | None = None
-    near: list[Near] | None = None
+    zero_shot: ModelPrediction | None = None
+    adapted: ModelPrediction | None = None
+    near: list[NearestInput] | None = None
 
     def short(self) -> Prediction:
         return Prediction(predicted=self.predicted, probability=self.probability, by=self.by)
 
 
-class Predictions(BaseModel):
+class PredictResponse(BaseModel):
     predictions: list[Prediction]
 
 
-class Row(Named):
+class TableRow(MostLikely):
     row: str
     text: str
     zero_shot: str
     adapted: str
 
 
-class Table(BaseModel):
-    rows: list[Row]
-    skipped: list[str] = Field(description="rows that could not be read, and why")
+class TableResponse(BaseModel):
+    rows: list[TableRow]
+    skipped: list[str] = Field(description="unreadable rows, with the reason")
 
 
 class Info(BaseModel):
-    model: str | None = Field(description="its name; of a local folder the end of its path")
+    model: str | None = Field(description="name of the model; for a local folder the end of its path")
     kind: Kind
     classes: list[str]
     templates: list[str]
@@ -81,5 +79,5 @@ class Info(BaseModel):
     pouf: str
 
 
-class Fault(BaseModel):
+class ErrorResponse(BaseModel):
     error: str

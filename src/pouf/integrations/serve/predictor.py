@@ -1,4 +1,4 @@
-"""Answers of a run, zero-shot and adapted side by side, for many requests in one batch."""
+"""Predictions of a run, zero-shot and adapted, for many requests in one batch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.models.base import evaluating
-from pouf.models.demonstrations import Shown
+from pouf.models.demonstrations import DemonstrationEncoder
 from pouf.reporting.pages import as_text, shorten, thumbnail
 from pouf.runs.folder import Run
 
-THUMB = 72  # pixels
-NEAR = 4  # training inputs that are shown with each answer
+THUMBNAIL_SIDE = 72  # pixels
+SHOWN_NEIGHBOURS = 4  # training inputs displayed with each answer
 
 
 class Busy(Exception):
-    """Too much is waiting to answer soon."""
+    """Too many samples are waiting."""
 
 
 class FixedClassifier:
@@ -39,7 +39,9 @@ class FixedClassifier:
     def __init__(self, classifier: Classifier) -> None:
         self.classifier = classifier.eval()
         demonstrations = classifier.demonstrations
-        self.encoder = classifier.backbone if demonstrations is None else Shown(classifier.backbone, demonstrations)
+        self.encoder = (
+            classifier.backbone if demonstrations is None else DemonstrationEncoder(classifier.backbone, demonstrations)
+        )
         with evaluating(classifier):
             self.prototypes = classifier.prototypes()
 
@@ -59,10 +61,10 @@ class FixedClassifier:
 
 
 class Neighbour(NamedTuple):
-    """A training input, to show beside an answer."""
+    """A training input, displayed with an answer."""
 
     name: str
-    image: str  # a small picture as a data address, or nothing
+    image: str  # a small picture as a data URL, or empty
     text: str
     predicted: str  # by the adapted model
 
@@ -70,15 +72,15 @@ class Neighbour(NamedTuple):
 class Answer(NamedTuple):
     zero_shot: Tensor  # (k,), probabilities
     adapted: Tensor  # (k,)
-    near: list[tuple[float, Neighbour]]  # cosines of the features, the nearest first
+    near: list[tuple[float, Neighbour]]  # cosines of features and the inputs, nearest first
 
 
-class Engine:
-    """Classifies inputs with a run.
+class RunPredictor:
+    """Classifies inputs with both classifiers of a run.
 
     Args:
-        neighbours: number of training inputs, drawn at random, among which the nearest are found; 0 for none.
-        cache: of features of training inputs.
+        neighbours: number of random training inputs to search for the nearest ones; 0 for none.
+        cache: for features of the training inputs.
     """
 
     def __init__(
@@ -96,9 +98,9 @@ class Engine:
             for use in ("zero-shot", self.run.adapted)
         )
         self.zero_shot, self.adapted = FixedClassifier(before), FixedClassifier(after)
-        # Where training left the encoder of inputs alone, one pass serves both.
-        alone = after.demonstrations is None and before.backbone.fingerprint() == after.backbone.fingerprint()
-        self.encodes_once = alone
+        # If training did not change the input encoder, both share the features.
+        same = before.backbone.fingerprint() == after.backbone.fingerprint()
+        self.encodes_once = after.demonstrations is None and same
         self.neighbours: list[Neighbour] = []
         self.unit = torch.zeros(0, 0)
         if neighbours:
@@ -114,67 +116,67 @@ class Engine:
             columns = self.run.columns() or classifier.columns
             data = normalise(Path(self.run.source()), classifier.backbone.modality, columns).data
         except InputError:
-            return  # the data have gone, or were never files
+            return  # the data are gone, or were no files
         drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count]
-        some = Subset(data, sorted(drawn.tolist()))
-        encoded = classifier.encode(some, InferenceConfig(cache=cache))
+        sample = Subset(data, sorted(drawn.tolist()))
+        encoded = classifier.encode(sample, InferenceConfig(cache=cache))
         self.unit = F.normalize(encoded.features.float(), dim=1)
         best = classifier.log_probabilities(encoded).argmax(1).tolist()
         self.neighbours = [
-            _neighbour(some, place, classifier.classes[k]) for place, k in zip(encoded.indices, best, strict=True)
+            _neighbour(sample, index, classifier.classes[k]) for index, k in zip(encoded.indices, best, strict=True)
         ]
 
     def answers(self, samples: Sequence[Any]) -> list[Answer]:
-        """One for each sample, computed in one batch."""
+        """One answer for each sample, computed in one batch."""
         features = self.adapted.features(samples)
         first = features if self.encodes_once else self.zero_shot.features(samples)
         if not bool(features.isfinite().all() and first.isfinite().all()):
-            raise InputError("the model gives numbers for it that are not finite")
+            raise InputError("the model's features of it are not finite")
         before, after = self.zero_shot.probabilities(first), self.adapted.probabilities(features)
         near: list[list[tuple[float, Neighbour]]] = [[] for _ in samples]
         if self.neighbours:
             cosines = F.normalize(features.cpu(), dim=1) @ self.unit.T
-            top = cosines.topk(min(NEAR, len(self.neighbours)), dim=1)
+            top = cosines.topk(min(SHOWN_NEIGHBOURS, len(self.neighbours)), dim=1)
             near = [
-                [(value, self.neighbours[i]) for value, i in zip(values, places, strict=True)]
-                for values, places in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+                [(value, self.neighbours[i]) for value, i in zip(values, indices, strict=True)]
+                for values, indices in zip(top.values.tolist(), top.indices.tolist(), strict=True)
             ]
         return [Answer(*each) for each in zip(before, after, near, strict=True)]
 
 
-def _neighbour(data: Subset, place: int, predicted: str) -> Neighbour:
+def _neighbour(data: Subset, index: int, predicted: str) -> Neighbour:
     try:
-        sample = data.show(place, THUMB)
-    except Unreadable:  # removed since it was encoded
+        sample = data.show(index, THUMBNAIL_SIDE)
+    except Unreadable:  # deleted after it was encoded
         sample = ""
-    picture = thumbnail(sample, THUMB) if isinstance(sample, Image.Image) else ""
+    picture = thumbnail(sample, THUMBNAIL_SIDE) if isinstance(sample, Image.Image) else ""
     text = "" if picture or data.modality == "vector" else shorten(as_text(sample), 160)
-    return Neighbour(str(data.ids[place]), picture, text, predicted)
+    return Neighbour(str(data.ids[index]), picture, text, predicted)
 
 
 class Batcher:
-    """Gathers the samples of concurrent requests: while one batch is computed, the next one fills.
+    """Batches the samples of concurrent requests: while one batch is computed, the next one fills.
 
-    A single request does not wait for others. If a batch fails, its samples are tried one by one, so that one bad
+    A single request does not wait for others. If a batch fails, its samples are computed one by one, so that one bad
     input fails alone.
 
     Args:
-        compute: samples -> as many answers; called in a thread of its own, one batch at a time.
-        size: samples of a batch at most.
-        most: samples that may wait; beyond that, `Busy`.
+        compute: samples -> as many answers; called in a separate thread, one batch at a time.
+        size: maximum samples of a batch.
+        max_waiting: samples that may wait; beyond that, `Busy`.
         on_batch: called with the number of samples of each batch.
     """
 
     def __init__(
-        self, compute: Callable[[list[Any]], list[Any]], size: int, most: int, on_batch: Callable[[int], object]
+        self, compute: Callable[[list[Any]], list[Any]], size: int, max_waiting: int, on_batch: Callable[[int], object]
     ) -> None:
-        self.compute, self.size, self.most, self.on_batch = compute, size, most, on_batch
+        self.compute, self.size, self.max_waiting, self.on_batch = compute, size, max_waiting, on_batch
         self.waiting: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
         self.thread = ThreadPoolExecutor(1)
         self.worker: asyncio.Task[None] | None = None
 
     async def __call__(self, samples: Sequence[Any]) -> list[Any]:
-        if self.waiting.qsize() + len(samples) > self.most:
+        if self.waiting.qsize() + len(samples) > self.max_waiting:
             raise Busy
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in samples]
@@ -184,7 +186,7 @@ class Batcher:
 
     @property
     def is_full(self) -> bool:
-        return self.waiting.qsize() >= self.most
+        return self.waiting.qsize() >= self.max_waiting
 
     def start(self) -> None:
         self.worker = asyncio.create_task(self._work())
