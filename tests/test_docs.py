@@ -161,12 +161,12 @@ def test_the_papers_tasks_run_as_the_page_on_masked_language_models_says(place: 
 
 
 def test_the_quickstart_runs_from_top_to_bottom_in_one_folder(
-    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    material: Path, tmp_path: Path, in_folder: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And Python predicts the same as the command line in every section."""
     for model in ("sentence-transformers", "roberta-base"):
         (tmp_path / model).symlink_to(material / model)
-    monkeypatch.chdir(tmp_path)
+    in_folder(tmp_path)
     names: dict[str, Any] = {"__name__": "quickstart"}
     compared = []
     for title, text in sections(QUICKSTART).items():
@@ -192,11 +192,7 @@ def test_the_first_page_of_the_site_in_python(place: Path) -> None:
 
 
 def test_the_command_reference_has_every_command_and_option() -> None:
-    spec = importlib.util.spec_from_file_location("conf", ROOT / "docs" / "conf.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    _, *found = module.command_reference().split("\n## pouf ")
+    _, *found = runpy.run_path(str(ROOT / "docs" / "conf.py"))["command_reference"]().split("\n## pouf ")
     parts = {part.splitlines()[0]: part for part in found}
     ours = {name: known for name, known in options().items() if name not in ("", "bench")}
     assert parts.keys() == ours.keys()

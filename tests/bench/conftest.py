@@ -28,8 +28,10 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         given.before()
         return adapt(classifier, data, **more)
 
+    def judged(classifier: Classifier, data: Any, *more: Any) -> Any:
+        given.judged.append(data)
+        return infer(classifier, data, *more)
+
     monkeypatch.setattr(Classifier, "adapt", listened)
-    monkeypatch.setattr(
-        Classifier, "infer", lambda self, data, *more: given.judged.append(data) or infer(self, data, *more)
-    )
+    monkeypatch.setattr(Classifier, "infer", judged)
     return given
