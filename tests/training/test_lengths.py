@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import train, weights
+from helpers import encoded_samples, train, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import masked_lm, sentence_encoder
