@@ -79,7 +79,8 @@ def output_of(folder: object, options: dict[str, Any]) -> Output:
 def encoded_samples(classifier: Classifier) -> list[int]:
     """How many samples go through the encoder of inputs from here on, call by call; in its copies as well."""
     counts: list[int] = []
-    encoder = getattr(classifier.backbone.model, "vision_model", classifier.backbone.model)
+    model = classifier.backbone.model
+    encoder = getattr(model, "vision_model", model.base_model)
     encoder.register_forward_hook(
         lambda module, given, named, output: counts.append(len(next(iter((*given, *named.values()))))), with_kwargs=True
     )

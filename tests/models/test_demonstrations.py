@@ -103,21 +103,21 @@ def test_a_class_without_a_shot_is_refused() -> None:
 def test_a_prediction_is_the_mean_of_the_logits_over_the_draws(base: Path) -> None:
     """All draws together, in parts of about one length and the same input once, as in a plain loop over the draws."""
     classifier = classifier_of(base)
-    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=30, seed=5)
-    views = [[classifier.demonstrations.show(t, random.Random(f"5 {i} {t}")) for t in OTHERS] for i in range(30)]
+    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=80, seed=5)
+    views = [[classifier.demonstrations.show(t, random.Random(f"5 {i} {t}")) for t in OTHERS] for i in range(80)]
     plain = classifier_of(base).backbone
     logits, padded = torch.zeros(4, 2), 0
     for view in views:
         with torch.no_grad():
             batch = plain.prepare(view)
             padded += batch["input_ids"].numel()
-            logits += plain.scores(plain.encode_inputs(batch), plain.prototypes(())).logits / 30
+            logits += plain.scores(plain.encode_inputs(batch), plain.prototypes(())).logits / 80
     different = {example for view in views for example in view}
     encoded: list[torch.Tensor] = []
     encode = classifier.backbone.encode_inputs
     classifier.backbone.encode_inputs = lambda batch: encoded.append(batch["input_ids"]) or encode(batch)
     assert torch.allclose(classifier.predict_proba(OTHERS), logits.softmax(1), atol=1e-5)
-    assert sum(map(len, encoded)) == len(different) < 4 * 30 and max(map(len, encoded)) == EXAMPLES_AT_ONCE
+    assert sum(map(len, encoded)) == len(different) < 4 * 80 and max(map(len, encoded)) == EXAMPLES_AT_ONCE
     assert sum(ids.numel() for ids in encoded) < 0.9 * padded
 
 

@@ -54,7 +54,8 @@ def test_one_process_writes_one_file_with_the_rows_of_all_blocks(tmp_path: Path)
     readable = [row for row in range(BLOCK + 30) if row not in (3, BLOCK + 9)]
     assert [int(row["row"]) for row in rows] == readable
     assert [row["class"] for row in rows] == classifier.predict(features[readable])
-    assert (share.n, len(share.sample.indices), sorted(data.skipped)) == (BLOCK + 28, FITTED_ON, [3, BLOCK + 9])
+    assert (share.n, sorted(data.skipped)) == (BLOCK + 28, [3, BLOCK + 9])
+    assert FITTED_ON - 2 <= len(share.sample.indices) <= FITTED_ON
 
 
 def test_nothing_is_written_where_nothing_can_be_read(tmp_path: Path, tiny: Classifier) -> None:
