@@ -81,12 +81,12 @@ def skewed(labels: NDArray[np.int64], classes: int, seed: int) -> list[int]:
     """Positions of a subsample whose classes fall off to a tenth, in an order drawn at random."""
     draw = np.random.default_rng(seed)
     rank = draw.permutation(classes)
-    kept: list[int] = []
+    rows: list[int] = []
     for k in range(classes):
         own = np.flatnonzero(labels == k)
         share = SKEW ** (-rank[k] / (classes - 1))
-        kept += draw.choice(own, max(1, round(len(own) * share)), replace=False).tolist()
-    return sorted(kept)
+        rows += draw.choice(own, max(1, round(len(own) * share)), replace=False).tolist()
+    return sorted(rows)
 
 
 def few_classes(labels: NDArray[np.int64], classes: int, count: int) -> list[int]:
@@ -162,9 +162,9 @@ def on_digits(only: Sequence[str], keep: Keep) -> None:
             print(f"| skewed: {name} | {spread(runs)} |", flush=True)
 
 
-def labelled_shots(data: Any, places: list[int], labels: NDArray[np.int64]) -> Shots:
-    targets = torch.nn.functional.one_hot(torch.from_numpy(labels[places]), 10).float()
-    return Shots(Subset(data, places), targets)
+def labelled_shots(data: Any, indices: list[int], labels: NDArray[np.int64]) -> Shots:
+    targets = torch.nn.functional.one_hot(torch.from_numpy(labels[indices]), 10).float()
+    return Shots(Subset(data, indices), targets)
 
 
 def one_digit_run(

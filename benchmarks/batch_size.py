@@ -29,19 +29,19 @@ def main() -> None:
     parser.add_argument("--features", type=Path, required=True)
     parser.add_argument("--out", type=Path, help="file for the results, JSON")
     given = parser.parse_args()
-    of = from_arrays(given.features)
+    case = from_arrays(given.features)
     plain = {"objective.prior": "uniform", "postprocess": "none", "min_class_usage": 0.0, "snapshots": 0}
     found: dict[str, list[float]] = {}
     print("| samples per class | batch | accuracy, mean (std) |", "|---|---|---|", sep="\n")
     for each in SAMPLES_PER_CLASS:
-        size = round(each * of.classes)
+        size = round(each * case.classes)
         recipe = Recipe.default("vector").with_settings(plain, batch_size=size)
         rates = []
         for seed in SEEDS:
-            classifier = of.classifier()
-            classifier = classifier.adapt(of.data, recipe=recipe, seed=seed).classifier
-            said = classifier.infer(of.data).log_probabilities.argmax(1).tolist()
-            rates.append(sum(a == b for a, b in zip(said, of.labels, strict=True)) / len(said))
+            classifier = case.classifier()
+            classifier = classifier.adapt(case.data, recipe=recipe, seed=seed).classifier
+            predicted = classifier.infer(case.data).log_probabilities.argmax(1).tolist()
+            rates.append(sum(a == b for a, b in zip(predicted, case.labels, strict=True)) / len(predicted))
         found[str(each)] = rates
         mean, spread = 100 * statistics.mean(rates), 100 * statistics.pstdev(rates)
         print(f"| {each} | {size} | {mean:.1f} ({spread:.1f}) |", flush=True)

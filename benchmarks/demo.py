@@ -34,8 +34,8 @@ def main() -> None:
     given = parser.parse_args()
     results = []
     if given.out is not None and given.out.is_file():
-        kept = json.loads(given.out.read_text(encoding="utf-8"))["runs"]
-        results = [row for row in kept if row["tune"] not in given.only]
+        earlier = json.loads(given.out.read_text(encoding="utf-8"))["runs"]
+        results = [row for row in earlier if row["tune"] not in given.only]
     for tune in given.only:
         name = RECIPES[tune]
         for seed in given.seeds:

@@ -97,8 +97,8 @@ def main() -> None:
     facts: dict[str, object] = {
         task: measured(task, given.data, given.model, given.texts, given.repetitions) for task in given.tasks
     }
-    told = {"texts": given.texts, "model": given.model.name, "threads": torch.get_num_threads()}
-    facts |= told | {"versions": versions()}
+    setup = {"texts": given.texts, "model": given.model.name, "threads": torch.get_num_threads()}
+    facts |= setup | {"versions": versions()}
     print(json.dumps(facts, indent=1))
     if given.out is not None:
         given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

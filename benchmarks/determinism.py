@@ -48,16 +48,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="file for the results, JSON")
     given = parser.parse_args()
-    seen: dict[str, tuple[list[torch.Tensor], torch.Tensor]] = {}
+    runs: dict[str, tuple[list[torch.Tensor], torch.Tensor]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         digits = write_digits(Path(scratch) / "digits")
         for name, (threads, launch) in RUNS.items():
             classifier = adapted(Path(scratch), threads, launch)
             weights = [parameter.detach() for parameter in classifier.parameters()]
-            seen[name] = weights, classifier.predict_proba(digits)
-    (first_weights, first_p), *_ = seen.values()
+            runs[name] = weights, classifier.predict_proba(digits)
+    (first_weights, first_p), *_ = runs.values()
     results: dict[str, dict[str, Any]] = {}
-    for name, (weights, p) in seen.items():
+    for name, (weights, p) in runs.items():
         apart = max(float((a - b).abs().max()) for a, b in zip(first_weights, weights, strict=True))
         results[name] = {
             "weight": apart,

@@ -90,14 +90,14 @@ def run_cell(task: Task, tuner: str, anchor: float, seed: int) -> dict[str, Any]
     settings = {"tuner.name": tuner, "weight_pull": anchor, "snapshots": 1}  # zero-shot and the last step
     result = classifier.adapt(task.labelled.inputs, recipe=task.recipe, settings=settings, seed=seed,
                               keep=KeepNames(task.names, task.beside))  # fmt: skip
-    said = {}
-    for place in ("zero-shot", "last"):
-        seen = result.at(place).infer(task.labelled.inputs)  # type: ignore[arg-type]
-        truth = torch.tensor([task.labelled.labels[i] for i in seen.indices])
-        said[place] = share(seen.log_probabilities.argmax(1) == truth)
+    accuracies = {}
+    for use in ("zero-shot", "last"):
+        predictions = result.at(use).infer(task.labelled.inputs)  # type: ignore[arg-type]
+        truth = torch.tensor([task.labelled.labels[i] for i in predictions.indices])
+        accuracies[use] = share(predictions.log_probabilities.argmax(1) == truth)
     drift = result.drift
     assert drift is not None
-    return {"task_before": said["zero-shot"], "task": said["last"], "beside_before": drift.accuracy_before,
+    return {"task_before": accuracies["zero-shot"], "task": accuracies["last"], "beside_before": drift.accuracy_before,
             "beside": drift.accuracy_after, "agreement": drift.agreement}  # fmt: skip
 
 
@@ -105,11 +105,11 @@ def table(cells: list[dict[str, Any]]) -> str:
     lines = ["| | tuning | anchor | seeds | task, before → after | other names, before → after | same name as before |"]
     lines.append("|---|---|---|---|---|---|---|")
     for kind, tuner, anchor in dict.fromkeys((c["set"], c["tuner"], c["weight_pull"]) for c in cells):
-        of = [c for c in cells if (c["set"], c["tuner"], c["weight_pull"]) == (kind, tuner, anchor)]
+        matching = [c for c in cells if (c["set"], c["tuner"], c["weight_pull"]) == (kind, tuner, anchor)]
         columns = ("task_before", "task", "beside_before", "beside", "agreement")
-        mean = {name: 100 * statistics.mean(c[name] for c in of) for name in columns}
+        mean = {name: 100 * statistics.mean(c[name] for c in matching) for name in columns}
         lines.append(
-            f"| {kind} | {tuner} | {anchor:g} | {len(of)} | {mean['task_before']:.1f} → {mean['task']:.1f} | "
+            f"| {kind} | {tuner} | {anchor:g} | {len(matching)} | {mean['task_before']:.1f} → {mean['task']:.1f} | "
             f"{mean['beside_before']:.1f} → {mean['beside']:.1f} | {mean['agreement']:.0f} % |"
         )
     return "\n".join(lines)

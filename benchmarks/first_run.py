@@ -74,13 +74,13 @@ def timed(backbone: Any, data: Any) -> dict[str, float]:
 
 def installed(name: str = "pouf") -> int:
     """Bytes of a package and all that it needs."""
-    seen: set[str] = set()
+    counted: set[str] = set()
 
     def add(package: str) -> int:
         key = re.sub(r"[-_.]+", "-", package).lower()
-        if key in seen:
+        if key in counted:
             return 0
-        seen.add(key)
+        counted.add(key)
         try:
             there = metadata.distribution(package)
         except metadata.PackageNotFoundError:

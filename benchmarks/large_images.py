@@ -38,12 +38,12 @@ def main() -> None:
                 "subprocess.run([sys.executable, '-m', 'pouf', *sys.argv[1:]], check=True);"
                 "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
             )
-            told = subprocess.run(
+            output = subprocess.run(
                 [sys.executable, "-c", code, *command], cwd=folder, capture_output=True, text=True, check=True
             )
             rows = len((folder / f"{kind}.csv").read_text().splitlines()) - 1
             unit = 2**20 if sys.platform != "darwin" else 2**30
-            print(f"{about}: {int(told.stdout) / unit:.2f} GB at most, {rows} predictions")
+            print(f"{about}: {int(output.stdout) / unit:.2f} GB at most, {rows} predictions")
 
 
 if __name__ == "__main__":

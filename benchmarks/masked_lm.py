@@ -138,7 +138,7 @@ def run_domain(name: str, model: Path, data: Path, seeds: list[int], methods: Se
     pouf, lm_bff, both = Recipe.load("masked"), Recipe.load("lm-bff"), Recipe.load("lm-bff-pouf")
     lm_bff, both = (recipe.with_settings(steps=FEW_SHOT_STEPS) for recipe in (lm_bff, both))
     pool = subset(everything, sorted(apart))
-    shots = {seed: few_shot(pool, seed, held_out=set(items(target))).train for seed in seeds}
+    shots = {seed: few_shot(pool, seed, excluded=set(items(target))).train for seed in seeds}
     runs: dict[str, Callable[[int], float]] = {
         "pouf": lambda seed: bench.train(pouf, seed, True, None),
         "pouf_equal": lambda seed: bench.train(pouf, seed, True, None, prior="uniform"),

@@ -87,10 +87,12 @@ def main() -> None:
             input_ids=ids, attention_mask=F.pad(batch["attention_mask"], (0, room))
         ).last_hidden_state
         rows = torch.arange(BATCH)
-        at = batch["mask_position"]
+        position = batch["mask_position"]
         transformed = backbone.head.transform(hidden)  # (batch, 128, width)
-        logits: Tensor = model.lm_head.decoder(transformed)[rows, at][:, backbone.label_ids]  # (…, vocabulary) first
-        return backbone.scores(transformed[rows, at], backbone.prototypes(()))._replace(logits=logits)
+        logits: Tensor = model.lm_head.decoder(transformed)[rows, position][
+            :, backbone.label_ids
+        ]  # (…, vocabulary) first
+        return backbone.scores(transformed[rows, position], backbone.prototypes(()))._replace(logits=logits)
 
     ways = {"ours": step_of(backbone, ours), "usual": step_of(backbone, usual)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -92,8 +92,8 @@ def main() -> None:
         print(f"bare loop: {bare:.0f} s; data: {size:.2f} GB", flush=True)
         facts |= {"bare_seconds": round(bare), "data_gb": round(size, 2)}
         for command, arguments in commands.items():
-            seconds, said = measured(CHILD, folder, *arguments, "--quiet")
-            peak = float(said.split("peak")[-1])
+            seconds, output = measured(CHILD, folder, *arguments, "--quiet")
+            peak = float(output.split("peak")[-1])
             facts[command] = {
                 "seconds": round(seconds), "peak_gb": round(peak, 2), "of_bare": round(seconds / bare, 1),
                 "of_data": round(peak / size, 2),

@@ -45,8 +45,9 @@ from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
 from pouf.models.cloze import Cloze
 from pouf.runs.folder import versions
-from pouf.validation.diagnostics import METRICS, Diagnostics
+from pouf.validation.diagnostics import Diagnostics
 from pouf.validation.names import absent_names, check_names, word_prototypes
+from pouf.validation.rules import METRICS
 
 INPUTS = 512
 MASKED = 300
@@ -68,8 +69,8 @@ def finding(classifier: Classifier, features: Tensor) -> Row:
     if fit is None:
         return {"level": "not told", "seconds": seconds}
     blank = dict.fromkeys(Diagnostics._fields, 1.0) | {"inputs": len(features), "perturbed": 100}
-    seen = Diagnostics(**blank | {"names_near": fit.nearness, "names_span": fit.span})  # type: ignore[arg-type]
-    level = next((row.level for row in METRICS if row.name.endswith("names") and row.fires(seen)), "none")
+    diagnostics = Diagnostics(**blank | {"names_near": fit.nearness, "names_span": fit.span})  # type: ignore[arg-type]
+    level = next((row.level for row in METRICS if row.name.endswith("names") and row.fires(diagnostics)), "none")
     return {"near": fit.nearness, "span": fit.span, "level": level, "worst": fit.worst, "seconds": seconds}
 
 
@@ -147,10 +148,10 @@ def occurrences(files: Sequence[Path]) -> Iterator[tuple[str, Row]]:
         sets |= {str(count): few_classes(y, k, count) for count in (700, 400, 200, 100, 30, 10) if count < k}
         for which, rows in sets.items():
             missing = set(range(k)) - set(y[rows].tolist())
-            said = absent_names(classifier, classifier.encode(classifier.data(x[rows].numpy())))
-            positions = {classifier.classes.index(name) for name in said}
+            absent = absent_names(classifier, classifier.encode(classifier.data(x[rows].numpy())))
+            positions = {classifier.classes.index(name) for name in absent}
             right = len(positions & missing)
-            yield f"{which} of {k}", {"missing": len(missing), "said": len(said), "right": right}
+            yield f"{which} of {k}", {"missing": len(missing), "said": len(absent), "right": right}
 
 
 def out_of_distribution(text: Path, files: Sequence[Path]) -> Iterator[tuple[str, Row]]:
@@ -184,8 +185,8 @@ def _left_out(own: Classifier, data: Any, labels: list[str], classes: list[str])
     for k, name in enumerate(classes):
         inside = np.array([label != name for label in labels])
         if (~inside).sum() >= 10:
-            kept = [i for i in range(len(classes)) if i != k]
-            found.append(_told_apart(F.normalize(features, dim=1), prototypes[kept], words, inside, temperature))
+            others = [i for i in range(len(classes)) if i != k]
+            found.append(_told_apart(F.normalize(features, dim=1), prototypes[others], words, inside, temperature))
     return _mean(found)
 
 

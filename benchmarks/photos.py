@@ -213,8 +213,8 @@ class Judge(Callback):
         for name, part in self.parts.items():
             if self.touched or name not in self.encoded:
                 self.encoded[name] = classifier.encode(part.inputs, InferenceConfig(64, cache=self.bench.cache))
-            said = classifier.log_probabilities(self.encoded[name]).argmax(1)
-            found[name] = 100 * share(said == torch.tensor([part.labels[i] for i in self.encoded[name].indices]))
+            predicted = classifier.log_probabilities(self.encoded[name]).argmax(1)
+            found[name] = 100 * share(predicted == torch.tensor([part.labels[i] for i in self.encoded[name].indices]))
         return found
 
 
@@ -296,27 +296,27 @@ def some_labelled(labelled: Labelled, classes: int, seed: int) -> tuple[Shots, L
     return Shots(Subset(labelled.inputs, chosen), targets), only(labelled, rest)
 
 
-def only(labelled: Labelled, places: Sequence[int]) -> Labelled:
-    return Labelled(Subset(labelled.inputs, places), [labelled.labels[i] for i in places])
+def only(labelled: Labelled, indices: Sequence[int]) -> Labelled:
+    return Labelled(Subset(labelled.inputs, indices), [labelled.labels[i] for i in indices])
 
 
 def run_unseen(bench: Bench, run: Run) -> dict[str, Any]:
     """Half of the classes have images; judged on both halves among all classes, here and in the other domain."""
     classes, labelled = bench.read(run.task)
-    seen = set(random.Random(run.seed).sample(range(len(classes)), (len(classes) + 1) // 2))
+    seen_classes = set(random.Random(run.seed).sample(range(len(classes)), (len(classes) + 1) // 2))
     tuned, _, names = run.method.partition(" ")
-    known = [name for k, name in enumerate(classes) if k in seen or names == "seen+unseen"]
+    known = [name for k, name in enumerate(classes) if k in seen_classes or names == "seen+unseen"]
     parts = {}
     for task in OFFICE:
         _, there = bench.read(task)
         for half in ("seen", "unseen"):
-            wanted = [i for i, label in enumerate(there.labels) if (label in seen) == (half == "seen")]
+            wanted = [i for i, label in enumerate(there.labels) if (label in seen_classes) == (half == "seen")]
             parts[f"{task.split(':')[1]} {half}"] = only(there, wanted)
-    shown = only(labelled, [i for i, label in enumerate(labelled.labels) if label in seen])
+    training = only(labelled, [i for i, label in enumerate(labelled.labels) if label in seen_classes])
     classifier = bench.classifier(known)
     judge = JudgeAll(bench, parts, classes)
     method = "zero-shot" if tuned == "zero-shot" else "pouf"
-    return adapted(bench, run, classifier, shown, TUNED.get(tuned, SHARED), judge, method=method)
+    return adapted(bench, run, classifier, training, TUNED.get(tuned, SHARED), judge, method=method)
 
 
 UNTRAINED = ("zero-shot", "prior-correction")
@@ -368,7 +368,7 @@ def mean_and_std(values: Sequence[float]) -> str:
 def tables(results: Mapping[str, Any]) -> str:
     """Accuracies in %, mean (standard deviation over the seeds), as Markdown."""
 
-    def of(part: str, task: str, method: str, column: str, inner: str = "") -> str:
+    def figure(part: str, task: str, method: str, column: str, inner: str = "") -> str:
         found = [results[key] for key in (Run(part, task, method, seed).key for seed in SEEDS) if key in results]
         return mean_and_std([row[column][inner] if inner else row[column] for row in found])
 
@@ -384,18 +384,18 @@ def tables(results: Mapping[str, Any]) -> str:
             lines.append("| | " + " | ".join(task.split(":")[1] for task in tasks) + " |")
             lines.append("|---" * (len(tasks) + 1) + "|")
             for method in methods:
-                lines.append(f"| {method} | " + " | ".join(of(part, task, method, column) for task in tasks) + " |")
+                lines.append(f"| {method} | " + " | ".join(figure(part, task, method, column) for task in tasks) + " |")
             lines.append("")
 
     grid("Methods", "table", (*OFFICE, *PACS), TABLE, tuple(columns))
     grid("Ablation", "ablation", OFFICE, list(ABLATIONS), ("last", "chosen"))
     grid("Lambda", "lambda", OFFICE, [f"{value:g}" for value in LAMBDAS], ("last", "chosen"))
-    places = [f"{task.split(':')[1]} {half}" for task in OFFICE for half in ("seen", "unseen")]
+    halves = [f"{task.split(':')[1]} {half}" for task in OFFICE for half in ("seen", "unseen")]
     for task in OFFICE:
         lines.extend([f"### Unseen classes, adapted to {task.split(':')[1]}: last step", ""])
-        lines.extend(["| | " + " | ".join(places) + " |", "|---" * (len(places) + 1) + "|"])
+        lines.extend(["| | " + " | ".join(halves) + " |", "|---" * (len(halves) + 1) + "|"])
         for method in UNSEEN:
-            cells = [of("unseen", task, method, "last", place) for place in places]
+            cells = [figure("unseen", task, method, "last", half) for half in halves]
             lines.append(f"| {method} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
@@ -423,8 +423,8 @@ def main() -> None:
         result = classifier.adapt(folder, recipe=PROMPT, cache=bench.cache, output=given.report)
         print(result.verdict, result.files["report"], sep="\n")
         return
-    kept = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
-    results: dict[str, Any] = kept.get("runs", {})
+    stored = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
+    results: dict[str, Any] = stored.get("runs", {})
     for run in all_runs():
         if re.search(given.only, run.key) and run.key not in results:
             same = run.same().key

@@ -88,14 +88,14 @@ def main() -> None:
             for i, file in enumerate(files[:: len(files) // n][:n]):
                 shutil.copy(file, Path(name, str(n), f"{i:05}{file.suffix}"))
         models = {"tiny": "pouf/tiny-clip", "larger": larger_clip(Path(name, "clip"))}
-        for model, place in models.items():
+        for model, folder in models.items():
             if given.only not in (None, model):
                 continue
             seconds = {}
             for n in given.n:
                 for kind, code in (("bare", BARE), ("pouf", POUF)):
                     runs = [str(Path(name, f"{model} {n} {i}")) for i in range(given.rounds)]
-                    seconds[kind, n] = min(cpu_seconds(code, place, str(Path(name, str(n))), CLASSES, r) for r in runs)
+                    seconds[kind, n] = min(cpu_seconds(code, folder, str(Path(name, str(n))), CLASSES, r) for r in runs)
             speed = {kind: (many - some) / (seconds[kind, many] - seconds[kind, some]) for kind in ("bare", "pouf")}
             print(f"{model:<8}bare {speed['bare']:7.1f} images/s, pouf {speed['pouf']:7.1f}: "
                   f"{speed['pouf'] / speed['bare']:.2f}; with all that a run of {many:,} images costs beside "

@@ -106,10 +106,10 @@ def from_rows(file: Path, encoder: Path | None, masked: Path | None) -> Labelled
         first, second, marked = read_table(file, "text_a", "text_b", "label").values()
         texts = list(zip(first, second, strict=True))
     description = file.with_suffix(".toml")
-    told: dict[str, Any] = tomllib.loads(description.read_text()) if description.is_file() else {}
-    called = told.get("classes") or {name: name for name in sorted({str(label) for label in marked})}
+    settings: dict[str, Any] = tomllib.loads(description.read_text()) if description.is_file() else {}
+    called = settings.get("classes") or {name: name for name in sorted({str(label) for label in marked})}
     labels = [list(called).index(str(label)) for label in marked]
-    template = told.get("template")
+    template = settings.get("template")
     if template and "[MASK]" in template:
         if masked is None:
             raise SystemExit(f"{description} asks a masked language model: give --masked-model")
@@ -188,24 +188,24 @@ def held_out(labels: Sequence[int], rows: Sequence[int], seed: int) -> list[int]
     return sorted(others)
 
 
-def run(of: Labelled, rows: list[int], seed: int, known: bool, answers: int, cell: dict[str, Any]) -> dict[str, Any]:
+def run(case: Labelled, rows: list[int], seed: int, known: bool, answers: int, cell: dict[str, Any]) -> dict[str, Any]:
     """What the cell does not have yet."""
-    data = Subset(of.data, rows)
-    truth = torch.tensor([of.labels[i] for i in rows])
+    data = Subset(case.data, rows)
+    truth = torch.tensor([case.labels[i] for i in rows])
     if "default" not in cell:
-        cell |= compared(of, data, truth, rows, seed)
+        cell |= compared(case, data, truth, rows, seed)
     if known and "known, uniform" not in cell:
-        cell |= with_prior(of, data, truth, seed)
+        cell |= with_prior(case, data, truth, seed)
     if answers and "answers" not in cell:
-        cell["answers"] = answered(of, data, truth, answers, seed)
+        cell["answers"] = answered(case, data, truth, answers, seed)
     return cell
 
 
-def compared(of: Labelled, data: Subset, truth: torch.Tensor, rows: list[int], seed: int) -> dict[str, Any]:
+def compared(case: Labelled, data: Subset, truth: torch.Tensor, rows: list[int], seed: int) -> dict[str, Any]:
     """Zero-shot, what needs no training, and the default."""
-    other_rows = held_out(of.labels, rows, seed) if isinstance(of.data, Texts) else []
-    others, others_truth = Subset(of.data, other_rows), torch.tensor([of.labels[i] for i in other_rows])
-    classifier = of.classifier()
+    other_rows = held_out(case.labels, rows, seed) if isinstance(case.data, Texts) else []
+    others, others_truth = Subset(case.data, other_rows), torch.tensor([case.labels[i] for i in other_rows])
+    classifier = case.classifier()
     encoded = classifier.encode(data)
 
     def judged() -> float:
@@ -221,7 +221,7 @@ def compared(of: Labelled, data: Subset, truth: torch.Tensor, rows: list[int], s
         classifier.fit_postprocessor(method, encoded)
         cell[method] = judged()
     start = time.perf_counter()
-    classifier = of.classifier()
+    classifier = case.classifier()
     result = classifier.adapt(data, seed=seed)
     classifier = result.classifier
     cell["seconds"] = round(time.perf_counter() - start, 1)
@@ -236,34 +236,34 @@ def compared(of: Labelled, data: Subset, truth: torch.Tensor, rows: list[int], s
     return cell
 
 
-def with_prior(of: Labelled, data: Subset, truth: torch.Tensor, seed: int) -> dict[str, float]:
+def with_prior(case: Labelled, data: Subset, truth: torch.Tensor, seed: int) -> dict[str, float]:
     """With the true shares given, and with a uniform prior. Without a verdict, so that nothing is looked at."""
-    shares = (torch.bincount(truth, minlength=of.classes) + 1e-3) / (len(truth) + 1e-3 * of.classes)
+    shares = (torch.bincount(truth, minlength=case.classes) + 1e-3) / (len(truth) + 1e-3 * case.classes)
 
-    def said(prior: list[float] | str) -> torch.Tensor:
-        classifier = of.classifier()
+    def predicted_with(prior: list[float] | str) -> torch.Tensor:
+        classifier = case.classifier()
         classifier = classifier.adapt(data, prior=prior, seed=seed, settings={"snapshots": 0}).classifier
         return classifier.log_probabilities(classifier.encode(data)).argmax(1)
 
-    true = said(shares.tolist())
-    found = torch.bincount(true, minlength=of.classes) / len(true)
+    true = predicted_with(shares.tolist())
+    found = torch.bincount(true, minlength=case.classes) / len(true)
     return {
         "known": share(true == truth),
         "known, share error": float((found - shares).abs().max()),
-        "known, uniform": share(said("uniform") == truth),
+        "known, uniform": share(predicted_with("uniform") == truth),
     }
 
 
-def answered(of: Labelled, data: Subset, truth: torch.Tensor, answers: int, seed: int) -> float | None:
+def answered(case: Labelled, data: Subset, truth: torch.Tensor, answers: int, seed: int) -> float | None:
     """Accuracy after a review: adapted again with the shares that it gives. None where it gives none."""
-    adapted = of.classifier()
+    adapted = case.classifier()
     adapted = adapted.adapt(data, seed=seed).classifier
-    review, _ = sample_questions(of.classifier(), adapted, data, answers, seed=seed)
+    review, _ = sample_questions(case.classifier(), adapted, data, answers, seed=seed)
     names = dict(zip(data.ids, (adapted.classes[k] for k in truth), strict=True))
     prior = score_answers(review, names, adapted.classes).prior
     if prior is None:
         return None
-    again = of.classifier()
+    again = case.classifier()
     again = again.adapt(data, prior=prior, seed=seed, settings={"snapshots": 0}).classifier
     return share(again.log_probabilities(again.encode(data)).argmax(1) == truth)
 
@@ -287,8 +287,8 @@ def table(cells: dict[str, dict[str, Any]]) -> str:
         found = [mean(column) for column in columns]
         found[columns.index("default")] = f"**{mean('default')}**"
         others = f"{mean('held out, zero-shot')} → {mean('held out, default')}"
-        seen = sorted({name for cell in seeds for name in cell["noticed"]})
-        noticed = f"{sum(bool(cell['noticed']) for cell in seeds)}: {', '.join(seen)}" if seen else "–"
+        names = sorted({name for cell in seeds for name in cell["noticed"]})
+        noticed = f"{sum(bool(cell['noticed']) for cell in seeds)}: {', '.join(names)}" if names else "–"
         name, draw = key.split("/")
         named = name if name in CHOSEN_ON else f"{name} †"
         rows.append(
@@ -312,14 +312,14 @@ def summary(cells: Sequence[dict[str, Any]]) -> dict[str, float | int]:
     gains = [round(100 * (cell["default"] - cell["zero-shot"]), 3) for cell in cells]
     ends = [round(100 * (cell["last"] - cell["zero-shot"]), 3) for cell in cells]
     noticed = [bool(cell["noticed"]) for cell in cells]
-    bad = [seen for end, seen in zip(ends, noticed, strict=True) if end < -1]
-    good = [seen for end, seen in zip(ends, noticed, strict=True) if end > 0]
+    bad = [alarmed for end, alarmed in zip(ends, noticed, strict=True) if end < -1]
+    good = [alarmed for end, alarmed in zip(ends, noticed, strict=True) if end > 0]
     return {
         "runs": len(cells),
         "mean gain": round(statistics.mean(gains), 2),
         "worst loss": round(min(0.0, *gains, 0.0), 2),
         "worst loss, nothing noticed": round(
-            min([gain for gain, seen in zip(gains, noticed, strict=True) if not seen] + [0.0]), 2
+            min([gain for gain, alarmed in zip(gains, noticed, strict=True) if not alarmed] + [0.0]), 2
         ),
         "bad runs": len(bad),
         "bad runs noticed": sum(bad),
@@ -361,21 +361,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name in (name for name in names if given.only is None or name in given.only):
             if name in own and own[name].suffix == ".npz":
-                of = from_arrays(own[name])
+                case = from_arrays(own[name])
             elif name in own:
-                of = from_rows(own[name], given.encoder, given.masked_model)
+                case = from_rows(own[name], given.encoder, given.masked_model)
             else:
-                of = development(name, given.development, given.encoder, given.masked_model, Path(scratch))
-            size = len(of.labels) if isinstance(of.data, Vectors) else given.size
-            for draw, seed, rows in draws(of.labels, of.classes, size, given.seeds, given.missing):
+                case = development(name, given.development, given.encoder, given.masked_model, Path(scratch))
+            size = len(case.labels) if isinstance(case.data, Vectors) else given.size
+            for draw, seed, rows in draws(case.labels, case.classes, size, given.seeds, given.missing):
                 if given.draws and draw not in given.draws:
                     continue
                 before = dict(cell := cells.setdefault(f"{name}/{draw}/{seed}", {}))
-                if run(of, rows, seed, given.known, given.answers, cell) == before:
+                if run(case, rows, seed, given.known, given.answers, cell) == before:
                     continue
                 shares = {key: value for key, value in cell.items() if isinstance(value, float) and key != "seconds"}
-                shown = " ".join(f"{key} {100 * value:.1f}" for key, value in shares.items())
-                print(f"{name}, {draw}, seed {seed}: {shown} {', '.join(cell['noticed'])}", flush=True)
+                text = " ".join(f"{key} {100 * value:.1f}" for key, value in shares.items())
+                print(f"{name}, {draw}, seed {seed}: {text} {', '.join(cell['noticed'])}", flush=True)
                 if given.out is not None:
                     facts = {"chosen on": CHOSEN_ON, "versions": versions(), "cells": cells}
                     given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

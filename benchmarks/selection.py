@@ -57,23 +57,23 @@ class Trial(NamedTuple):
 
 def run_trial(task: Task, rate: float, zero_shot: float | None) -> Trial:
     """`zero_shot`: its accuracy, where an earlier trial has found it."""
-    at = dict[int, float]()
+    accuracies = dict[int, float]()
 
     class Look(Callback):
         def on_checkpoint(self, step: int, classifier: Classifier) -> None:
             if step == 0 and zero_shot is not None:
-                at[step] = zero_shot
+                accuracies[step] = zero_shot
                 return
             guess = classifier.infer(task.test, InferenceConfig(256)).log_probabilities.argmax(1)
-            at[step] = share(guess == task.labels)
-            print(f"    {rate:g} step {step}: {100 * at[step]:.1f}", flush=True)
+            accuracies[step] = share(guess == task.labels)
+            print(f"    {rate:g} step {step}: {100 * accuracies[step]:.1f}", flush=True)
 
     try:
         settings = {"optimisation.lr": rate}
         result = task.build().adapt(task.data, recipe=task.recipe, settings=settings, callbacks=[Look()])
     except Diverged:
-        return Trial(None, at)
-    return Trial(result.checkpoints, at)
+        return Trial(None, accuracies)
+    return Trial(result.checkpoints, accuracies)
 
 
 def kept_trial(task: Task, rate: float, zero_shot: float | None, file: Path | None) -> Trial:
@@ -83,30 +83,33 @@ def kept_trial(task: Task, rate: float, zero_shot: float | None, file: Path | No
     trial = run_trial(task, rate, zero_shot)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        held = {"accuracy": trial.accuracy, "features": None, "seen": {}, "kept": []}
+        stored = {"accuracy": trial.accuracy, "features": None, "seen": {}, "kept": []}
         if trial.checkpoints is not None:
-            held["features"] = trial.checkpoints.sample.features
-            held["seen"] = {place.step: list(seen) for place, seen in trial.checkpoints.predictions.items()}
-            held["kept"] = [place.step for place in trial.checkpoints.postprocessors]
-            held["keeps"] = trial.checkpoints.keeps
-        torch.save(held, file)
+            stored["features"] = trial.checkpoints.sample.features
+            stored["seen"] = {
+                checkpoint.step: list(predictions) for checkpoint, predictions in trial.checkpoints.predictions.items()
+            }
+            stored["kept"] = [checkpoint.step for checkpoint in trial.checkpoints.postprocessors]
+            stored["target_offsets"] = trial.checkpoints.target_offsets
+        torch.save(stored, file)
     return trial
 
 
 def _read(file: Path) -> Trial:
-    held = torch.load(file)
-    if not held["seen"]:
-        return Trial(None, held["accuracy"])
+    stored = torch.load(file)
+    if not stored["seen"]:
+        return Trial(None, stored["accuracy"])
     # All that a choice looks at: predictions, features, and which steps have their weights. There is no classifier.
     backbone = SimpleNamespace(added_by_tuners=(), sharded=False)
     nobody = SimpleNamespace(postprocessor=None, adapted=False, backbone=backbone)
     there = Checkpoints(
-        nobody, nobody, SimpleNamespace(features=held["features"]), max(held["seen"]), keeps=held.get("keeps")
-    )  # type: ignore[arg-type]
+        nobody, nobody, SimpleNamespace(features=stored["features"]), max(stored["seen"]),
+        target_offsets=stored.get("target_offsets"),
+    )  # type: ignore[arg-type]  # fmt: skip
     there.tuner = object()  # type: ignore[assignment]  # something was trained
-    there.predictions = {Checkpoint(step): SnapshotPredictions(*parts) for step, parts in held["seen"].items()}
-    there.postprocessors = dict.fromkeys(map(Checkpoint, held.get("kept", held["seen"])))  # type: ignore[arg-type]
-    return Trial(there, held["accuracy"])
+    there.predictions = {Checkpoint(step): SnapshotPredictions(*parts) for step, parts in stored["seen"].items()}
+    there.postprocessors = dict.fromkeys(map(Checkpoint, stored.get("kept", stored["seen"])))  # type: ignore[arg-type]
+    return Trial(there, stored["accuracy"])
 
 
 def measure(task: Task, keep: Path | None) -> dict[str, Any]:

@@ -51,9 +51,9 @@ class Server:
             start = time.perf_counter()
             connection.request("POST", "/api/files", HEAD + image + b"\r\n--x--\r\n", HEADERS)
             response = connection.getresponse()
-            said = json.loads(response.read())
-            if response.status != 200 or len(said["predictions"]) != 1:
-                raise SystemExit(f"status {response.status}: {said}")
+            answer = json.loads(response.read())
+            if response.status != 200 or len(answer["predictions"]) != 1:
+                raise SystemExit(f"status {response.status}: {answer}")
             seconds.append(time.perf_counter() - start)
         connection.close()
         return seconds
@@ -88,18 +88,18 @@ def main() -> None:
             measure_memory(Path(folder) / "run")
             return
         contents = [path.read_bytes() for path in sorted(images.rglob("*.png"))]
-        asked = [contents[i % len(contents)] for i in range(given.requests)]
+        requests = [contents[i % len(contents)] for i in range(given.requests)]
         batched, alone = Server(Path(folder) / "run"), Server(Path(folder) / "run", "--batch-size", "1")
         ways = {
-            "one after the other": lambda: batched.ask(asked),
-            f"{given.clients} clients": lambda: batched.crowd(asked, given.clients),
-            f"{given.clients} clients, batches of 1": lambda: alone.crowd(asked, given.clients),
+            "one after the other": lambda: batched.ask(requests),
+            f"{given.clients} clients": lambda: batched.crowd(requests, given.clients),
+            f"{given.clients} clients, batches of 1": lambda: alone.crowd(requests, given.clients),
         }
         rates: dict[str, list[float]] = {way: [] for way in ways}
         times: dict[str, list[float]] = {way: [] for way in ways}
         try:
             for server in (batched, alone):
-                server.ask(asked[:50])  # warm
+                server.ask(requests[:50])  # warm
             for _ in range(given.rounds):
                 for way, call in ways.items():
                     start = time.perf_counter()

@@ -60,27 +60,27 @@ PAIRS = "TREC, "
 RESULTS = Path(__file__).parent / "results" / "shares.json"
 
 
-class Asked(NamedTuple):
+class ClozeTask(NamedTuple):
     """A set of two classes and how a masked language model is asked about it."""
 
-    of: str  # a set of `robustness.py`, or a task
+    source: str  # a set of `robustness.py`, or a task
     template: str = ""  # "": its own
     words: tuple[str, str] = ("", "")
     classes: tuple[int, int] = (0, 1)  # of the set
 
 
 OTHERWISE = {
-    "tweets, good": Asked("tweets", "{text} It was [MASK].", ("bad", "good")),
-    "tweets, happy": Asked("tweets", "{text} I feel [MASK].", ("sad", "happy")),
-    "amazon, excellent": Asked("amazon", "{text} This is [MASK].", ("awful", "excellent")),
-    "amazon, love": Asked("amazon", "{text} I [MASK] it.", ("hate", "love")),
-    "movies, fun": Asked("movies", "{text} All in all [MASK].", ("boring", "fun")),
-    "nyt, positive": Asked("nyt", "{text} It is [MASK].", ("negative", "positive")),
-    "nyt, right": Asked("nyt", "{text} It was [MASK].", ("wrong", "right")),
-    "Subj": Asked("Subj"),
-    "CoLA": Asked("CoLA"),
+    "tweets, good": ClozeTask("tweets", "{text} It was [MASK].", ("bad", "good")),
+    "tweets, happy": ClozeTask("tweets", "{text} I feel [MASK].", ("sad", "happy")),
+    "amazon, excellent": ClozeTask("amazon", "{text} This is [MASK].", ("awful", "excellent")),
+    "amazon, love": ClozeTask("amazon", "{text} I [MASK] it.", ("hate", "love")),
+    "movies, fun": ClozeTask("movies", "{text} All in all [MASK].", ("boring", "fun")),
+    "nyt, positive": ClozeTask("nyt", "{text} It is [MASK].", ("negative", "positive")),
+    "nyt, right": ClozeTask("nyt", "{text} It was [MASK].", ("wrong", "right")),
+    "Subj": ClozeTask("Subj"),
+    "CoLA": ClozeTask("CoLA"),
     **{
-        f"{PAIRS}{first} or {second}": Asked("TREC", classes=(i, j))
+        f"{PAIRS}{first} or {second}": ClozeTask("TREC", classes=(i, j))
         for (i, first), (j, second) in itertools.combinations(enumerate(TASKS["TREC"].labels), 2)
     },
 }
@@ -88,28 +88,28 @@ OTHERWISE = {
 
 def read_set(name: str, data: Path, encoder: Path | None, masked: Path) -> tuple[Margins, list[int]]:
     """Margins of `SIZE` texts at most, and their labels."""
-    asked = OTHERWISE.get(name, Asked(name))
+    cloze = OTHERWISE.get(name, ClozeTask(name))
     with tempfile.TemporaryDirectory() as scratch:
-        of = development(asked.of, data, encoder, masked, Path(scratch))
-    rows = [row for row, label in enumerate(of.labels) if label in asked.classes]
+        data_set = development(cloze.source, data, encoder, masked, Path(scratch))
+    rows = [row for row, label in enumerate(data_set.labels) if label in cloze.classes]
     rows = sorted(random.Random(0).sample(rows, min(SIZE, len(rows))))
-    labels = [asked.classes.index(of.labels[row]) for row in rows]
-    task = TASKS.get(asked.of, TASKS["SST-2"])
-    if asked.of in ENCODED:
-        return encoder_margins(of.classifier(), Subset(of.data, rows)), labels
-    own = [list(task.words.values())[k] for k in asked.classes]
+    labels = [cloze.classes.index(data_set.labels[row]) for row in rows]
+    task = TASKS.get(cloze.source, TASKS["SST-2"])
+    if cloze.source in ENCODED:
+        return encoder_margins(data_set.classifier(), Subset(data_set.data, rows)), labels
+    own = [list(task.words.values())[k] for k in cloze.classes]
     classifier = Classifier.from_pretrained(
-        masked, ["first", "second"], [asked.template or task.template],
-        words=list(asked.words) if asked.template else own, max_length=task.max_length,
+        masked, ["first", "second"], [cloze.template or task.template],
+        words=list(cloze.words) if cloze.template else own, max_length=task.max_length,
     )  # fmt: skip
-    return read_margins(classifier, Subset(of.data, rows), InferenceConfig()), labels
+    return read_margins(classifier, Subset(data_set.data, rows), InferenceConfig()), labels
 
 
 def encoder_margins(classifier: Classifier, texts: Subset) -> Margins:
     """As `read_margins` for a sentence encoder, which is not asked by default."""
 
-    def margin(shown: Sequence[str]) -> Tensor:
-        logs = classifier.log_probabilities(classifier.encode(Texts(list(shown)))).double()
+    def margin(texts: Sequence[str]) -> Tensor:
+        logs = classifier.log_probabilities(classifier.encode(Texts(list(texts)))).double()
         return logs[:, 1] - logs[:, 0]
 
     plain = [texts.read(i) for i in range(len(texts))]
@@ -126,12 +126,12 @@ def at_share(margins: Tensor, share: float) -> float:
 
 def after_review(answers: int, margins: Tensor, truth: Sequence[int]) -> float:
     """The threshold after a review in which so many texts were labelled."""
-    said = ["second" if margin > 0 else "first" for margin in margins]
-    rows = random.Random(0).sample(range(len(said)), answers)
-    questions = [ReviewQuestion(str(row), AGREE, said[row], said[row]) for row in rows]
-    review = Review({DISAGREE: {}, AGREE: dict(Counter(said))}, questions)
-    told = score_answers(review, {str(row): ("first", "second")[truth[row]] for row in rows}, ["first", "second"])
-    return 0.0 if told.prior is None else at_share(margins, told.prior[1])
+    predicted = ["second" if margin > 0 else "first" for margin in margins]
+    rows = random.Random(0).sample(range(len(predicted)), answers)
+    questions = [ReviewQuestion(str(row), AGREE, predicted[row], predicted[row]) for row in rows]
+    review = Review({DISAGREE: {}, AGREE: dict(Counter(predicted))}, questions)
+    result = score_answers(review, {str(row): ("first", "second")[truth[row]] for row in rows}, ["first", "second"])
+    return 0.0 if result.prior is None else at_share(margins, result.prior[1])
 
 
 # The labels (n,) are for the last three.
@@ -177,12 +177,12 @@ def table(cells: dict[str, dict[str, dict[str, float]]]) -> str:
     )
     for row, names in rows.items():
         zero_shot = statistics.mean(cells[name]["as it is"]["zero-shot"] for name in names)
-        told = []
+        figures = []
         for way in list(WAYS)[1:]:
             gains = [gains_of(cells[name], way) for name in names]
             skewed = [gain for each in gains for draw, gain in each.items() if draw != "as it is"]
-            told.append(f"{statistics.mean(each['as it is'] for each in gains):+.1f} ({min(skewed):+.1f})")
-        lines.append(f"| {row} | {zero_shot:.1f} | {' | '.join(told)} |")
+            figures.append(f"{statistics.mean(each['as it is'] for each in gains):+.1f} ({min(skewed):+.1f})")
+        lines.append(f"| {row} | {zero_shot:.1f} | {' | '.join(figures)} |")
     return "\n".join(lines)
 
 

@@ -65,12 +65,12 @@ class Meter:
         before, self.done = self.done, self.done + n
         if self.done // self.every > before // self.every:
             process = psutil.Process()
-            seen = {"memory": process.memory_info().rss / 2**20}
+            figures = {"memory": process.memory_info().rss / 2**20}
             if self.closely:
-                seen["tensors"] = live_tensors() / 2**20
+                figures["tensors"] = live_tensors() / 2**20
                 give_back()
-                seen["memory without reserves"] = process.memory_info().rss / 2**20
-            self.seen.append(seen | {"files": process.num_fds(), "threads": process.num_threads()})
+                figures["memory without reserves"] = process.memory_info().rss / 2**20
+            self.seen.append(figures | {"files": process.num_fds(), "threads": process.num_threads()})
 
     def facts(self) -> dict[str, Any]:
         series = {name: [round(each[name], 2) for each in self.seen] for name in self.seen[0]}

@@ -106,9 +106,9 @@ def prediction(rounds: int, best: dict[str, float]) -> None:
     rest = facts["all"] - marks["import pouf"] - sum(parts.values())
     print("\npouf predict run one.jpg, CPU seconds:")
     before = 0.0
-    for name, at in marks.items():
-        print(f"  {name:<28}{at - before:7.2f} s")
-        before = at
+    for name, seconds in marks.items():
+        print(f"  {name:<28}{seconds - before:7.2f} s")
+        before = seconds
     for name, seconds in (*parts.items(), ("all else", rest)):
         print(f"  {name:<28}{seconds:7.2f} s")
     print(f"  all else is {rest / (parts['load the model'] + parts['encode']):.2f} of loading and encoding")

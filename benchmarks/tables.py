@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pouf import EMBEDDED
-from pouf.bench.run import run_table
+from pouf.bench.results import Setting
+from pouf.bench.run import TableRun, run_table
 from pouf.bench.standins import LM, make_data
 
 RESULTS = Path(__file__).parent / "results" / "tables"
@@ -33,8 +34,11 @@ UNSUPERVISED = ("majority", "zero-shot", "pouf")
 FEW_SHOT = ("majority", "zero-shot", "fine-tuning", "in-context", "lm-bff", "lm-bff-pouf")
 
 
+SETTING = ("changes", "limit", "unlabelled")  # of the options, what all cells share
+
+
 class Run(NamedTuple):
-    """A table that is kept, and the arguments of `run_table` that make it."""
+    """A table in benchmarks/results/tables, and the options that make it."""
 
     name: str
     table: str
@@ -43,32 +47,38 @@ class Run(NamedTuple):
     options: dict[str, Any]
 
     def command(self) -> str:
-        told = [f"--{name} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
-                for name, value in self.options.items() if name != "settings"]  # fmt: skip
-        told += [f"--set {name}={value}" for name, value in self.options.get("settings", {}).items()]
-        return " ".join([f"pouf bench run {self.table} --data {self.data} --model {self.model}", *told])
+        words = [f"--{name} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
+                 for name, value in self.options.items() if name != "changes"]  # fmt: skip
+        words += [f"--set {name}={value}" for name, value in self.options.get("changes", {}).items()]
+        return " ".join([f"pouf bench run {self.table} --data {self.data} --model {self.model}", *words])
+
+    def run(self, out: Path, jobs: int) -> TableRun:
+        options = dict(self.options)
+        shared = {name: options.pop(name) for name in SETTING if name in options}
+        setting = Setting(str(self.data), self.model, **shared)
+        return run_table(self.table, setting, out, jobs=jobs, resume=True, **options)
 
 
 def on_standins(data: Path) -> Iterator[Run]:
-    quick = {"settings": {"steps": 60}, "seeds": ONE_SEED}
+    quick = {"changes": {"steps": 60}, "seeds": ONE_SEED}
     yield Run("cost", "cost", data, EMBEDDED, {})
     yield Run("lambda", "lambda", data, EMBEDDED, quick)
-    yield Run("unseen", "unseen", data, EMBEDDED, {"settings": {"steps": 30}, "seeds": ONE_SEED})
+    yield Run("unseen", "unseen", data, EMBEDDED, {"changes": {"steps": 30}, "seeds": ONE_SEED})
     yield Run("ablation", "ablation", data, EMBEDDED, quick | {"tasks": OFFICE})
-    yield Run("language", "language", data, str(data / LM), {"settings": {"steps": 4}, "seeds": (42,)})
-    yield Run("images", "images", data, EMBEDDED, {"settings": {"steps": 60}})
+    yield Run("language", "language", data, str(data / LM), {"changes": {"steps": 4}, "seeds": (42,)})
+    yield Run("images", "images", data, EMBEDDED, {"changes": {"steps": 60}})
 
 
 def on_real_texts(data: Path, model: str) -> Iterator[Run]:
-    shared = {"tasks": NINE, "seeds": (42, 21), "settings": SHORT}
+    shared = {"tasks": NINE, "seeds": (42, 21), "changes": SHORT}
     many = shared | {"methods": UNSUPERVISED, "limit": 200}
     yield Run("language", "language", data, model, many)
-    off = {"settings": SHORT | {"optimisation.dropout": False}, "tasks": ("SST-2", "MR"), "methods": ("pouf",)}
+    off = {"changes": SHORT | {"optimisation.dropout": False}, "tasks": ("SST-2", "MR"), "methods": ("pouf",)}
     yield Run("language-no-dropout", "language", data, model, many | off)
     # The paper's own steps and rate, where 50 steps at five times the rate do harm.
-    papers = {"tasks": ("SST-2", "MR"), "seeds": (42,), "settings": {"snapshots": 5}}
+    papers = {"tasks": ("SST-2", "MR"), "seeds": (42,), "changes": {"snapshots": 5}}
     yield Run("language-paper", "language", data, model, many | papers)
-    several = {"settings": SHORT | {"snapshots": 5}, "methods": ("pouf", "fine-tuning"), "limit": 60}
+    several = {"changes": SHORT | {"snapshots": 5}, "methods": ("pouf", "fine-tuning"), "limit": 60}
     yield Run("language-stops", "language", data, model, shared | several)
     few = shared | {"limit": 40}  # an evaluation with demonstrations reads 16 inputs per text
     yield Run("language-train", "language", data, model, few | {"methods": ("pouf",), "unlabelled": "train"})
@@ -82,20 +92,20 @@ def main() -> None:
     parser.add_argument("--model", help="masked language model for them")
     parser.add_argument("--only", default="", help="regular expression: names of tables")
     parser.add_argument("--jobs", type=int, default=1)
-    given = parser.parse_args()
-    if given.texts is not None:
-        runs, where = on_real_texts(given.texts, given.model), "real"
+    args = parser.parse_args()
+    if args.texts is not None:
+        runs, where = on_real_texts(args.texts, args.model), "real"
     else:
-        data = given.work / "data"
+        data = args.work / "data"
         if not data.is_dir():
             make_data(data)
         runs, where = on_standins(data), "standins"
     for run in runs:
-        if not re.search(given.only, run.name):
+        if not re.search(args.only, run.name):
             continue
         print(run.command(), flush=True)
-        out = given.work / where / run.name
-        result = run_table(run.table, run.data, run.model, out, jobs=given.jobs, resume=True, **run.options)
+        out = args.work / where / run.name
+        result = run.run(out, args.jobs)
         if result.failed:
             print(f"{len(result.failed)} cells failed, the first: {result.failed[0].error}")
             continue

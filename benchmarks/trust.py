@@ -94,9 +94,9 @@ def run_case(case: Case) -> dict[str, Any]:
         is_right = classifier.log_probabilities(encoded).argmax(1) == case.labels
         estimated = reliability(classifier, zero_shot, case.data, encoded, InferenceConfig())
         for rate in RATES:
-            kept = within_error_rate(rate, estimated)
-            wrong = 1 - is_right[kept].double().mean().item() if kept.any() else None
-            abstained[f"{rate:g}"] = {"n": len(kept), "kept": int(kept.sum()), "wrong": wrong}
+            reliable = within_error_rate(rate, estimated)
+            wrong = 1 - is_right[reliable].double().mean().item() if reliable.any() else None
+            abstained[f"{rate:g}"] = {"n": len(reliable), "kept": int(reliable.sum()), "wrong": wrong}
     return {
         "zero_shot": before, "last": last, "advised": verdict.advised,
         "alarms": [alarm.name for alarm in verdict.alarms], "diagnostics": verdict.diagnostics._asdict(),

@@ -79,9 +79,9 @@ def photographs(domain: str, tuner: str, options: argparse.Namespace) -> Task:
 
 
 def _transductive(classifier: Classifier, labelled: Any, recipe: Recipe, limit: int | None) -> Task:
-    places = random.Random(0).sample(range(len(labelled.labels)), min(limit or 10**9, len(labelled.labels)))
-    some = Subset(labelled.inputs, places)
-    return Task(classifier, some, some, [labelled.labels[place] for place in places], recipe)
+    indices = random.Random(0).sample(range(len(labelled.labels)), min(limit or 10**9, len(labelled.labels)))
+    some = Subset(labelled.inputs, indices)
+    return Task(classifier, some, some, [labelled.labels[i] for i in indices], recipe)
 
 
 def texts(task: str, tuner: str, options: argparse.Namespace) -> Task:
@@ -128,8 +128,8 @@ def run_cell(name: str, tuner: str, seed: int, options: argparse.Namespace) -> d
     classifier, labels = task.classifier, torch.tensor(task.labels)
 
     def judged() -> float:
-        said = classifier.infer(task.test, InferenceConfig(64))
-        return round(100 * share(said.log_probabilities.argmax(1) == labels[said.indices]), 1)
+        predictions = classifier.infer(task.test, InferenceConfig(64))
+        return round(100 * share(predictions.log_probabilities.argmax(1) == labels[predictions.indices]), 1)
 
     start = time.perf_counter()
     result = classifier.adapt(task.data, recipe=task.recipe, seed=seed)
@@ -205,8 +205,8 @@ def main() -> None:
                     continue
                 # The last of two values of an option counts, so that the cell can follow what was given.
                 command = [sys.executable, *sys.argv, "--cell", name, tuner, str(seed)]
-                told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-                stored["cells"].append(cell := json.loads(told.splitlines()[-1]))
+                output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+                stored["cells"].append(cell := json.loads(output.splitlines()[-1]))
                 stored["versions"] = versions()
                 stored["cells"].sort(key=lambda c: (SETS.index(c["set"]), TUNERS.index(c["tuner"]), c["seed"]))
                 options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -83,9 +83,12 @@ def main() -> None:
     print("| recipe | rate | " + " | ".join(SETS) + " | mean | worst run |\n" + "|---" * (len(SETS) + 4) + "|")
     for kind, rates in gains.items():
         for rate, sets in rates.items():
-            means, worst = [statistics.mean(of) for of in sets.values()], min(min(of) for of in sets.values())
-            shown = " | ".join(f"{mean:+.1f}" for mean in (*means, statistics.mean(means), worst))
-            print(f"| {kind} | {rate} | {shown} |")
+            means, worst = (
+                [statistics.mean(values) for values in sets.values()],
+                min(min(values) for values in sets.values()),
+            )
+            text = " | ".join(f"{mean:+.1f}" for mean in (*means, statistics.mean(means), worst))
+            print(f"| {kind} | {rate} | {text} |")
 
 
 if __name__ == "__main__":

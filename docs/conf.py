@@ -32,12 +32,14 @@ default_role = "code"
 
 html_theme = "furo"
 html_title = f"pouf {release}"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["pouf.css"]
 exclude_patterns = ["images/*.md"]
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _complete)
+    app.connect("autodoc-process-docstring", _mark_examples, priority=400)  # before napoleon's own
 
 
 def _complete(app: Sphinx, name: str, source: list[str]) -> None:
@@ -45,6 +47,14 @@ def _complete(app: Sphinx, name: str, source: list[str]) -> None:
     if name == "cli":
         source[0] += command_reference()
     source[0] = re.sub(r"\[([^\]]+)\]\(\.\./([^)]+)\)", r"\1 (`\2` in the repository)", source[0])
+
+
+def _mark_examples(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Indented paragraphs of a docstring are code; the lines of `Args:` follow it without a blank line."""
+    for i in range(len(lines) - 1, 0, -1):
+        before = next((line for line in reversed(lines[:i]) if line.strip()), " ")
+        if lines[i].startswith("    ") and not lines[i - 1].strip() and not before.startswith(" "):
+            lines[i:i] = ["::", ""]
 
 
 def command_reference() -> str:
@@ -66,7 +76,9 @@ def _commands(command: Any, name: str) -> Iterator[str]:
 
 def _row(option: Any) -> str:
     names = [option.metavar] if option.param_type_name == "argument" else [*option.opts, *option.secondary_opts]
-    default = option.show_default if isinstance(option.show_default, str) else option.default
-    shown = "" if default in (None, False, True) or callable(default) else f"`{default}`"
-    cells = " ".join(f"`{each}`" for each in names), shown, option.help or ""
+    if isinstance(option.show_default, str):
+        shown = option.show_default
+    else:
+        shown = "" if option.default in (None, False, True) or callable(option.default) else f"`{option.default}`"
+    cells = " ".join(f"`{each}`" for each in names), shown, re.sub(r"--[a-z-]+", r"`\g<0>`", option.help or "")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

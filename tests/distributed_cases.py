@@ -45,7 +45,7 @@ from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
 from pouf.parallel.fsdp import shard_classifier
 from pouf.parallel.process_group import ProcessGroup, init_processes, leave, together
-from pouf.parallel.shards import full, local
+from pouf.parallel.shards import full_tensor, local
 from pouf.runs.predictions import predict_share
 from pouf.training import adaptation, trainer
 from pouf.training.engine import Engine
@@ -190,7 +190,7 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
 def state(classifier: Classifier) -> dict[str, torch.Tensor]:
     """Weights, and what predictions are corrected with."""
     fitted = classifier.postprocessor.state_dict() if classifier.postprocessor is not None else {}
-    whole = {name: full(each).contiguous() for name, each in weights(classifier).items()}
+    whole = {name: full_tensor(each).contiguous() for name, each in weights(classifier).items()}
     return whole | {f"postprocessor.{name}": tensor.contiguous() for name, tensor in fitted.items()}
 
 

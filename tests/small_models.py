@@ -14,14 +14,19 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
     BertTokenizer,
     CLIPConfig,
     CLIPImageProcessor,
     CLIPModel,
+    Dinov2Config,
+    Dinov2Model,
     MPNetConfig,
     MPNetModel,
     PreTrainedTokenizerFast,
+    ResNetConfig,
+    ResNetModel,
     Siglip2Config,
     Siglip2ImageProcessor,
     Siglip2Model,
@@ -110,6 +115,27 @@ def sentence_encoder(folder: Path, kind: str = "bert", pooling: str = "mean_toke
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **modes}))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 32, "do_lower_case": False}))
     return folder
+
+
+def vision_model(folder: Path, kind: str) -> Path:
+    """A vision model without a text side, a transformer or a convolutional one."""
+    torch.manual_seed(0)
+    if kind == "dinov2":
+        small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+        model: Any = Dinov2Model(Dinov2Config(**small))
+    else:
+        model = ResNetModel(ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]))
+    size = {"height": 16, "width": 16}
+    return save(folder, model, CLIPImageProcessor(size=size, crop_size=size))
+
+
+def cross_encoder(folder: Path, labels: list[str]) -> Path:
+    """A model that reads two texts together, with an output for each label."""
+    torch.manual_seed(0)
+    size = {**TEXT, "vocab_size": 64, "max_position_embeddings": 66, "initializer_range": 0.5}
+    names = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    folder.mkdir()
+    return save(folder, BertForSequenceClassification(BertConfig(**size, **names)), bert_tokenizer(folder))
 
 
 CLOZE_WORDS = (

@@ -93,9 +93,9 @@ def test_python_and_command_line_predict_the_same_bit_for_bit(
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_default_per_kind_behind_both_doors(kind: str, few_digits: Path, tmp_path: Path) -> None:
     classifier, data, options = build(kind, tmp_path, few_digits)
-    told = Steps()
+    steps = Steps()
     settings = {"steps": 1, "snapshots": 0}
-    result = classifier.adapt(data, settings=settings, callbacks=[told])
+    result = classifier.adapt(data, settings=settings, callbacks=[steps])
     classifier = result.classifier
     expected = Recipe.default(kind).with_settings(settings)
     if len(classifier.classes) <= expected.keep_shares_max_classes:
@@ -105,12 +105,12 @@ def test_one_default_per_kind_behind_both_doors(kind: str, few_digits: Path, tmp
         )
     assert result.recipe == expected
     pouf("adapt", *options, "--steps", 1, "--out", "run", "--no-report", "--quiet", cwd=tmp_path)
-    written = Recipe.load(tmp_path / "run" / "recipe.toml")
-    assert written == expected.with_settings(snapshots=10)
-    assert told.ended == [result] and len(told.steps) == 1
+    written = Recipe.load(tmp_path / "run" / "details/recipe.toml")
+    assert written == expected.with_settings(snapshots=4)
+    assert steps.ended == [result] and len(steps.steps) == 1
     (tmp_path / "mine.toml").write_text("steps = 1\n")
     pouf("adapt", *options, "--recipe", "mine.toml", "--out", "two", "--no-report", "--quiet", cwd=tmp_path)
-    assert Recipe.load(tmp_path / "two" / "recipe.toml") == written, "what a file leaves out is the kind's own"
+    assert Recipe.load(tmp_path / "two" / "details/recipe.toml") == written, "what a file leaves out is the kind's own"
 
 
 def test_a_run_is_all_there_after_one_call(few_digits: Path, tmp_path: Path) -> None:
@@ -129,6 +129,9 @@ def test_a_run_is_all_there_after_one_call(few_digits: Path, tmp_path: Path) -> 
         loaded = Classifier.from_pretrained(tmp_path / "run", use=use)
         assert torch.equal(loaded.predict_proba(few_digits), classifier.predict_proba(few_digits)), use
     assert not list((tmp_path / "run").rglob("*.partial"))
+    assert {each.name for each in (tmp_path / "run").iterdir() if not each.name.startswith(".weights")} == {
+        "model", "details", "predictions.csv", "report.html"
+    }  # fmt: skip
     with pytest.raises(InputError, match="already exists"):
         classifier.adapt(few_digits, output=tmp_path / "run")
 
@@ -165,8 +168,8 @@ def test_shots_prior_refine_and_demonstrations_are_decided_behind_the_call(tmp_p
     assert classifier.demonstrations is not None and classifier.postprocessor is not None
     classifier = result.at("zero-shot")
     assert classifier.demonstrations is None, "they have labels"
-    said = result.checkpoints.sample.look(classifier, touched=True).probabilities
-    assert torch.allclose(said, result.checkpoints.predictions[ZERO_SHOT].probabilities, atol=1e-6)
+    probabilities = result.checkpoints.sample.predict(classifier, changed=True).probabilities
+    assert torch.allclose(probabilities, result.checkpoints.predictions[ZERO_SHOT].probabilities, atol=1e-6)
     for wrong, words in (
         ({"demonstrations": True}, "give shots"),
         ({"prior": [0.7, 0.7]}, "sum to 1.4"),

@@ -145,7 +145,7 @@ def test_a_run_folder_of_two_processes_is_that_of_one(ran: Path, one_run: Path, 
         ours, theirs = (weights(Classifier.from_pretrained(run, use=use)) for run in (together, alone))
         assert ours.keys() == theirs.keys()
         assert all(torch.allclose(ours[key], theirs[key], atol=1e-5) for key in ours)
-    ours, theirs = (json.loads((run / "run.json").read_text()) for run in (together, alone))
+    ours, theirs = (json.loads((run / "details/run.json").read_text()) for run in (together, alone))
     assert ours["status"] == theirs["status"] == {"run": "finished", "diverged": "diverged"}[name]
     assert ("resumed" in ours) is (name == "run")
     if name == "run":
@@ -295,8 +295,8 @@ def test_the_command_line_writes_and_speaks_once(folder: Path, tmp_path: Path) -
     )  # fmt: skip
     facts = json.loads(result.stdout)
     assert (facts["n"], facts["steps"]) == (17, 2)
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert json.loads((tmp_path / "run" / "details/run.json").read_text())["status"] == "finished"
+    assert len((tmp_path / "run" / "details/metrics.jsonl").read_text().splitlines()) == 2
     whole = (tmp_path / "run" / "predictions.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in whole[1:]] == [name for name in Images.from_folder(folder / "images").ids
                                                           if name != "3.png"]  # fmt: skip
@@ -332,7 +332,7 @@ def test_two_processes_search_together(folder: Path, tmp_path: Path) -> None:
         "--recipe", "demo", "--steps", "2", "--batch-size", "8", "--lrs", "1e-3,1e-2", "--out", "tuned", "--no-report",
     )  # fmt: skip
     assert json.loads(result.stdout)["trials"] == 2
-    assert json.loads((tmp_path / "tuned" / "run.json").read_text())["status"] == "finished"
+    assert json.loads((tmp_path / "tuned" / "details/run.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8])

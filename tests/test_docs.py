@@ -17,6 +17,7 @@ import pytest
 import typer.main
 from cli_runner import pouf
 from doc_pages import PAGES, QUICKSTART, README, ROOT, blocks, command_lines, prose, run_commands
+from helpers import REVIEWS
 from hub_server import environment_for
 
 import pouf as pouf_package
@@ -26,7 +27,7 @@ from pouf.cli import app
 from pouf.demo import DIGITS
 from pouf.recipe import PRESETS, recipe_names
 from pouf.runs.folder import Run
-from pouf.validation.diagnostics import rules_in_markdown
+from pouf.validation.rules import rules_in_markdown
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
@@ -135,6 +136,7 @@ def test_every_page_with_code_is_run_by_a_test() -> None:
         "scale.md",
         "masked-lms.md",
         "index.md",
+        "teachers.md",
     }
     elsewhere = {"methods.md"}  # tests/training/test_methods.py
     assert {page.name for page in PAGES if blocks(page.read_text(encoding="utf-8"), "python")} == run | elsewhere
@@ -191,6 +193,15 @@ def test_the_first_page_of_the_site_in_python(place: Path) -> None:
     assert names["result"].verdict.last == len(names["result"].history)
 
 
+def test_a_matrix_teaches_as_the_page_says(place: Path) -> None:
+    model = "sentence-transformers/all-MiniLM-L6-v2"
+    names: dict[str, Any] = {"clf": Classifier.from_pretrained(model, ["bad", "good"]), "texts": REVIEWS * 4}
+    names["probabilities"] = names["clf"].predict_proba(names["texts"])
+    for block in blocks((ROOT / "docs" / "teachers.md").read_text(encoding="utf-8"), "python"):
+        exec(block, names)
+    assert names["result"].verdict.last == len(names["result"].history)
+
+
 def test_the_command_reference_has_every_command_and_option() -> None:
     _, *found = runpy.run_path(str(ROOT / "docs" / "conf.py"))["command_reference"]().split("\n## pouf ")
     parts = {part.splitlines()[0]: part for part in found}
@@ -205,7 +216,9 @@ def test_readme_and_docs_are_no_book() -> None:
 
 
 def test_the_quickstart_names_every_file_of_a_run_and_no_other(place: Path) -> None:
-    named = re.findall(r"`([^`]+)`", " ".join(table(QUICKSTART.read_text(encoding="utf-8"), "in the folder")))
+    page = QUICKSTART.read_text(encoding="utf-8")
+    tables = [table(page, heading) for heading in ("in the folder", "in `model/`", "in `details/`")]
+    named = re.findall(r"`([^`]+)`", " ".join(row for rows in tables for row in rows))
     model = "sentence-transformers/all-MiniLM-L6-v2"
     text = ["adapt", "--model", model, "--texts", "reviews.csv", "--classes", "bad,good", "--quiet"]
     vectors = ["--features", "features.npy", "--prototypes", "prototypes.npz", "--quiet", "--no-report"]
@@ -216,11 +229,13 @@ def test_the_quickstart_names_every_file_of_a_run_and_no_other(place: Path) -> N
     pouf("adapt", *vectors, "--recipe", "constant.toml", "--lr", 3e-2, "--out", "good", cwd=place)
     pouf("search", *vectors, "--steps", 4, "--out", "searched", cwd=place)
     assert (Run(place / "bad").verdict.advised, Run(place / "good").verdict.advised) == ("zero-shot", "chosen")
-    there = {name for run in ("full", "prompt", "bad", "good", "searched") for name in names_in(place / run)}
+    runs = [place / name / part for name in ("full", "prompt", "bad", "good", "searched")
+            for part in (".", "model", "details")]  # fmt: skip
+    there = {name for run in runs for name in names_in(run)}
     assert set(named) - there == set(), "named, and written by none of these runs"
     assert there - set(named) - names_in(place / model) == set(), "written, and not named"
     assert not {"predictions.csv", "report.html"} & names_in(place / "bad")
-    pouf(*text, "--recipe", "full/recipe.toml", "--out", "again", cwd=place)
+    pouf(*text, "--recipe", "full/details/recipe.toml", "--out", "again", cwd=place)
     assert (place / "again" / "predictions.csv").read_text() == (place / "full" / "predictions.csv").read_text()
 
 

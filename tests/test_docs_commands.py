@@ -59,8 +59,8 @@ def parse(arguments: list[str]) -> str:
 
 def test_every_pouf_command_is_parsed_by_the_command_line_itself(place: Path) -> None:
     parsed = {parse(arguments) for _, line in all_commands() if (arguments := pouf_arguments(line)) is not None}
-    assert parsed == {"adapt", "predict", "evaluate", "review", "names", "search", "export", "serve", "bench list",
-                      "bench make-data", "bench run"}  # fmt: skip
+    assert parsed == {"adapt", "predict", "evaluate", "review", "names", "search", "distil", "export", "serve",
+                      "bench list", "bench make-data", "bench run"}  # fmt: skip
     for wrong in (["adapt", "--clases", "a,b"], ["adapt", "--steps", "many"], ["predict"]):
         with pytest.raises(Exception, match=r"clases|integer|Missing"):
             parse(wrong)
@@ -100,6 +100,8 @@ def complete(place: Path) -> Path:
     (place / "one.png").write_bytes(next((place / "photos").iterdir()).read_bytes())
     rows = [f"{text},{'negative' if i % 2 else 'positive'}\n" for i, text in enumerate(REVIEWS)]
     (place / "labelled.csv").write_text("text,label\n" + "".join(rows))
+    (place / "llm.csv").write_text("row,label,confidence\n0,good,0.9\n4,bad,0.8\n")
+    np.save(place / "second.npy", np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32))
     features = np.load(place / "features.npy")
     np.savez(place / "labelled.npz", features=features, labels=np.array(list("abcdef"))[np.arange(len(features)) % 6])
     return place

@@ -10,7 +10,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ import pytest
 from pouf.errors import InputError
 from pouf.files import (
     LOCK,
-    OwnFiles,
     atomic_files,
     atomic_folder,
     atomic_write,
@@ -94,7 +92,7 @@ def test_a_process_killed_while_it_writes_leaves_a_whole_file(tmp_path: Path, wa
 
 
 def test_a_folder_has_one_owner_until_it_is_killed(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "checkpoints"
+    folder = tmp_path / "run"
     process, _ = started(OWNS, folder)
     with pytest.raises(InputError, match=r"another process is writing into .*run'"):
         lock_folder(folder)
@@ -171,26 +169,18 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "c" / "file").read_text() == "a" and [each.name for each in tmp_path.iterdir()] == ["b"]
 
 
-@pytest.mark.parametrize("whose", ["a folder of its own", "files of a run"])
-def test_a_signal_that_comes_while_the_files_of_an_object_that_goes_are_deleted_is_not_lost(
-    tmp_path: Path, whose: str
-) -> None:
+def test_a_signal_that_comes_while_the_files_of_an_object_that_goes_are_deleted_is_not_lost() -> None:
     """Python prints errors of what it calls then, and goes on."""
 
     class Owner:
         pass
 
-    (tmp_path / "run").mkdir()
-    folder, files = (
-        (temporary_folder(), OwnFiles()) if whose == "a folder of its own" else (tmp_path / "run", OwnFiles())
-    )
+    folder = temporary_folder()
     weights = [folder / "0", folder / "1"]
     for file in weights:
         file.write_text("")
-        files.add(file)
-    dropping: Callable[[], None] = partial(drop, folder) if whose == "a folder of its own" else files.drop
     owner, waiting = Owner(), set(weights)
-    weakref.finalize(owner, dropping)
+    weakref.finalize(owner, drop, folder)
 
     def deletes(event: str, arguments: tuple[object, ...]) -> None:
         if waiting and event == "os.remove":

@@ -61,19 +61,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged(draw: Draw, content: bytes) -> bytes:
     """Bytes that were this file once, or never."""
     kind = draw(st.sampled_from(["any", "cut", "flipped", "inserted", "twice", "without a part"]))
-    at = draw(st.integers(0, max(len(content) - 1, 0)))
+    start = draw(st.integers(0, max(len(content) - 1, 0)))
     if kind == "any":
         return draw(st.binary(max_size=300))
     if kind == "cut":
-        return content[:at]
+        return content[:start]
     if kind == "flipped":
         changed = bytearray(content)
-        for place in draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=8)):
-            changed[place] ^= 1 << (place % 8)
+        for position in draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=8)):
+            changed[position] ^= 1 << (position % 8)
         return bytes(changed)
     if kind == "inserted":
-        return content[:at] + draw(st.binary(min_size=1, max_size=20)) + content[at:]
-    return content + content if kind == "twice" else content[:at] + content[at + draw(st.integers(1, 50)) :]
+        return content[:start] + draw(st.binary(min_size=1, max_size=20)) + content[start:]
+    return content + content if kind == "twice" else content[:start] + content[start + draw(st.integers(1, 50)) :]
 
 
 def array_bytes(kind: str) -> bytes:
@@ -112,8 +112,8 @@ def arrays_of_any_kind(draw: Draw, folder: Path, run: Path) -> None:
         Classifier.from_vectors(array, NAMES).predict(FEATURES)
         return
     data = array if given_as == "array" else array.tolist() if given_as == "list" else Vectors(array)
-    said = Classifier.from_vectors(PROTOTYPES, NAMES).predict_proba(data)
-    assert said.isfinite().all()
+    p = Classifier.from_vectors(PROTOTYPES, NAMES).predict_proba(data)
+    assert p.isfinite().all()
 
 
 TABLE = 'text,label\n"a cat, big",cat\ndog,dog\n"sea ""blue""",sea\n'
@@ -247,11 +247,11 @@ def caches(draw: Draw, folder: Path, run: Path) -> None:
     cache.open("model").put(digests, FEATURES)
     file = draw(st.sampled_from(sorted(cache.folder.rglob("*.npy"))))
     file.write_bytes(damaged(draw, file.read_bytes()))
-    kept = cache.open("model")
-    kept.check(digests)
-    known = [digest for digest in digests if digest in kept]
+    cached = cache.open("model")
+    cached.check(digests)
+    known = [digest for digest in digests if digest in cached]
     if known:
-        assert torch.equal(kept.get(known), FEATURES[[digests.index(digest) for digest in known]])
+        assert torch.equal(cached.get(known), FEATURES[[digests.index(digest) for digest in known]])
 
 
 def run_folders(draw: Draw, folder: Path, run: Path) -> None:
@@ -267,10 +267,10 @@ def run_folders(draw: Draw, folder: Path, run: Path) -> None:
         file.write_bytes(damaged(draw, file.read_bytes()))
     Run(there)
     read_review(there)
-    said = Classifier.from_pretrained(there).predict_proba(FEATURES)
-    assert said.isfinite().all()
+    p = Classifier.from_pretrained(there).predict_proba(FEATURES)
+    assert p.isfinite().all()
     if file.suffix == ".safetensors":
-        assert torch.equal(said, Classifier.from_pretrained(run / "run").predict_proba(FEATURES))
+        assert torch.equal(p, Classifier.from_pretrained(run / "run").predict_proba(FEATURES))
 
 
 JSON = st.recursive(
@@ -318,16 +318,16 @@ def commands(draw: Draw, folder: Path, run: Path, kinds: list[str] = WITHOUT_MUC
     shutil.copytree(run / "run", folder / "run", dirs_exist_ok=True)
     if command in ("adapt", "search"):
         arguments += ["--out", "new"]
-    told = (
+    expected = (
         pouf(*command.split(), *arguments, "--no-cache", cwd=folder, code=None)
         if command != "bench run"
         else pouf(*command.split(), *arguments, "--out", "new", cwd=folder, code=None)
     )
-    assert told.returncode in (0, 1, 2), told
-    assert "Traceback" not in told.stderr and "This is a bug" not in told.stderr, told
-    assert "\x1b[31m" not in told.stderr + told.stdout and "\u202e" not in told.stderr + told.stdout
-    if told.returncode:
-        assert re.search(r"^error: \S", told.stderr, re.M), told
+    assert expected.returncode in (0, 1, 2), expected
+    assert "Traceback" not in expected.stderr and "This is a bug" not in expected.stderr, expected
+    assert "\x1b[31m" not in expected.stderr + expected.stdout and "\u202e" not in expected.stderr + expected.stdout
+    if expected.returncode:
+        assert re.search(r"^error: \S", expected.stderr, re.M), expected
 
 
 def all_commands(draw: Draw, folder: Path, run: Path) -> None:

@@ -21,6 +21,7 @@ from pouf.demo import DIGITS
 from pouf.postprocess import Postprocessor
 from pouf.reading import file_digest
 from pouf.runs.folder import Run
+from pouf.runs.names import DETAILS
 
 WEIGHTS = "model.safetensors"
 
@@ -140,7 +141,7 @@ def test_a_masked_lm_is_opened_as_an_encoder_without_its_head(tmp_path: Path) ->
 def test_a_config_of_a_far_larger_model_is_refused_at_once(models: Path, tmp_path: Path) -> None:
     model = shutil.copytree(models / "clip", tmp_path / "clip")
     change_json(model / "config.json", "model_type", value="llama")
-    with pytest.raises(InputError, match=r"of type 'llama' with 6,\d{3},\d{3},\d{3} weights"):
+    with pytest.raises(InputError, match=r"describes a 'llama' with 6,\d{3},\d{3},\d{3} weights"):
         open_model(model)
 
 
@@ -174,8 +175,8 @@ def test_a_fresh_head_may_lack_and_a_trained_one_may_not(models: Path, tmp_path:
     classifier = open_model(models / "sentence").with_new_head(seed=3)
     classifier.tune(Recipe().tuner)
     classifier.save_pretrained(tmp_path)
-    said = classifier.predict_proba(["the film is good"])
-    assert torch.equal(Classifier.from_pretrained(tmp_path).predict_proba(["the film is good"]), said)
+    p = classifier.predict_proba(["the film is good"])
+    assert torch.equal(Classifier.from_pretrained(tmp_path).predict_proba(["the film is good"]), p)
     change_weights(tmp_path / WEIGHTS, lambda tensors: tensors.pop("classifier.weight"))
     forget_fingerprints(tmp_path, WEIGHTS)
     with pytest.raises(InputError, match="incomplete: 1 of its weights"):
@@ -335,10 +336,11 @@ def test_a_file_of_a_run_that_was_edited_by_hand_is_damaged(saved: Path, tmp_pat
         "skipped.jsonl": {"of": "data", "id": "a", "reason": "r"},
         "run.json": {"data": DATA},
     }
+    (run / DETAILS).mkdir()
     for file, content in whole.items():
-        (run / file).write_text(json.dumps(content) + "\n")
+        (run / DETAILS / file).write_text(json.dumps(content) + "\n")
     assert Run(run).steps() == [STEP] and len(Run(run).skipped()) == 1 and Run(run).manifest == {"data": DATA}
-    (run / name).write_text(json.dumps(row) + "\n")
+    (run / DETAILS / name).write_text(json.dumps(row) + "\n")
     with pytest.raises(InputError, match=rf"{name}' is damaged"):
         print(Run(run).steps(), Run(run).skipped())
 
@@ -382,8 +384,8 @@ def test_code_of_a_model_is_not_run_and_nobody_is_asked(
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # a person who agrees to whatever is asked
     environment(HF_HOME=tmp_path / "home")
     for kind in ("clip", "own"):
-        told = config | {"auto_map": {"AutoConfig": "own.Own"}, "model_type": kind}
-        (model / "config.json").write_text(json.dumps(told))
+        changed = config | {"auto_map": {"AutoConfig": "own.Own"}, "model_type": kind}
+        (model / "config.json").write_text(json.dumps(changed))
         if kind == "clip":
             open_model(model)
         else:
@@ -423,8 +425,8 @@ def test_a_local_model_needs_no_network(models: Path, tmp_path: Path) -> None:
     )
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     command = [sys.executable, "-c", code, str(models / "sentence"), str(tmp_path / "run")]
-    told = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert told.stdout.strip() in ("cat", "dog"), told.stderr
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.stdout.strip() in ("cat", "dog"), done.stderr
 
 
 def test_offline_means_no_connection_and_a_clear_error() -> None:

@@ -51,20 +51,20 @@ def copied(classifier: Classifier, start: Classifier) -> int:
     if classifier.prompt is not None:
         own |= storages(classifier.prompt.parameters())
     shared = storages([*start.parameters(), *start.buffers()])
-    return sum(size for place, size in own.items() if place not in shared)
+    return sum(size for storage, size in own.items() if storage not in shared)
 
 
 @pytest.mark.parametrize("tuner", sorted(TUNERS.keys() - {"map"}))
 def test_no_more_is_copied_than_what_is_tuned(tuner: str, pictures: list[Image.Image]) -> None:
     clf = Classifier.from_pretrained(EMBEDDED, DIGITS)
-    before, said = snapshot(clf), clf.predict_proba(pictures)
+    before, p = snapshot(clf), clf.predict_proba(pictures)
     result = clf.adapt(pictures, settings=QUICK | {"tuner.name": tuner, "optimisation.lr": 1e-2})
     assert snapshot(clf) == before
     last = result.at("last")
-    assert not torch.equal(last.predict_proba(pictures), said)
+    assert not torch.equal(last.predict_proba(pictures), p)
     for each in (last, result.at("zero-shot"), result.classifier):
         assert copied(each, clf) <= 4 * (result.trainable + 1), "and the temperature, which is one number"
-    assert torch.equal(result.at("zero-shot").predict_proba(pictures), said)
+    assert torch.equal(result.at("zero-shot").predict_proba(pictures), p)
     found = clf.search(
         pictures, {"optimisation.lr": [1e-3, 1e-2]}, settings=QUICK | {"tuner.name": tuner, "batch_size": 6}
     )
@@ -87,12 +87,12 @@ def test_a_result_does_not_hold_on_to_the_classifier_before_it(pictures: list[Im
     start = alive()
     clf = Classifier.from_pretrained(EMBEDDED, DIGITS)
     size = alive() - start
-    said = clf.predict_proba(pictures)
+    p = clf.predict_proba(pictures)
     result = clf.adapt(pictures, settings=QUICK | {"tuner.name": "full", "optimisation.lr": 1e-2})
     watched = weakref.ref(clf)
     del clf
     assert alive() - start < 1.5 * size and watched() is None, "zero-shot's weights wait on the disk"
-    assert torch.equal(result.at("zero-shot").predict_proba(pictures), said)
+    assert torch.equal(result.at("zero-shot").predict_proba(pictures), p)
     result.save_pretrained(tmp_path / "saved")
     again = Classifier.from_pretrained(tmp_path / "saved")
     assert torch.equal(again.predict_proba(pictures), result.classifier.predict_proba(pictures))

@@ -126,7 +126,7 @@ def test_when_a_host_is_lost_the_other_ends_and_says_why_and_both_resume(
     finally:
         for process in running:
             kill(process)
-    assert "resumed" in json.loads((out / "run" / "run.json").read_text())
+    assert "resumed" in json.loads((out / "run" / "details/run.json").read_text())
     long_run(tmp_path, tmp_path / "alone")
     together, alone = (
         weights(Classifier.from_pretrained(each / "run", use="last")) for each in (out, tmp_path / "alone")

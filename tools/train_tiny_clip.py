@@ -4,7 +4,7 @@
 
 Pictures are digits, letters and a few symbols drawn with the fonts that matplotlib brings, bent, thickened,
 blurred and set on noisy grounds. Captions are the glyph's name in one of several templates. No handwritten
-character is ever shown: scikit-learn's digits, on which `pouf demo` adapts the model, are not read here.
+character is used: scikit-learn's digits, on which `pouf demo` adapts the model, are not read here.
 
 The same seed, versions and number of threads give the same weights.
 """
@@ -179,9 +179,9 @@ def train(steps: int, batch_size: int, seed: int) -> tuple[CLIPModel, CLIPTokeni
         with torch.no_grad():
             model.logit_scale.clamp_(max=math.log(100))  # as CLIP does
         if step % 100 == 99 or step == steps - 1:
-            seen = (output.logits_per_image.argmax(1) == glyph).float().mean()
+            accuracy = (output.logits_per_image.argmax(1) == glyph).float().mean()
             seconds = time.perf_counter() - start
-            print(f"step {step + 1:5d}  loss {loss.item():.3f}  rendered glyphs right {seen:.1%}  {seconds:.0f} s")
+            print(f"step {step + 1:5d}  loss {loss.item():.3f}  rendered glyphs right {accuracy:.1%}  {seconds:.0f} s")
     return model.eval(), tokenizer
 
 

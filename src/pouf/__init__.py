@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pouf.integrations.trackers import Tracking as Tracking
     from pouf.models import EMBEDDED as EMBEDDED
     from pouf.models import Backbone as Backbone
+    from pouf.models.demonstrations import Demonstrations as Demonstrations
     from pouf.options import KeepNames as KeepNames
     from pouf.options import Output as Output
     from pouf.recipe import Recipe as Recipe
@@ -43,6 +44,7 @@ _HOME = {
     "Backbone": "models",
     "Callback": "training.callbacks",
     "Classifier": "classifier",
+    "Demonstrations": "models.demonstrations",
     "Diverged": "errors",
     "EMBEDDED": "models",
     "EarlyStopping": "training.callbacks",

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from pouf import saving
 from pouf.data.base import Transform, Unlabelled
-from pouf.data.class_names import Classes, ClassSet, class_set, numbered
+from pouf.data.class_names import Classes, ClassSet, class_set, number_duplicates
 from pouf.data.inputs import Inputs, NormalisedInput, normalise, split_columns
 from pouf.data.labelled import Shots
-from pouf.data.vectors import as_table
+from pouf.data.vectors import as_matrix
 from pouf.errors import InputError, explain_wrong_call, one_of
 from pouf.files import check_named
 from pouf.inference.cache import FeatureCache
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pouf.training.adaptation import Adaptation
     from pouf.training.callbacks import Callback
     from pouf.training.search import Search
-    from pouf.validation.evaluation import Score
+    from pouf.validation.evaluation import LabelledScore
 
 _NO_LABELS = "No labels are needed, and none are taken: give the inputs alone; a few labelled examples go into shots="
 _OUTPUT = "Give output=Output('run', resume=…, overwrite=…, report=…)"
@@ -201,7 +201,7 @@ class Classifier(nn.Module, ModelHubMixin):
         if isinstance(prototypes, (str, Path)):
             prototypes, named = read_prototypes(prototypes)
             classes = named if classes is None else classes
-        prototypes = torch.from_numpy(as_table(prototypes, "the prototypes"))
+        prototypes = torch.from_numpy(as_matrix(prototypes, "the prototypes"))
         if isinstance(classes, (Mapping, Path)):
             classes, described = class_set(classes)
             if described is not None:
@@ -211,7 +211,7 @@ class Classifier(nn.Module, ModelHubMixin):
             raise InputError(
                 f"expected names for {len(prototypes)} prototypes, not {came}: give the classes in their order"
             )
-        return cls(Precomputed(prototypes), numbered(classes), temperature=temperature)
+        return cls(Precomputed(prototypes), number_duplicates(classes), temperature=temperature)
 
     @explain_wrong_call(WRONG_ARGUMENTS)
     def adapt(
@@ -224,6 +224,8 @@ class Classifier(nn.Module, ModelHubMixin):
         settings: Mapping[str, Any] | None = None,
         shots: Shots | str | Path | None = None,
         demonstrations: bool = False,
+        teacher: Any = None,
+        second_features: Any = None,
         prior: str | Sequence[float] | None = None,
         refine: bool | None = None,
         seed: int | None = None,
@@ -252,6 +254,11 @@ class Classifier(nn.Module, ModelHubMixin):
                 settings end alike.
             shots: a few examples with labels to learn from as well; the data stay without.
             demonstrations: show a shot of each class beside every text, as LM-BFF does.
+            teacher: something that knows more, whose predictions are learned from as well: a file of its answers, a
+                matrix (n, k) of probabilities, a `Classifier`, a run, or a model by name: one that `from_pretrained`
+                loads, or a cross-encoder (NLI, reranker). Inputs that it did not answer are unlabelled as ever.
+            second_features: of the same inputs, from another frozen encoder that need know no text: a matrix (n, d), a
+                file of it, or a model by name. Predictions refined in their space are then the teacher.
             prior: shares of the classes: "uniform", "estimated", "paper" (its own estimate), or known ones, one number
                 per class, which the predictions then have as a whole.
             refine: a last pass over all predictions together.
@@ -270,7 +277,9 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         from pouf import workflow
 
-        options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        options = AdaptOptions(
+            method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes, teacher, second_features
+        )
         data = data if text_column is None or data is None else self.data(data, text_column)
         return workflow.adapt(self, data, options, workflow.RunContext(output, keep, callbacks, cache, command))
 
@@ -287,6 +296,8 @@ class Classifier(nn.Module, ModelHubMixin):
         settings: Mapping[str, Any] | None = None,
         shots: Shots | str | Path | None = None,
         demonstrations: bool = False,
+        teacher: Any = None,
+        second_features: Any = None,
         prior: str | Sequence[float] | None = None,
         refine: bool | None = None,
         seed: int | None = None,
@@ -309,7 +320,9 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         from pouf import workflow
 
-        options = AdaptOptions(method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes)
+        options = AdaptOptions(
+            method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes, teacher, second_features
+        )
         context = workflow.RunContext(output, keep, callbacks, cache, command)
         data = data if text_column is None or data is None else self.data(data, text_column)
         return workflow.search(self, data, grid, on_trial, options, context)
@@ -529,7 +542,7 @@ class Classifier(nn.Module, ModelHubMixin):
             names = [name if keep else None for name, keep in zip(names, kept, strict=True)]
         return names[0] if given.single else names
 
-    def evaluate(self, inputs: Inputs, labels: Sequence[str | int], *, text_column: str | None = None) -> Score:
+    def evaluate(self, inputs: Inputs, labels: Sequence[str | int], *, text_column: str | None = None) -> LabelledScore:
         """Accuracy, macro-F1 and recalls by labels, which are names of classes or their positions."""
         from pouf import workflow
 

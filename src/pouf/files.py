@@ -38,7 +38,7 @@ def atomic_write(file: Path) -> Iterator[Path]:
     if file.exists() and not file.is_file():  # /dev/stdout, or a pipe: there is nothing to replace
         yield file
         return
-    partial = _beside(file)
+    partial = hidden_name(file)
     try:
         yield partial
         _to_disk(partial)
@@ -74,7 +74,7 @@ def atomic_files(folder: Path) -> Iterator[Path]:
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """A folder to write to, which has its name once all of it is on the disk. Nothing may have that name before."""
-    partial = _beside(folder)
+    partial = hidden_name(folder)
     try:
         partial.mkdir(parents=True)
         yield partial
@@ -89,9 +89,14 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 def discard(folder: Path) -> None:
     """Delete a folder; whoever is killed in between has it as it was, or not at all."""
     if folder.is_dir():
-        partial = _beside(folder)
+        partial = hidden_name(folder)
         folder.rename(partial)
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove(path: Path) -> None:
+    """A file, a link or a folder, if it is there."""
+    discard(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def copy(source: Path, target: Path) -> None:
@@ -172,10 +177,10 @@ def lock_folder(folder: Path) -> FileLock:
         lock.acquire()
     except Timeout:
         raise InputError(
-            f"another process is writing into {str(folder.parent)!r}: wait for its end, or choose another folder"
+            f"another process is writing into {str(folder)!r}: wait for its end, or choose another folder"
         ) from None
     except OSError as error:
-        raise InputError(f"can't write into {str(folder.parent)!r}: {error}. Choose another folder") from None
+        raise InputError(f"can't write into {str(folder)!r}: {error}. Choose another folder") from None
     return lock
 
 
@@ -202,45 +207,18 @@ def temporary_folder() -> Path:
 
 
 def drop(folder: Path) -> None:
-    """A folder that is not needed any more. Signals wait, as in `OwnFiles.drop`."""
+    """A folder that is not needed any more.
+
+    Signals wait: an error in what Python calls when an object goes is lost, and the rest would stay.
+    """
     with defer_signals(pass_on=True):
         shutil.rmtree(folder, ignore_errors=True)
         if (lock := _temporary.pop(folder, None)) is not None:
             lock.release()
 
 
-class OwnFiles:
-    """Files that this process wrote and may delete later, unless others stand in their place by then."""
-
-    def __init__(self) -> None:
-        self.known: dict[Path, tuple[int, int]] = {}
-
-    def add(self, file: Path) -> None:
-        self.known[file] = _identity(file)
-
-    def drop(self) -> None:
-        """With the folders that are empty then: theirs, and the one that this lies in.
-
-        Signals wait: an error in what Python calls when an object goes is lost, and the rest would stay.
-        """
-        with defer_signals(pass_on=True):
-            for file, known in self.known.items():
-                with suppress(OSError):
-                    if _identity(file) == known:
-                        file.unlink()
-            for folder in {file.parent for file in self.known}:
-                with suppress(OSError):
-                    folder.rmdir()
-                    folder.parent.rmdir()
-
-
-def _identity(file: Path) -> tuple[int, int]:
-    facts = file.stat()
-    return facts.st_ino, facts.st_mtime_ns
-
-
-def _beside(path: Path) -> Path:
-    """A new name in the same folder, by which `clear_partial` knows what was left."""
+def hidden_name(path: Path) -> Path:
+    """A new name in the same folder, by which `clear_partial` finds what was left behind."""
     return path.with_name(f".{uuid.uuid4().hex[:12]}{PARTIAL}")
 
 

@@ -60,3 +60,5 @@ class AdaptOptions:
     refine: bool | None = None
     seed: int | None = None
     max_minutes: float | None = None
+    teacher: Any = None  # see `pouf.training.teachers.read`
+    second_features: Any = None  # see `pouf.training.teachers.second_opinion`

@@ -31,35 +31,16 @@ else:
 Kind = Literal["image", "text", "cloze", "causal", "vector"]
 # Preset -> kind -> recipe: from minutes on a laptop to the paper's settings, which need a GPU.
 PRESETS: dict[str, dict[Kind, str]] = {
-    "fast": {
-        "image": "features",
-        "text": "texts-fast",
-        "cloze": "masked-fast",
-        "causal": "causal-fast",
-        "vector": "features-fast",
-    },
-    "balanced": {
-        "image": "images-prompt",
-        "text": "texts",
-        "cloze": "masked",
-        "causal": "causal-lora",
-        "vector": "features",
-    },
-    "paper": {
-        "image": "office31-full",
-        "text": "masked-paper",
-        "cloze": "masked-paper",
-        "causal": "masked-paper",
-        "vector": "features-paper",
-    },
-}
+    "fast": {"image": "features", "text": "texts-fast", "cloze": "masked-fast", "causal": "causal-fast",
+             "vector": "features-fast"},
+    "balanced": {"image": "images-prompt", "text": "texts", "cloze": "masked", "causal": "causal-lora",
+                 "vector": "features"},
+    "paper": {"image": "office31-full", "text": "masked-paper", "cloze": "masked-paper", "causal": "masked-paper",
+              "vector": "features-paper"},
+}  # fmt: skip
 DEFAULT_PRESETS: dict[Kind, str] = {
-    "image": "fast",
-    "text": "balanced",
-    "cloze": "balanced",
-    "causal": "balanced",
-    "vector": "balanced",
-}
+    "image": "fast", "text": "balanced", "cloze": "balanced", "causal": "balanced", "vector": "balanced",
+}  # fmt: skip
 DEFAULTS: dict[Kind, str] = {kind: PRESETS[preset][kind] for kind, preset in DEFAULT_PRESETS.items()}
 
 SAVE_EVERY = "compute.save_every"  # the only setting without effect on the result of a run
@@ -115,12 +96,16 @@ def _part(settings: type[Settings], path: list[str]) -> Mapping[str, Any]:
 
 
 class ObjectiveSettings(Settings):
-    """L = transport * L_transport - information * I(X; Y) + entropy * mean H(p) + labels * L_labels."""
+    """L = transport * L_transport - information * I(X; Y) + entropy * mean H(p) + labels * L_labels
+    + teacher * L_teacher."""
 
     transport: Weight = Field(default=1.0, description="Weight of the transport loss.")
     information: Weight = Field(default=0.3, description="Weight of the mutual information, the paper's lambda.")
     entropy: Weight = Field(default=0.0, description="Weight of the mean entropy of the predictions.")
     labels: Weight = Field(default=0.0, description="Weight of the loss on labelled shots, if given.")
+    teacher: Weight = Field(
+        default=0.0, description="Weight of the divergence from a teacher's predictions; 0 takes 3 if there is one."
+    )
     label_loss: Literal["kl", "mse"] = Field(
         default="kl", description="Loss on shots; kl is cross-entropy for hard labels."
     )
@@ -139,13 +124,13 @@ class ObjectiveSettings(Settings):
 
     def weights(self) -> dict[str, float]:
         """The terms with a weight above 0, and their weights."""
-        named = {name: getattr(self, name) for name in ("transport", "information", "entropy", "labels")}
+        named = {name: getattr(self, name) for name in ("transport", "information", "entropy", "labels", "teacher")}
         return {name: weight for name, weight in named.items() if weight}
 
     @property
     def needs_unlabelled(self) -> bool:
         """Whether any term needs unlabelled data."""
-        return bool(self.weights().keys() - {"labels"})
+        return bool(self.weights().keys() - {"labels", "teacher"})
 
 
 class TunerSettings(Settings):
@@ -225,7 +210,7 @@ class Recipe(Settings):
         "new crops in each step.",
     )
     snapshots: Count = Field(
-        default=10, description="Steps, beside zero-shot, among which one is chosen without labels; 0 chooses none."
+        default=4, description="Steps, beside zero-shot, among which one is chosen without labels; 0 chooses none."
     )
     temperature: Weight = Field(default=0.0, description="Softmax temperature; 0 keeps the model's own.")
     min_class_usage: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -257,20 +242,9 @@ class Recipe(Settings):
         default=0, description="Learn from this many of the surest predictions of each class as if they were labels."
     )
     postprocess: Literal[
-        "none",
-        "prior-correction",
-        "sinkhorn",
-        "shares",
-        "propagation",
-        "refinement",
-        "clusters",
-        "em",
-        "stata",
-        "few-classes",
-        "transclip",
-        "zlap",
-        "inmap",
-    ] = Field(default="none", description="Correction of the predictions after training.")
+        "none", "prior-correction", "sinkhorn", "shares", "propagation", "refinement", "clusters",
+        "em", "stata", "few-classes", "transclip", "zlap", "inmap",
+    ] = Field(default="none", description="Correction of the predictions after training.")  # fmt: skip
     objective: ObjectiveSettings = ObjectiveSettings()
     tuner: TunerSettings = TunerSettings()
     optimisation: Optimisation = Optimisation()
@@ -329,7 +303,7 @@ class Recipe(Settings):
         """
         if kind is not None and str(name_or_file) in PRESETS:
             return cls.preset(str(name_or_file), kind)
-        named = _named()
+        named = _builtin_recipes()
         if str(name_or_file) in named:
             return cls.from_toml(named[str(name_or_file)], f"recipe {name_or_file!r}")
         if not os.path.isfile(name_or_file):
@@ -366,17 +340,17 @@ def setting(name: str) -> FieldInfo:
     return _part(Recipe, parts)[last]  # type: ignore[no-any-return]
 
 
-def is_named(name_or_file: str | Path) -> bool:
+def is_builtin(name_or_file: str | Path) -> bool:
     """Whether this is a preset or a recipe of the package, not a user's file."""
-    return str(name_or_file) in PRESETS or str(name_or_file) in _named()
+    return str(name_or_file) in PRESETS or str(name_or_file) in _builtin_recipes()
 
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package."""
-    return list(_named())
+    return list(_builtin_recipes())
 
 
-def _named() -> dict[str, str]:
+def _builtin_recipes() -> dict[str, str]:
     folder = resources.files("pouf") / "recipes"
     return {
         file.name.removesuffix(".toml"): file.read_text(encoding="utf-8")

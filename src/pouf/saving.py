@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
-from pouf.files import atomic_folder, copy, discard, write_json, write_tensors, write_text
+from pouf.files import atomic_folder, copy, discard, remove, write_json, write_tensors, write_text
 from pouf.model_card import README, model_card
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
 from pouf.models.adapter import ADAPTER, ADAPTER_CONFIG
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     C = TypeVar("C", bound=Classifier)
 
 CARD = "pouf.json"  # what a saved classifier is made of
-CHECKPOINTS = "checkpoints"  # of a run that is under way
-BEFORE = f"{CHECKPOINTS}/before"  # the run that it is to take the place of
-SAVED = ".saved"  # a classifier that is whole, until all of it has come to its place in the folder above
+MODEL_FOLDER, DETAILS = "model", "details"  # of a run folder: the advised classifier, and everything else for machines
+SAVED = ".saved"  # a classifier or a run that is complete, until each part of it is in its place in the folder above
+REPLACED = ("report.html", "predictions.csv", "review.html", "onnx", "merged")  # of a run: they speak of its classifier
 FORMAT: Literal[3] = 3  # of the card; a newer one is refused
-WEIGHTS = "weights.safetensors"  # the tuned parameters alone, where the base model is kept elsewhere
+WEIGHTS = "weights.safetensors"  # the tuned parameters alone, if the base model is elsewhere
 MODEL, POSTPROCESSOR = "model.safetensors", "postprocessor.safetensors"
 Use = Literal["advised", "chosen", "last", "zero-shot"]
 USES: tuple[Use, ...] = ("advised", "chosen", "last", "zero-shot")
@@ -87,47 +87,66 @@ def save(classifier: Classifier, folder: Path, merge: bool = False) -> None:
     """
     if merge:
         _check_mergeable(classifier)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"can't save into {str(folder)!r}, which is a file: give a folder")
+    if _is_run(stored(folder)):
+        raise InputError(f"{str(folder)!r} holds a run, which has a classifier of its own: save into another folder")
     with replacing(folder) as partial:
         write(classifier, partial, merge=merge)
 
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A folder to write a classifier to, and what belongs to it, which then takes the place of the one in `folder`.
+    """A folder to write a classifier to, or a run, which then takes the place of the one in `folder` in one rename.
 
-    It does so at once: whoever is killed at any moment leaves either. First all of it is in `.saved`, where it is found
-    from then on, then each file comes to its place. Processes but the first write nothing.
+    It is in `.saved` from then on, where readers find it until each part is in its place: a process that is killed at
+    any moment leaves the old one or the new one. Processes but the first write nothing.
     """
     if not is_main():
         yield folder
         return
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"can't save into {str(folder)!r}, which is a file: give a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    _put_in_place(folder)  # where a process was killed before it had
+    put_in_place(folder)  # where a process was killed before it had
     with atomic_folder(folder / SAVED) as partial:
         yield partial
-    _put_in_place(folder)
+    put_in_place(folder)
 
 
-def _put_in_place(folder: Path) -> None:
+def put_in_place(folder: Path) -> None:
+    """Each part of what `.saved` holds, in the place of what was there before."""
     saved = folder / SAVED
     if not saved.is_dir():
         return
+    if _is_run(saved):
+        stale = {*REPLACED, *_files_of_classifier(folder)} - {child.name for child in saved.iterdir()}
+    else:
+        stale = {WEIGHTS, MODEL, POSTPROCESSOR, ADAPTER, ADAPTER_CONFIG} - read_card(saved).files.keys()
+    for name in stale:
+        remove(folder / name)
     for child in saved.iterdir():
+        if child.is_dir():
+            discard(folder / child.name)
         copy(child, folder / child.name)
-    for name in {WEIGHTS, MODEL, POSTPROCESSOR, ADAPTER, ADAPTER_CONFIG} - read_card(saved).files.keys():
-        (folder / name).unlink(missing_ok=True)  # of what stood there before
     discard(saved)
+
+
+def _files_of_classifier(folder: Path) -> set[str]:
+    """Of one that was saved here by itself."""
+    if not (folder / CARD).is_file():
+        return set()
+    with suppress(InputError):  # damaged
+        files = read_json(folder / CARD, dict[str, Any]).get("files", ())
+        return {CARD, README, *(Path(name).parts[0] for name in files)}
+    return {CARD, README}
 
 
 def write(
     classifier: Classifier, folder: Path, stands_for: tuple[Use, ...] = ("chosen", "last"), merge: bool = False
 ) -> None:
-    """Into a folder that is new. Of several processes the first writes; all must call it, for their shards.
+    """Into a folder that is new or empty. Of several processes the first writes; all must call it, for their shards.
 
     Args:
-        stands_for: what of a run this is; the other folders of the run hold the rest.
+        stands_for: the steps of a run that this is.
         merge: write the whole model with what was tuned, as full tuning does.
     """
     backbone, settings = classifier.backbone, classifier.tuner_settings
@@ -138,11 +157,9 @@ def write(
         weights = gather_weights(backbone)
     if not is_main():
         return
-    others = set(folder.rglob("*"))  # the other states of a run
     folder.mkdir(parents=True, exist_ok=True)
     _save_parts(classifier, folder, merge, weights)
-    parts = [file for file in folder.rglob("*") if file.is_file() and file not in others]
-    files = {file.relative_to(folder).as_posix(): file_digest(file) for file in parts}
+    files = {file.relative_to(folder).as_posix(): file_digest(file) for file in folder.rglob("*") if file.is_file()}
     write_text(folder / README, classifier.model_card or model_card(classifier))  # people may edit it: no fingerprint
     card = Card(
         format=FORMAT,
@@ -202,28 +219,35 @@ def _save_parts(classifier: Classifier, folder: Path, merge: bool, weights: Mapp
 
 
 def stored(folder: Path) -> Path:
-    """Where the classifier of a folder lies whole: a process may have been killed before all was in its place."""
+    """Where what a folder holds is complete: a process may have been killed before each part was in its place."""
     return folder / SAVED if (folder / SAVED).is_dir() else folder
 
 
+def _is_run(folder: Path) -> bool:
+    return (folder / MODEL_FOLDER / CARD).is_file()
+
+
+def _advised(folder: Path) -> Path:
+    """Where the files of a classifier are: the one that a run advises, or one that was saved by itself."""
+    folder = stored(folder)
+    return folder / MODEL_FOLDER if _is_run(folder) else folder
+
+
 def is_saved(folder: str | Path) -> bool:
-    return (stored(Path(folder)) / CARD).is_file()
+    return (_advised(Path(folder)) / CARD).is_file()
 
 
 def read_card(folder: Path) -> Card:
-    """What a saved classifier is made of."""
+    """What a saved classifier is made of; of a run, the one that it advises."""
     if not folder.is_dir():
         raise InputError(f"no run folder {str(folder)!r}: expected one that adapt or save_pretrained wrote")
-    folder = stored(folder)
     if not is_saved(folder):
         if (folder / "config.json").is_file():
             raise InputError(
                 f"{str(folder)!r} is a model and not a run: give classes= to use it zero-shot, or adapt it first"
             )
-        before = f"; the run before it is in {str(folder / BEFORE)!r}" if is_saved(folder / BEFORE) else ""
-        raise InputError(
-            f"{str(folder)!r} is not a finished run: expected {CARD} in it; resume it, or adapt again{before}"
-        )
+        raise InputError(f"{str(folder)!r} is not a finished run: expected {CARD} in it; resume it, or adapt again")
+    folder = _advised(folder)
     version = read_json(folder / CARD, dict[str, Any]).get("format")
     if isinstance(version, int) and version > FORMAT:
         raise InputError(f"{str(folder)!r} has format {version}, this pouf reads up to {FORMAT}: update pouf")
@@ -342,11 +366,11 @@ def _keeps_base(classifier: Classifier) -> bool:
 
 def _find(folder: Path, use: Use) -> tuple[Path, Card]:
     """The folder that holds a state of a run, and its card."""
-    folder = stored(folder)
-    card = read_card(folder)
+    card, advised = read_card(folder), _advised(folder)
     if use in ("advised", "zero-shot") or use in card.stands_for:
-        return folder, card
-    others = [(folder / name, read_card(folder / name)) for name in ("chosen", "last") if is_saved(folder / name)]
+        return advised, card
+    details = stored(folder) / DETAILS
+    others = [(details / name, read_card(details / name)) for name in ("chosen", "last") if is_saved(details / name)]
     found = [(inner, other) for inner, other in others if use in other.stands_for]
     if not found:
         raise InputError(f"{str(folder)!r} holds no {use} step any more: adapt again")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
@@ -17,29 +17,27 @@ from pouf.data.labelled import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.interruption import defer_signals
+from pouf.interruption import catching
 from pouf.model_card import model_card
-from pouf.models.windows import warn_of_cut
+from pouf.models.windows import warn_about_cut_texts
 from pouf.options import AdaptOptions, KeepNames, Output
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.recipe import Recipe, full_name
 from pouf.reporting.html import compare_before_and_after, write_report
-from pouf.runs.folder import note
-from pouf.runs.names import CHECKPOINTS, PREDICTIONS
+from pouf.runs.folder import update_manifest
+from pouf.runs.names import PREDICTIONS, REPORT
 from pouf.runs.predictions import prediction_rows, rows_by_rank, write_rows
-from pouf.runs.session import run_session
-from pouf.runs.states import ShardHolder
-from pouf.runs.writer import RunWriter, check_new
+from pouf.runs.run_folder import RunFolder, check_new
 from pouf.training import search as searching
 from pouf.training.adaptation import Adaptation, run_adaptation
 from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, draft_plan, look_at_data
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, select_step, usual_grid
 from pouf.training.trainer import run_identity
-from pouf.validation.diagnostics import rows_of
 from pouf.validation.drift import DriftBaseline, other_names
-from pouf.validation.evaluation import Score, score
+from pouf.validation.evaluation import LabelledScore, score
 from pouf.validation.names import absent_names
+from pouf.validation.rules import rows_of
 from pouf.validation.selective import unreliable
 
 TRIALS_STATE = "trials.safetensors"
@@ -47,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunContext:
-    """What a run has context it: where it is written, and whom it calls.
+    """What surrounds a run: where it is written, and the callbacks.
 
     Args: as of `Classifier.adapt`.
     """
@@ -61,49 +59,63 @@ class RunContext:
         command: Sequence[str],
     ) -> None:
         self.output = Output(output) if isinstance(output, (str, Path)) else output
-        self.folder = Path(self.output.folder) if self.output is not None else None
-        self.resume = self.output is not None and self.output.resume
         self.report = self.output is not None and self.output.report
         self.keep, self.command, self.cache = keep, command, cache or InMemoryFeatureCache()
         self.callbacks = Callbacks(callbacks).all
 
-    def check_folder(self) -> None:
-        """An error where the run could not be written, before anything long is computed."""
-        if self.output is not None and processes().is_main:
-            check_new(self.output.folder, self.output.resume, self.output.overwrite)
-
     def inference(self, plan: Plan) -> InferenceConfig:
         return Callbacks(self.callbacks).watching(plan.inference(self.cache), "encoding")
+
+    def open(self, classifier: Classifier, plan: Plan, trains: bool) -> AbstractContextManager[RunFolder | None]:
+        """The folder to write into; none where nothing is written."""
+        if self.output is None:
+            return nullcontext(None)
+        facts: dict[str, Any] = {}
+        if plan.targets.known is not None:
+            facts["known_shares"] = plan.targets.known.tolist()
+        if classifier.adapted:
+            facts["started_from"] = "a classifier that was adapted before"
+        return RunFolder.open(self.output, classifier, plan, self.command, trains, facts)
+
+    def adapt(self, classifier: Classifier, plan: Plan, run: RunFolder | None, **options: Any) -> Adaptation:
+        """Train a classifier that is prepared.
+
+        Args:
+            options: as of `run_adaptation`.
+        """
+        written = run.callbacks() if run is not None else []
+        resume = self.output is not None and self.output.resume
+        return run_adaptation(
+            classifier, plan, cache=self.cache, callbacks=[*written, *self.callbacks], resume=resume, **options
+        )
+
+
+class Outcome(NamedTuple):
+    """The result of training."""
+
+    result: Adaptation  # of a search, that of the chosen trial
+    search: Search | None = None
 
 
 @by_all_processes
 def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, context: RunContext) -> Adaptation:
     """See `Classifier.adapt`."""
-    callbacks, cache = context.callbacks, context.cache
-    Callbacks(callbacks).phase("reading")
-    draft = draft_plan(classifier, data, options, cache=cache, report=context.report)
-    context.check_folder()
+    Callbacks(context.callbacks).phase("reading")
+    draft = draft_plan(classifier, data, options, cache=context.cache, report=context.report)
+    _check_folder(context)
     _estimate(draft, classifier, context)
-    with run_session(callbacks) as session:
+
+    def train(run: RunFolder | None) -> Outcome:
+        folder = run.checkpoint_dir if run is not None else None
+        return Outcome(context.adapt(prepared, plan, run, checkpoint_dir=folder))
+
+    with _ended_in_order(context.callbacks):
         prepared = draft.prepared(classifier)
         plan = draft.fitted(look_at_data(prepared, draft, context.inference(draft)))
         if plan.data is not None:
-            warn_of_cut(prepared.backbone, plan.data, "windows=True (--windows) reads them whole")
-        writer = session.open(partial(_writer, prepared, plan, context))
-        baseline = _drift_baseline(prepared, plan, context)
-        result = run_adaptation(
-            prepared, plan, cache=cache, callbacks=callbacks, resume=context.resume,
-            checkpoint_dir=context.folder / CHECKPOINTS if context.folder is not None else None,
-        )  # fmt: skip
-        result = _described(result, baseline)
-        if writer is not None:
-            with defer_signals():
-                writer.finish(result)
-        if isinstance(writer, RunWriter):
-            result.files["run"] = writer.folder
-        if plan.data is not None:
-            _report(result, plan.data, plan, context)
-    Callbacks(callbacks).notify(lambda callback: callback.on_end(result))
+            warn_about_cut_texts(prepared.backbone, plan.data, "windows=True (--windows) reads them whole")
+        result = _run(prepared, plan, plan.data, context, train).result
+    Callbacks(context.callbacks).notify(lambda callback: callback.on_end(result))
     return result
 
 
@@ -117,48 +129,93 @@ def search(
     context: RunContext,
 ) -> Search:
     """See `Classifier.search`."""
-    callbacks, cache = context.callbacks, context.cache
     runs = len(all_combinations(grid)) if grid is not None else len(RATES)
-    plan = draft_plan(classifier, data, options, cache=cache, report=context.report, runs=max(runs, 1))
+    plan = draft_plan(classifier, data, options, cache=context.cache, report=context.report, runs=max(runs, 1))
     combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))
     if grid is not None and "optimisation.lr" in map(full_name, grid):
         plan = replace(plan, recipe=plan.recipe.with_settings(keep_shares_lr_factor=1.0))
-    log, root = TrialLog(), None
-    first = next(iter(plan.sources().values()))
-    if context.folder is not None:
-        root = context.folder / CHECKPOINTS
-        about = run_identity(classifier, first, plan.shots, plan.recipe, plan.targets.known)
-        about["the grid"] = combinations
-        log = TrialLog(root / TRIALS_STATE, about)
+    inputs = plan.inputs
+    assert inputs is not None
 
-    def one(changed: Recipe, number: int) -> Adaptation:
-        trial = replace(plan, recipe=changed)
-        prepared = trial.prepared(classifier)
-        return run_adaptation(
-            prepared, trial.fitted(look_at_data(prepared, trial, context.inference(trial))), cache=cache,
-            callbacks=callbacks, checkpoint_dir=root / str(number) if root is not None else None, resume=context.resume,
-            keep_tuned=False,
-        )  # fmt: skip
+    def train(run: RunFolder | None) -> Outcome:
+        root = run.checkpoint_dir if run is not None else None
 
-    with run_session(callbacks) as session:
-        writer = session.open(partial(_writer, classifier, plan, context, trains=False))
-        baseline = _drift_baseline(classifier, plan, context)
-        if context.resume:
+        def one(changed: Recipe, number: int) -> Adaptation:
+            trial = replace(plan, recipe=changed)
+            prepared = trial.prepared(classifier)
+            fitted = trial.fitted(look_at_data(prepared, trial, context.inference(trial)))
+            folder = root / str(number) if root is not None else None
+            return context.adapt(prepared, fitted, run, checkpoint_dir=folder, keep_tuned=False)
+
+        log = TrialLog()
+        if root is not None:
+            about = run_identity(classifier, inputs, plan.shots, plan.recipe, plan.targets.known, plan.teacher)
+            log = TrialLog(root / TRIALS_STATE, about | {"the grid": combinations})
+        if context.output is not None and context.output.resume:
             log.read()
         found = searching.search(plan.recipe, combinations, one, on_trial, log)
         if found.ranking.best is not None and found.ended_by is None:
-            found.result = select_step(found.result, found.ranking.step, first, plan.inference(cache))
-        result = found.result = _described(found.result, baseline if found.ended_by is None else None)
-        if writer is not None:
-            with defer_signals():
-                writer.finish_search(result, found.to_json(), found.ended_by)
-        if isinstance(writer, RunWriter):
-            result.files["run"] = writer.folder
-        if found.ended_by is not None:
-            raise found.ended_by
-        _report(result, first, plan, context)
-    Callbacks(callbacks).notify(lambda callback: callback.on_end(result))
+            found.result = select_step(found.result, found.ranking.step, inputs, plan.inference(context.cache))
+        return Outcome(found.result, found)
+
+    with _ended_in_order(context.callbacks):
+        result, found = _run(classifier, plan, inputs, context, train, trains=False)
+    Callbacks(context.callbacks).notify(lambda callback: callback.on_end(result))
+    assert found is not None
+    found.result = result
     return found
+
+
+def _run(
+    classifier: Classifier,
+    plan: Plan,
+    inputs: Unlabelled | None,
+    context: RunContext,
+    train: Callable[[RunFolder | None], Outcome],
+    trains: bool = True,
+) -> Outcome:
+    """Train and write the result, with drift, model card, predictions and report.
+
+    Args:
+        inputs: what predictions and report are of.
+        trains: it is this classifier that is trained; a search trains others.
+    """
+    with context.open(classifier, plan, trains) as run:
+        baseline = _drift_baseline(classifier, plan, context)
+        outcome = train(run)
+        trials = outcome.search.to_json() if outcome.search is not None else None
+        ended_by = outcome.search.ended_by if outcome.search is not None else None
+        result = _described(outcome.result, baseline if ended_by is None else None)
+        if run is not None:
+            run.write(result, trials, ended_by)
+        if ended_by is not None:
+            raise ended_by
+        if run is not None:
+            files = {"run": ""}
+            if inputs is not None and context.report:
+                _report(result, inputs, plan, run, context)
+                files |= {"predictions": PREDICTIONS, "report": REPORT}
+            run.commit()
+            if processes().is_main:
+                result.files.update({name: run.folder / file for name, file in files.items()})
+    return Outcome(result, outcome.search)
+
+
+@contextmanager
+def _ended_in_order(callbacks: list[Callback]) -> Iterator[None]:
+    """While open, signals end a run between two steps; callbacks are called with whatever error ends it."""
+    with catching():
+        try:
+            yield
+        except BaseException as error:
+            Callbacks(callbacks).broke_off(error)
+            raise
+
+
+def _check_folder(context: RunContext) -> None:
+    """An error where the run could not be written, before anything long is computed."""
+    if context.output is not None and processes().is_main:
+        check_new(context.output.folder, context.output.resume, context.output.overwrite)
 
 
 def _estimate(plan: Plan, classifier: Classifier, context: RunContext) -> None:
@@ -170,7 +227,9 @@ def _estimate(plan: Plan, classifier: Classifier, context: RunContext) -> None:
             logger.info("%s", estimated)
 
 
-def evaluate(classifier: Classifier, inputs: Inputs, labels: Sequence[str | int], text_column: str | None) -> Score:
+def evaluate(
+    classifier: Classifier, inputs: Inputs, labels: Sequence[str | int], text_column: str | None
+) -> LabelledScore:
     """See `Classifier.evaluate`."""
     return score(classifier, classifier.data(inputs, text_column), labels)
 
@@ -184,27 +243,8 @@ def reliable(
     return [index not in left_out for index in encoded.indices]
 
 
-def _writer(
-    classifier: Classifier, plan: Plan, context: RunContext, trains: bool = True
-) -> RunWriter | ShardHolder | None:
-    """Of the run folder: the first process alone writes it."""
-    if context.output is None:
-        return None
-    if not processes().is_main:
-        return ShardHolder(Path(context.output.folder), classifier)
-    facts: dict[str, Any] = {}
-    if plan.targets.known is not None:
-        facts["known_shares"] = plan.targets.known.tolist()
-    if classifier.adapted:
-        facts["started_from"] = "a classifier that was adapted before"
-    return RunWriter(
-        context.output.folder, classifier, plan, context.command, context.resume, context.output.overwrite, trains,
-        facts,
-    )  # fmt: skip
-
-
 def _drift_baseline(classifier: Classifier, plan: Plan, context: RunContext) -> DriftBaseline | None:
-    """Predictions among other names before training, where some are to be kept."""
+    """Predictions among other names before training, if drift is to be measured."""
     if context.keep is None:
         return None
     data, others = context.keep.data, other_names(context.keep.names, classifier)
@@ -233,13 +273,11 @@ def _described(result: Adaptation, baseline: DriftBaseline | None) -> Adaptation
     return result
 
 
-def _report(result: Adaptation, data: Unlabelled, plan: Plan, context: RunContext) -> None:
+def _report(result: Adaptation, data: Unlabelled, plan: Plan, run: RunFolder, context: RunContext) -> None:
     """What the run advises says of the data it was adapted to, as a file and as a report.
 
     All processes encode; the first one writes.
     """
-    if context.folder is None or not context.report:
-        return
     Callbacks(context.callbacks).phase("writing predictions and report")
     classifier = result.at("advised")
     inference = plan.inference(context.cache)
@@ -247,14 +285,14 @@ def _report(result: Adaptation, data: Unlabelled, plan: Plan, context: RunContex
     blocks = classifier.score_blocks(own, prototypes=classifier.fixed_prototypes())
     rows = rows_by_rank(prediction_rows(classifier.classes, data, blocks))
     if processes().is_main:
-        result.files["predictions"] = write_rows(context.folder / PREDICTIONS, rows)
+        write_rows(run.unfinished / PREDICTIONS, rows)
     else:
         deque(rows, maxlen=0)  # send what the first process asks for
     result.absent = absent_names(classifier, classifier.store(inference).some(own))
     comparison = compare_before_and_after(result, data, inference)
     if processes().is_main:
-        note(context.folder, absent=result.absent)
+        update_manifest(run.unfinished, absent=result.absent)
         silent = replace(inference, on_batch=None, on_start=None)
         with alone():
-            result.files["report"] = write_report(context.folder, data, inference=silent, comparison=comparison)
+            write_report(run.unfinished, data, inference=silent, comparison=comparison)
     result.at("advised")  # sharded weights are those again

@@ -180,9 +180,9 @@ def k_shot(folder: Path, name: str, seeds: tuple[int, ...] = (42,), each: int = 
 
 
 @pytest.mark.parametrize("name", ["SST-2", "mr"])
-@pytest.mark.parametrize("place", [".", "k-shot"])
-def test_splits_of_the_authors_are_read_whole(tmp_path: Path, name: str, place: str) -> None:
-    k_shot(tmp_path / place, name, (42, 13))
+@pytest.mark.parametrize("parent", [".", "k-shot"])
+def test_splits_of_the_authors_are_read_whole(tmp_path: Path, name: str, parent: str) -> None:
+    k_shot(tmp_path / parent, name, (42, 13))
     task = TASKS["MR" if name == "mr" else name]
     assert has_drawn_splits(task, tmp_path)
     for seed in (42, 13):

@@ -35,7 +35,7 @@ def test_office_home_is_found_by_the_names_that_its_copies_have(tmp_path: Path, 
     _, labelled = IMAGE_SETS["office-home"].read(tmp_path, "real-world")
     assert labelled.labels == [0]
     (tmp_path / folder / "real-world").mkdir()
-    with pytest.raises(InputError, match="keep one of them there"):
+    with pytest.raises(InputError, match="keep one of them"):
         IMAGE_SETS["office-home"].read(tmp_path, "real-world")
 
 
@@ -67,9 +67,9 @@ def test_domainnet_takes_what_its_lists_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", IMAGE_SETS)
 def test_missing_data_are_told_with_their_layout(tmp_path: Path, name: str) -> None:
-    given = IMAGE_SETS[name]
-    with pytest.raises(InputError, match=rf"no {given.folder} in .*expected {given.folder}/"):
-        given.read(tmp_path, next(iter(given.domains)))
-    (tmp_path / given.folder).mkdir()
+    image_set = IMAGE_SETS[name]
+    with pytest.raises(InputError, match=rf"no {image_set.folder} in .*expected {image_set.folder}/"):
+        image_set.read(tmp_path, next(iter(image_set.domains)))
+    (tmp_path / image_set.folder).mkdir()
     with pytest.raises(InputError, match=r"no folder .*<class>/\*\.jpg"):
-        given.read(tmp_path, next(iter(given.domains)))
+        image_set.read(tmp_path, next(iter(image_set.domains)))

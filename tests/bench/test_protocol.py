@@ -16,10 +16,11 @@ from spy import Spy
 from pouf import EMBEDDED, Classifier, InputError, Recipe, Texts
 from pouf.bench import cells
 from pouf.bench.archives import read_task
-from pouf.bench.cells import Cell, Setting, run_cell
+from pouf.bench.cells import run_cell
 from pouf.bench.few_shot import SimilarityFilter, few_shot
 from pouf.bench.images import IMAGE_SETS
 from pouf.bench.language import GRID, TASKS
+from pouf.bench.results import Cell, Result, Setting
 from pouf.bench.standins import LM
 from pouf.models.load import embedded_folder
 
@@ -27,7 +28,7 @@ QUICK = {"steps": 2, "snapshots": 2, "batch_size": 8}
 REAL = Path(os.environ.get("POUF_DATA", Path(__file__).parents[3] / "shared" / "data")) / "text"
 
 
-def language(standins: Path, task: str, method: str, table: str = "language", **more: Any) -> cells.Result:
+def language(standins: Path, task: str, method: str, table: str = "language", **more: Any) -> Result:
     setting = Setting(str(standins), str(standins / LM), QUICK, **{"limit": 12, **more})
     return run_cell(Cell(table, task, method, 42), setting)
 
@@ -52,11 +53,19 @@ def test_majority_is_that_of_the_whole_training_set(standins: Path, tmp_path: Pa
     assert share > 0.5 and score == pytest.approx(share), "the second class, which has more"
 
 
+@pytest.mark.parametrize("method", ["majority", "fine-tuning", "lm-bff"])
+def test_a_row_of_the_table_starts_from_the_model_as_it_is(
+    standins: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    language(standins, "MR", method, limit=2)
+    assert "adapted before" not in caplog.text
+
+
 def test_kshot_texts_are_those_of_the_seed_without_their_labels(standins: Path, spy: Spy) -> None:
     spy.asked(lambda: language(standins, "MR", "pouf", limit=0))
     test = read_task(TASKS["MR"], standins, "test").inputs
     train = read_task(TASKS["MR"], standins, "train")
-    expected = few_shot(train, 42, held_out={test.read(i) for i in range(len(test))}).train.inputs
+    expected = few_shot(train, 42, excluded={test.read(i) for i in range(len(test))}).train.inputs
     assert [spy.data.read(i) for i in range(len(spy.data))] == [expected.read(i) for i in range(32)]
     assert spy.shots is None
     spy.asked(lambda: language(standins, "MR", "pouf", limit=12, unlabelled="train"))
@@ -89,7 +98,7 @@ class Adapted:
     def __init__(self, advised: str, chosen: int) -> None:
         self.verdict, self.classifier = SimpleNamespace(advised=advised, chosen=chosen), None
 
-    def adapt(self, data: Any, *, recipe: Recipe, shots: Any, callbacks: Any) -> Any:
+    def adapt(self, data: Any, *, method: str, recipe: Recipe, shots: Any, callbacks: Any) -> Any:
         for step in (0, 1, 2):
             callbacks[0].on_checkpoint(step, None)
         self.recipe = recipe
@@ -172,9 +181,9 @@ def test_lengths_and_limits_are_lm_bffs(
     standins: Path, spy: Spy, task: str, method: str, length: int, limits: tuple | None
 ) -> None:
     spy.asked(lambda: language(standins, task, method, limit=2))
-    shown = spy.classifier.demonstrations
+    demonstrations = spy.classifier.demonstrations
     assert spy.classifier.backbone.texts.max_length == length
-    assert (None if shown is None else (shown.own_limit, shown.shot_limit)) == limits
+    assert (None if demonstrations is None else (demonstrations.own_limit, demonstrations.shot_limit)) == limits
 
 
 @pytest.mark.parametrize(
@@ -225,13 +234,13 @@ def test_filtered_demonstrations_are_drawn_from_the_half_of_each_class_that_is_m
     standins: Path, encoder: Path, spy: Spy, method: str
 ) -> None:
     spy.asked(lambda: language(standins, "MR", method, limit=2, demo_filter=str(encoder)))
-    shown = spy.classifier.demonstrations
-    text = shown.shots[0][0]
-    drawn = [shown.show(text, random.Random(seed)) for seed in range(80)]
+    demonstrations = spy.classifier.demonstrations
+    text = demonstrations.shots[0][0]
+    drawn = [demonstrations.show(text, random.Random(seed)) for seed in range(80)]
     found = {shot for example in drawn for shot in (*example.before, *example.after)}
-    similar = set(SimilarityFilter(str(encoder))(text, shown.shots))
-    assert len(shown.shots) == 32 and len(similar) == 14
-    assert found == (set(shown.shots[1:]) if method == "in-context" else similar)
+    similar = set(SimilarityFilter(str(encoder))(text, demonstrations.shots))
+    assert len(demonstrations.shots) == 32 and len(similar) == 14
+    assert found == (set(demonstrations.shots[1:]) if method == "in-context" else similar)
     assert all(example.cut_solved for example in drawn)
 
 

@@ -46,10 +46,10 @@ def test_a_killed_run_goes_on_without_computing_a_finished_cell_again(folder: Pa
     assert process.wait(60) == -signal.SIGKILL, process.stderr and process.stderr.read()
     before = cells(folder)
     assert 2 <= len(before) < 5 and not (folder / "out" / "images.md").exists()
-    told = pouf(*command("--resume"), cwd=folder).stdout
+    output = pouf(*command("--resume"), cwd=folder).stdout
     after = cells(folder)
     assert len(after) == 5 and {name: after[name] for name in before} == before
-    assert "0 of 5 cells failed" in told
+    assert "0 of 5 cells failed" in output
     pouf(*command("--resume", "--quiet"), cwd=folder)
     assert cells(folder) == after
 
@@ -94,8 +94,8 @@ def test_results_of_other_settings_are_only_added_to_when_asked(folder: Path) ->
 def test_a_part_of_a_table_keeps_what_was_there_and_takes_any_method(folder: Path) -> None:
     usual = ["bench", "run", "images", "--data", "data", "--model", EMBEDDED, "--tasks", "office31:dslr", "--seeds", 0]
     pouf(*usual, "--methods", "zero-shot", "--out", "out", "--quiet", cwd=folder)
-    told = pouf(*usual, "--methods", "sinkhorn,majority", "--out", "out", "--json", cwd=folder).stdout
-    facts = json.loads(told, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    output = pouf(*usual, "--methods", "sinkhorn,majority", "--out", "out", "--json", cwd=folder).stdout
+    facts = json.loads(output, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert facts["cells"] == 2 and facts["failed"] == 0
     table = (folder / "out" / "images.md").read_text()
     assert all(f"| {name}" in table for name in ("zero-shot", "sinkhorn", "majority")), table

@@ -47,10 +47,10 @@ def test_the_draw_is_lm_bffs() -> None:
 def test_texts_of_the_test_set_and_doubles_are_left_out() -> None:
     texts = [f"text {i // 2 * 2}" for i in range(400)]  # every text twice
     doubled = Shots(Texts(texts), F.one_hot(torch.tensor([i // 2 % 2 for i in range(400)]), 2).float())
-    held_out = {f"text {i}" for i in range(100)}
-    train, dev = few_shot(doubled, 42, held_out=held_out)
+    test_texts = {f"text {i}" for i in range(100)}
+    train, dev = few_shot(doubled, 42, excluded=test_texts)
     both = [*items(train), *items(dev)]
-    assert len(both) == len(set(both)) == 64 and not set(both) & held_out
+    assert len(both) == len(set(both)) == 64 and not set(both) & test_texts
 
 
 def test_a_class_with_too_few_examples_is_said() -> None:

@@ -10,14 +10,16 @@ import pytest
 from spy import Spy
 
 from pouf import EMBEDDED, InputError
-from pouf.bench.cells import Cell, Result, Score, Setting, run_cell
-from pouf.bench.grid import Grid, Outcome
+from pouf.bench.cells import run_cell, uses_labels
+from pouf.bench.grid import Grid
 from pouf.bench.images import image_tasks
 from pouf.bench.language import SEEDS
 from pouf.bench.paper import ABLATION, IMAGES, LANGUAGE, UNSEEN, Figure
+from pouf.bench.render import DEV, ORACLE, as_csv, is_few_shot, latex, markdown
+from pouf.bench.results import Cell, Result, Score, Setting
 from pouf.bench.run import run_table
 from pouf.bench.standins import LM
-from pouf.bench.tables import DEV, PEEKS, TABLES, as_csv, entries, few_shot, latex, markdown, uses_labels
+from pouf.bench.tables import TABLES
 
 QUICK = {"steps": 2, "snapshots": 1, "batch_size": 16}
 
@@ -72,11 +74,11 @@ def test_finished_cells_are_not_computed_again_and_failed_ones_are(standins: Pat
 
     spy.before = fails
     first = grid(tmp_path, standins, "zero-shot", "upl", "tent").run()
-    assert [outcome.error for outcome in first] == ["", "MemoryError: not enough", ""]
+    assert [result.error for result in first] == ["", "MemoryError: not enough", ""]
     again = grid(tmp_path, standins, "zero-shot", "upl", "tent").run()
     assert spy.calls == 4 and spy.recipe.pseudo_labels, "UPL alone"
-    assert [outcome.error for outcome in again] == [""] * 3
-    assert again[0].result == first[0].result
+    assert [result.error for result in again] == [""] * 3
+    assert again[0].scores == first[0].scores
     grid(tmp_path, standins, "zero-shot", batch_size=17).run()
     assert spy.calls == 5, "another setting is another cell"
 
@@ -88,9 +90,9 @@ def test_what_no_seed_can_change_is_computed_once(standins: Path, tmp_path: Path
     ]
     for model, cells, calls in zip((standins / LM, EMBEDDED), wanted, (3, 5), strict=True):
         given = Grid(tmp_path, cells, Setting(str(standins), str(model), QUICK, limit=4))
-        outcomes = given.run()
-        assert [outcome.cell for outcome in outcomes] == cells and not any(outcome.error for outcome in outcomes)
-        assert given.run() == outcomes and spy.calls == calls
+        results = given.run()
+        assert [result.cell for result in results] == cells and not any(result.error for result in results)
+        assert given.run() == results and spy.calls == calls
 
 
 def test_an_interrupted_run_goes_on_where_it_was(standins: Path, tmp_path: Path, spy: Spy) -> None:
@@ -107,10 +109,10 @@ def test_an_interrupted_run_goes_on_where_it_was(standins: Path, tmp_path: Path,
 
 def test_cells_run_side_by_side_in_processes(standins: Path, tmp_path: Path) -> None:
     together = grid(tmp_path / "a", standins, "zero-shot", "prior-correction").cells
-    outcomes = Grid(tmp_path / "a", together, Setting(str(standins), EMBEDDED, QUICK)).run(jobs=2)
+    results = Grid(tmp_path / "a", together, Setting(str(standins), EMBEDDED, QUICK)).run(jobs=2)
     alone = grid(tmp_path / "b", standins, "zero-shot").run()
-    assert outcomes[0].result == alone[0].result
-    assert "prior-correction" in [outcome.cell.method for outcome in outcomes]
+    assert results[0].scores == alone[0].scores
+    assert "prior-correction" in [result.cell.method for result in results]
 
 
 CLIP = "openai/clip-vit-base-patch16"
@@ -118,35 +120,33 @@ PAPERS = Setting("data", CLIP)
 ROBERTA = Setting("data", "FacebookAI/roberta-large")
 
 
-def outcomes(*domains: str, seeds: tuple[int, ...] = (0, 1, 2)) -> list[Outcome]:
-    made = [
-        Outcome(
-            Cell("images", task, method, seed), Result({task: Score(value + seed / 100, value, 0.99)}, {"steps": 9})
-        )
+def results(*domains: str, seeds: tuple[int, ...] = (0, 1, 2)) -> list[Result]:
+    computed = [
+        Result(Cell("images", task, method, seed), {task: Score(value + seed / 100, value, 0.99)}, {"steps": 9})
         for task in [f"office31:{domain}" for domain in domains or ("amazon", "dslr")]
         for method, value in (("zero-shot", 0.7), ("pouf-full", 0.8), ("coop", 0.9))
         for seed in seeds
     ]
-    return [*made, Outcome(Cell("images", "office31:dslr", "upl", 0), None, "InputError: no luck")]
+    return [*computed, Result(Cell("images", "office31:dslr", "upl", 0), {}, {}, "InputError: no luck")]
 
 
-def told(table: str, given: list[Outcome], setting: Setting = PAPERS) -> str:
-    return markdown(TABLES[table], entries(TABLES[table], given, setting), setting)
+def text_of(table: str, computed: list[Result], setting: Setting = PAPERS) -> str:
+    return markdown(TABLES[table], TABLES[table].rows(computed, setting), setting)
 
 
 def test_tables_show_the_mean_the_best_the_paper_and_what_failed() -> None:
-    text = told("images", outcomes())
+    text = text_of("images", results())
     assert "| pouf-full | **81.0 (1.0)** [84.4 (0.4)] | **81.0 (1.0)** [91.1 (2.1)] |" in text
     assert "| office31:amazon | pouf-full | 3 | 9 | 81.0 (1.0) | 80.0 (0.0) | 99.0 (0.0) | 84.4 (0.4) |  |" in text
-    assert PEEKS in text and "office31:dslr, upl: seed 0: InputError: no luck" in text
+    assert ORACLE in text and "office31:dslr, upl: seed 0: InputError: no luck" in text
 
 
 def test_bold_is_within_a_category_and_what_uses_labels_is_marked() -> None:
-    text = told("images", outcomes())
+    text = text_of("images", results())
     assert "| coop † | 91.0 (1.0) [83.7 (2.1)] |" in text, "alone in its category"
     assert "† uses labels." in text and "zero-shot †" not in text
-    assert uses_labels("majority") and not few_shot("majority") and few_shot("lm-bff")
-    lines = csv.DictReader(io.StringIO(as_csv(TABLES["images"], entries(TABLES["images"], outcomes(), PAPERS), PAPERS)))
+    assert uses_labels("majority") and not is_few_shot("majority") and is_few_shot("lm-bff")
+    lines = csv.DictReader(io.StringIO(as_csv(TABLES["images"], TABLES["images"].rows(results(), PAPERS), PAPERS)))
     assert {line["method"] for line in lines if line["uses_labels"] == "yes"} == {"coop"}
 
 
@@ -163,52 +163,52 @@ def test_bold_is_within_a_category_and_what_uses_labels_is_marked() -> None:
 def test_the_papers_figures_stand_only_beside_the_same_model_setting_and_seeds(
     setting: Setting, seeds: tuple[int, ...]
 ) -> None:
-    assert all(row.paper is None for row in entries(TABLES["images"], outcomes(seeds=seeds), setting))
+    assert all(row.paper is None for row in TABLES["images"].rows(results(seeds=seeds), setting))
     how = Setting("data", CLIP, {"compute.workers": 2})
-    assert any(row.paper for row in entries(TABLES["images"], outcomes(), how)), "how it is computed is no matter"
+    assert any(row.paper for row in TABLES["images"].rows(results(), how)), "how it is computed is no matter"
 
 
-def language(method: str) -> list[Outcome]:
+def language(method: str) -> list[Result]:
     score = {"SST-2": Score(0.5, 0.6, 0.8, 0.7)}
-    return [Outcome(Cell("language", "SST-2", method, seed), Result(score, {"steps": 1000})) for seed in SEEDS]
+    return [Result(Cell("language", "SST-2", method, seed), score, {"steps": 1000}) for seed in SEEDS]
 
 
 def test_a_language_table_names_its_texts_and_shows_the_choice_on_dev() -> None:
-    text = told("language", language("pouf"), ROBERTA)
+    text = text_of("language", language("pouf"), ROBERTA)
     assert "Model FacebookAI/roberta-large; 1,000 steps; unlabelled texts: the seed's 16 per class" in text
-    assert f"| chosen without labels | {DEV} | {PEEKS} |" in text
+    assert f"| chosen without labels | {DEV} | {ORACLE} |" in text
     assert "| 50.0 (0.0) | 60.0 (0.0) | 70.0 (0.0) | 80.0 (0.0) | 89.4 (0.0) |" in text
     assert "figures for language were chosen" in text and "figures for images were chosen" in text
-    assert DEV not in told("images", outcomes()), "images have no D_dev"
-    unwatched = [o._replace(result=Result({"SST-2": Score(0.5, None, None)}, {})) for o in language("pouf")]
-    assert "| 50.0 (0.0) | – | – |" in told("language", unwatched, ROBERTA), "no snapshots to choose from"
+    assert DEV not in text_of("images", results()), "images have no D_dev"
+    without = [result._replace(scores={"SST-2": Score(0.5)}) for result in language("pouf")]
+    assert "| 50.0 (0.0) | – | – |" in text_of("language", without, ROBERTA), "no checkpoints"
     everything = Setting("data", "roberta-large", unlabelled="train")
-    other = told("language", language("pouf"), everything)
+    other = text_of("language", language("pouf"), everything)
     assert "the whole training set" in other and "[89.4" not in other
-    assert "[89.4" not in told("language", language("pouf"), Setting("data", "roberta-large", limit=5))
-    assert "[89.4" not in told("language", language("pouf"), Setting("data", "FacebookAI/xlm-roberta-large"))
+    assert "[89.4" not in text_of("language", language("pouf"), Setting("data", "roberta-large", limit=5))
+    assert "[89.4" not in text_of("language", language("pouf"), Setting("data", "FacebookAI/xlm-roberta-large"))
 
 
 def test_a_few_shot_figure_of_the_paper_says_how_it_was_made_unless_ours_is_too() -> None:
-    def shown(method: str, **more: str) -> tuple[str, str]:
+    def rendered(method: str, **more: str) -> tuple[str, str]:
         setting = Setting("data", "roberta-large", **more)
-        rows = entries(TABLES["language"], language(method), setting)
+        rows = TABLES["language"].rows(language(method), setting)
         return markdown(TABLES["language"], rows, setting), latex(TABLES["language"], rows, setting)
 
     for method, figure, grid, both in (
         ("fine-tuning", "81.4 (3.8)", True, False),
         ("lm-bff", "92.6 (0.5)", False, True),
     ):
-        text, tex = shown(method)
+        text, tex = rendered(method)
         assert f"[{figure}‡]" in text and f"\n‡ {method}: the paper's figure is Gao et al.'s: the best on D_dev" in text
         assert r"$^\ddagger$" in tex and "best on D\\_dev of nine" in tex
-        assert (f"[{figure}]" in shown(method, grid="paper")[0]) == grid
-        text, tex = shown(method, grid="paper", demo_filter="sbert")
+        assert (f"[{figure}]" in rendered(method, grid="paper")[0]) == grid
+        text, tex = rendered(method, grid="paper", demo_filter="sbert")
         assert f"[{figure}]" in text and "‡" not in text + tex
         assert ("batch sizes 2, 4, 8" in text, "most like the text, by sbert" in text) == (True, True)
-        assert ("filtered by similarity" in shown(method)[0]) == both
+        assert ("filtered by similarity" in rendered(method)[0]) == both
     for method in ("pouf", "in-context", "lm-bff-pouf"):
-        assert "‡" not in shown(method)[0], "the paper's own, or made as here"
+        assert "‡" not in rendered(method)[0], "the paper's own, or made as here"
 
 
 @pytest.mark.parametrize(
@@ -217,38 +217,38 @@ def test_a_few_shot_figure_of_the_paper_says_how_it_was_made_unless_ours_is_too(
         ("language", {"grid": "papers"}, "unknown grid 'papers'"),
         ("images", {"grid": "paper"}, "few-shot rows of language, not for images"),
         ("ablation", {"demo_filter": "sbert"}, "few-shot rows of language, not for ablation"),
-        ("language", {"grid": "paper", "settings": {"batch_size": 4}}, "tries values of batch_size itself"),
+        ("language", {"grid": "paper", "changes": {"batch_size": 4}}, "tries values of batch_size itself"),
     ],
 )
 def test_a_grid_or_a_filter_that_nothing_would_come_of_is_refused(
     standins: Path, tmp_path: Path, table: str, options: dict, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        run_table(table, standins, EMBEDDED, tmp_path / "out", **options)
+        run_table(table, Setting(str(standins), EMBEDDED, **options), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_averages_are_of_whole_data_sets_or_say_so_and_carry_the_papers() -> None:
     whole = {
-        (row.column, row.method): row for row in entries(TABLES["images"], outcomes("amazon", "dslr", "webcam"), PAPERS)
+        (row.column, row.method): row for row in TABLES["images"].rows(results("amazon", "dslr", "webcam"), PAPERS)
     }
     assert whole["office31 average", "pouf-full"].paper == Figure(88.9)
     assert whole["office31 average", "pouf-full"].last == pytest.approx((81.0, 1.0)), "over seeds, of their averages"
-    some = entries(TABLES["images"], outcomes(), PAPERS)
+    some = TABLES["images"].rows(results(), PAPERS)
     partial = [row for row in some if "average" in row.column]
     assert {row.column for row in partial} == {"office31 average of 2"} and not any(row.paper for row in partial)
 
 
 def test_whole_numbers_are_printed_whole() -> None:
     scores = {"parameters": Score(*[149_620_737.0] * 3), "seconds per step": Score(*[1.7512] * 3)}
-    made = [Outcome(Cell("cost", "office31:webcam", "pouf-full", 0), Result(scores, {}))]
-    assert "| pouf-full | 149,620,737 [149,620,737] | 1.751 [1.8] |" in told("cost", made)
-    made = [made[0]._replace(result=Result({"parameters": Score(*[65.0] * 3)}, {}))]
-    assert "| pouf-full | 65 [149,620,737] |" in told("cost", made)
+    made = [Result(Cell("cost", "office31:webcam", "pouf-full", 0), scores, {})]
+    assert "| pouf-full | 149,620,737 [149,620,737] | 1.751 [1.8] |" in text_of("cost", made)
+    made = [made[0]._replace(scores={"parameters": Score(*[65.0] * 3)})]
+    assert "| pouf-full | 65 [149,620,737] |" in text_of("cost", made)
 
 
 def test_csv_and_latex_hold_the_same() -> None:
-    rows = entries(TABLES["images"], outcomes(), PAPERS)
+    rows = TABLES["images"].rows(results(), PAPERS)
     lines = list(csv.DictReader(io.StringIO(as_csv(TABLES["images"], rows, PAPERS))))
     assert float(lines[1]["last_mean"]) == pytest.approx(81.0) and lines[1]["paper"] == "84.4"
     assert float(lines[1]["oracle_peeks_at_labels_mean"]) == pytest.approx(99.0) and lines[1]["paper_std"] == "0.4"

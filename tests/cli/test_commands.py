@@ -48,21 +48,21 @@ def run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_run_folder_holds_everything(run: Path) -> None:
-    recipe = (run / "recipe.toml").read_text()
+    recipe = (run / "details/recipe.toml").read_text()
     assert "steps = 6" in recipe and "information = 0.4" in recipe and "seed = 3" in recipe and "lr = 0.01" in recipe
-    assert (run / "classes.txt").read_text().split() == list(DIGITS)
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert (run / "details/classes.txt").read_text().split() == list(DIGITS)
+    steps = [json.loads(line) for line in (run / "details/metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[0].keys() >= {"loss", "terms", "effective_classes", "lr", "temperature", "seconds"}
-    skipped = [json.loads(line)["id"] for line in (run / "skipped.jsonl").read_text().splitlines()]
+    skipped = [json.loads(line)["id"] for line in (run / "details/skipped.jsonl").read_text().splitlines()]
     assert sorted(skipped) == ["empty.jpg", "two/broken.png"]
-    manifest = json.loads((run / "run.json").read_text())
+    manifest = json.loads((run / "details/run.json").read_text())
     assert manifest["status"] == "finished"
     assert manifest["versions"].keys() >= {"pouf", "torch", "transformers", "python"}
     assert manifest["model"] == EMBEDDED and "--lambda" in manifest["command"]
     assert manifest["data"]["source"] == str(run.parent / "images")
-    CLIPModel.from_pretrained(run)
-    assert manifest["method"] == "pouf" and not (run / "checkpoints").exists()
+    CLIPModel.from_pretrained(run / "model")
+    assert manifest["method"] == "pouf" and not (run / "unfinished").exists()
 
 
 def test_a_run_brings_predictions_and_a_report(run: Path, few_digits: Path) -> None:
@@ -76,22 +76,22 @@ def test_a_run_brings_predictions_and_a_report(run: Path, few_digits: Path) -> N
 def test_an_alarm_is_heard_even_where_all_else_is_quiet(few_digits: Path, tmp_path: Path) -> None:
     usual = ("adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo")
     collapse = ("--steps", 6, "--lr", 0.5, "--no-report", "--out", "run")
-    said = pouf(*usual, *collapse, "--quiet", cwd=tmp_path)
-    assert "Do not trust the adapted model" in said.stderr and said.stdout == ""
+    result = pouf(*usual, *collapse, "--quiet", cwd=tmp_path)
+    assert "Do not trust the adapted model" in result.stderr and result.stdout == ""
     assert not (tmp_path / "run" / "report.html").exists() and not (tmp_path / "run" / "predictions.csv").exists()
-    said = pouf("predict", "run", few_digits, cwd=tmp_path)
-    assert "Do not trust" in said.stderr and "by zero-shot" in said.stdout
-    said = pouf("predict", "run", few_digits, "--use", "adapted", "--overwrite", cwd=tmp_path)
-    assert "Do not trust" not in said.stderr and "by the adapted model" in said.stdout
+    result = pouf("predict", "run", few_digits, cwd=tmp_path)
+    assert "Do not trust" in result.stderr and "by zero-shot" in result.stdout
+    result = pouf("predict", "run", few_digits, "--use", "adapted", "--overwrite", cwd=tmp_path)
+    assert "Do not trust" not in result.stderr and "by the adapted model" in result.stdout
 
 
 def test_the_run_can_be_repeated_from_its_folder(run: Path) -> None:
     pouf(
-        "adapt", "--model", EMBEDDED, "--images", "images", "--classes", run / "classes.txt",
-        "--recipe", run / "recipe.toml", "--out", "again", "--quiet", "--no-report", cwd=run.parent,
+        "adapt", "--model", EMBEDDED, "--images", "images", "--classes", run / "details/classes.txt",
+        "--recipe", run / "details/recipe.toml", "--out", "again", "--quiet", "--no-report", cwd=run.parent,
     )  # fmt: skip
-    assert (run.parent / "again" / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
-    assert Recipe.load(run.parent / "again" / "recipe.toml") == Recipe.load(run / "recipe.toml")
+    assert (run.parent / "again/model/model.safetensors").read_bytes() == (run / "model/model.safetensors").read_bytes()
+    assert Recipe.load(run.parent / "again" / "details/recipe.toml") == Recipe.load(run / "details/recipe.toml")
 
 
 def test_predict_writes_csv_and_jsonl(run: Path) -> None:
@@ -139,10 +139,10 @@ def test_predict_says_what_it_skipped(run: Path) -> None:
 
 def test_one_image_is_printed_and_a_table_of_texts_holds_the_texts(run: Path, tmp_path: Path) -> None:
     image = sorted((run.parent / "images" / "two").glob("0*.png"))[0]
-    said = pouf("predict", run, image, cwd=tmp_path)
+    result = pouf("predict", run, image, cwd=tmp_path)
     best = Classifier.from_pretrained(run).predict_proba(image).topk(2)
     names = [DIGITS[k] for k in best.indices]
-    assert said.stdout == f"{names[0]}: {best.values[0]:.1%}, then {names[1]}: {best.values[1]:.1%}\n"
+    assert result.stdout == f"{names[0]}: {best.values[0]:.1%}, then {names[1]}: {best.values[1]:.1%}\n"
     facts = json.loads(pouf("predict", run, image, "--json", cwd=tmp_path).stdout)
     assert [row["class"] for row in facts["predictions"]] == names[:1] and not list(tmp_path.iterdir())
     error = one_line_error(pouf("predict", run, "what a great film", cwd=tmp_path, code=2))
@@ -165,6 +165,13 @@ def test_texts_come_as_arguments_or_from_standard_input(adapted_texts: Path, tmp
     assert not list(tmp_path.iterdir())
     for wrong, words in (((), "give either INPUT or --text"), (("no.csv",), "no.csv"), (("",), "it is empty")):
         assert words in one_line_error(pouf("predict", adapted_texts / "run", *wrong, cwd=tmp_path, code=2))
+
+
+def test_predictions_name_the_cautions_of_a_run_in_one_line(adapted_texts: Path, tmp_path: Path) -> None:
+    verdict = Run(adapted_texts / "run").verdict
+    reminder = pouf("predict", adapted_texts / "run", "a good film", cwd=tmp_path, columns=400).stderr
+    assert verdict.level == "caution" and reminder.count("\n") == 1 and str(verdict) not in reminder
+    assert all(each.name in reminder for each in verdict.cautions) and "report" in reminder
 
 
 def test_predictions_replace_no_file_unless_told(adapted_texts: Path, tmp_path: Path) -> None:
@@ -193,14 +200,14 @@ def test_evaluate_compares_four_classifiers(run: Path, few_digits: Path) -> None
 
 @pytest.mark.parametrize("tune", ["prompt", "layernorm"])
 def test_a_run_that_keeps_its_base_goes_all_the_way(few_digits: Path, tmp_path: Path, tune: str) -> None:
-    said = pouf(
+    result = pouf(
         "adapt", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo-prompt",
         "--tune", tune, "--steps", 3, "--optimizer", "adamw", "--template", "a {}.", "--template", "the {}.",
         "--no-report", cwd=tmp_path,
     )  # fmt: skip
-    assert "trainable " in said.stderr and "150 unlabelled images, 10 classes" in said.stderr
-    assert "pouf predict pouf-run" in said.stdout
-    assert not (tmp_path / "pouf-run" / "model.safetensors").exists()
+    assert "trainable " in result.stderr and "150 unlabelled images, 10 classes" in result.stderr
+    assert "pouf predict pouf-run" in result.stdout
+    assert not (tmp_path / "pouf-run" / "model" / "model.safetensors").exists()
     facts = json.loads(pouf("evaluate", "pouf-run", few_digits, "--json", cwd=tmp_path).stdout)
     assert facts["n"] == 150
 
@@ -245,7 +252,7 @@ def test_descriptions_apart_from_the_names_go_all_the_way(tmp_path: Path) -> Non
         "adapt", "--model", model, "--texts", "texts.jsonl", "--classes", "classes.toml", "--steps", 2,
         "--batch-size", 16, "--out", "run", cwd=tmp_path,
     )  # fmt: skip
-    assert json.loads((tmp_path / "run" / "classes.json").read_text())["disliked"] == ["it is bad"]
+    assert json.loads((tmp_path / "run" / "details/classes.json").read_text())["disliked"] == ["it is bad"]
     for use in ("advised", "zero-shot"):
         loaded = Classifier.from_pretrained(tmp_path / "run", use=use)
         assert loaded.prompts() == [["a great film", "it is good"], ["it is bad"]]
@@ -254,12 +261,12 @@ def test_descriptions_apart_from_the_names_go_all_the_way(tmp_path: Path) -> Non
     pouf("predict", "run", "texts.jsonl", cwd=tmp_path)
     assert {row["class"] for row in csv.DictReader((tmp_path / "predictions.csv").open())} <= {"liked", "disliked"}
     pouf("review", "run", "--n", 4, cwd=tmp_path)
-    asked = json.loads((tmp_path / "run" / "review.json").read_text())["questions"]
-    assert {question["adapted"] for question in asked} <= {"liked", "disliked"}
+    questions = json.loads((tmp_path / "run" / "details/review.json").read_text())["questions"]
+    assert {question["adapted"] for question in questions} <= {"liked", "disliked"}
     assert "disliked" in (tmp_path / "run" / "report.html").read_text()
     pouf(
-        "adapt", "--model", model, "--texts", "texts.jsonl", "--classes", "run/classes.json", "--recipe",
-        "run/recipe.toml", "--out", "again", "--no-report", cwd=tmp_path,
+        "adapt", "--model", model, "--texts", "texts.jsonl", "--classes", "run/details/classes.json", "--recipe",
+        "run/details/recipe.toml", "--out", "again", "--no-report", cwd=tmp_path,
     )  # fmt: skip
     assert Classifier.from_pretrained(tmp_path / "again").descriptions == loaded.descriptions
 
@@ -267,11 +274,11 @@ def test_descriptions_apart_from_the_names_go_all_the_way(tmp_path: Path) -> Non
 def _last(run: Path) -> Path:
     """The folder of the last step: the run itself, unless it advises something else."""
     return (
-        run
+        run / "model"
         if "last" in Run(run).card.stands_for
         else next(
             folder
-            for folder in (run / "chosen", run / "last")
+            for folder in (run / "details" / "chosen", run / "details" / "last")
             if folder.is_dir() and "last" in Run(folder).card.stands_for
         )
     )
@@ -299,9 +306,9 @@ def test_a_masked_language_model_goes_all_the_way(reviews: Path) -> None:
         ).stdout
     )  # fmt: skip
     assert (facts["n"], facts["skipped"], facts["steps"]) == (8 + 6, 1, 4)
-    steps = [json.loads(line) for line in (reviews / "pouf-run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (reviews / "pouf-run" / "details/metrics.jsonl").read_text().splitlines()]
     assert steps[0]["terms"].keys() == {"transport", "information", "labels"}
-    manifest = json.loads((reviews / "pouf-run" / "run.json").read_text())
+    manifest = json.loads((reviews / "pouf-run" / "details/run.json").read_text())
     assert manifest["shots"]["n"] == 6 and manifest["shots"]["source"] == str(reviews / "labelled.csv")
     AutoModelForMaskedLM.from_pretrained(_last(reviews / "pouf-run"))
     pouf("predict", "pouf-run", "reviews.csv", "--text-column", "review", cwd=reviews)
@@ -365,8 +372,8 @@ ERRORS = {
 def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case: str, few_digits: Path, tmp_path: Path) -> None:
     options, words = ERRORS[case]
     (tmp_path / "empty").mkdir()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "run.json").write_text("{}")
+    (tmp_path / "full" / "details").mkdir(parents=True)
+    (tmp_path / "full" / "details/run.json").write_text("{}")
     given = {"--model": EMBEDDED, "--images": few_digits, "--classes": NAMES, "--out": "run"}
     (tmp_path / "texts.csv").write_text("text\na\nb\n")
     given |= dict(zip(options[::2], options[1::2], strict=True))
@@ -408,7 +415,7 @@ def test_a_run_that_diverges_keeps_its_last_good_weights(few_digits: Path, tmp_p
         "--steps", 30, "--out", "run", "--quiet", cwd=tmp_path, code=1,
     )  # fmt: skip
     assert "is not a finite number" in one_line_error(result)
-    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    manifest = json.loads((tmp_path / "run" / "details/run.json").read_text())
     assert manifest["status"] == "diverged"
     last = Classifier.from_pretrained(tmp_path / "run", use="last").predict_proba(few_digits)
     assert last.isfinite().all()
@@ -435,34 +442,34 @@ def interrupted(arguments: list[str], cwd: Path, ready, seconds: float = 0) -> s
             time.sleep(0.1)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, result = process.communicate(timeout=60)
     finally:
         process.kill()
-    return subprocess.CompletedProcess(arguments, process.returncode, "", said)
+    return subprocess.CompletedProcess(arguments, process.returncode, "", result)
 
 
 def test_an_interrupted_run_keeps_what_it_learned(few_digits: Path, tmp_path: Path) -> None:
     options = ["--model", EMBEDDED, "--images", str(few_digits), "--classes", NAMES, "--recipe", "demo", "--out", "run"]
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    said = interrupted(
+    metrics = tmp_path / "run" / "unfinished/details/metrics.jsonl"
+    result = interrupted(
         ["adapt", *options, "--steps", "100000", "--quiet"],
         tmp_path,
         lambda: metrics.is_file() and metrics.read_text().count("\n") > 2,
     )
-    assert said.returncode == 130
-    assert said.stderr.strip().startswith("error: interrupted by SIGINT; --resume continues from the last step")
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
+    assert result.returncode == 130
+    assert result.stderr.strip().startswith("error: interrupted by SIGINT; --resume continues from the last step")
+    assert json.loads((tmp_path / "run" / "details/run.json").read_text())["status"] == "interrupted"
     assert len(Classifier.from_pretrained(tmp_path / "run").predict(few_digits)) == 150
     assert "not come to its end (interrupted)" in pouf("predict", "run", few_digits, "--quiet", cwd=tmp_path).stderr
 
 
 def test_help_lists_what_users_need_first_and_every_command_helps(tmp_path: Path) -> None:
-    shown = in_a_process("--help", cwd=tmp_path).stdout
+    help_text = in_a_process("--help", cwd=tmp_path).stdout
     commands = [
-        "demo", "adapt", "predict", "review", "report", "evaluate", "names", "search", "serve", "export", "figures",
-        "bench",
+        "demo", "adapt", "predict", "review", "report", "evaluate", "names", "search", "distil", "serve", "export",
+        "figures", "bench",
     ]  # fmt: skip
-    listed = [line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2] != " "]
+    listed = [line.split()[1] for line in help_text.splitlines() if line.startswith("│ ") and line[2] != " "]
     assert [word for word in listed if not word.startswith("-")] == commands
     adapt, search = (pouf(command, "--help-all", cwd=tmp_path).stdout for command in ("adapt", "search"))
     options = _options_in(adapt)
@@ -476,10 +483,10 @@ def _options_in(text: str) -> set[str]:
 
 
 def test_the_first_help_of_adapt_fits_a_screen(tmp_path: Path) -> None:
-    shown = pouf("adapt", "--help", cwd=tmp_path, columns=80).stdout.strip()
-    examples = [line.strip() for line in shown.splitlines() if line.strip().startswith("pouf adapt ")]
-    assert len(shown.splitlines()) <= 36 and len(examples) == 2
-    assert 10 <= len(_options_in(shown.split("Options")[-1])) <= 15
+    help_text = pouf("adapt", "--help", cwd=tmp_path, columns=80).stdout.strip()
+    examples = [line.strip() for line in help_text.splitlines() if line.strip().startswith("pouf adapt ")]
+    assert len(help_text.splitlines()) <= 36 and len(examples) == 2
+    assert 10 <= len(_options_in(help_text.split("Options")[-1])) <= 15
     assert all("--classes" in example for example in examples)
 
 
@@ -546,7 +553,7 @@ def test_every_setting_with_an_option_is_described_by_the_recipe_and_set_reaches
     np.savez(tmp_path / "p.npz", prototypes=np.eye(3, 4, dtype=np.float32), names=np.array(list("abc")))
     usual = ("adapt", "--features", "x.npy", "--prototypes", "p.npz", "--no-report", "--quiet")
     pouf(*usual, "--lr", "1e-3", "--set", "steps=2", "--set", "optimisation.schedule=constant", cwd=tmp_path)
-    recipe = Recipe.load(tmp_path / "pouf-run" / "recipe.toml")
+    recipe = Recipe.load(tmp_path / "pouf-run" / "details/recipe.toml")
     assert (recipe.optimisation.lr, recipe.steps, recipe.optimisation.schedule) == (1e-3, 2, "constant")
 
 
@@ -560,7 +567,7 @@ def test_a_recipe_without_the_papers_losses_goes_by_its_own_name(reviews: Path) 
     usual = ("adapt", "--model", "lm", "--shots", "labelled.csv", "--text-column", "review", *CLOZE, "--steps", 2)
     facts = json.loads(pouf(*usual, "--recipe", "lm-bff", "--no-report", "--json", cwd=reviews).stdout)
     assert facts["method"] == "lm-bff"
-    assert json.loads((reviews / "pouf-run" / "run.json").read_text())["method"] == "lm-bff"
+    assert json.loads((reviews / "pouf-run" / "details/run.json").read_text())["method"] == "lm-bff"
 
 
 def test_a_method_by_name(few_digits: Path, tmp_path: Path) -> None:
@@ -571,9 +578,11 @@ def test_a_method_by_name(few_digits: Path, tmp_path: Path) -> None:
     assert facts["last"] != facts["zero_shot"]
     recipe = ("--recipe", "demo-prompt", "--steps", 2)
     pouf(*usual, "--method", "tent", *recipe, "--out", "b", cwd=tmp_path)
-    assert "entropy = 0.3" in (tmp_path / "b" / "recipe.toml").read_text()
+    assert "entropy = 0.3" in (tmp_path / "b" / "details/recipe.toml").read_text()
     pouf(*usual, "--shots", few_digits, "--method", "coop", *recipe, "--out", "c", cwd=tmp_path)
-    assert json.loads((tmp_path / "c" / "metrics.jsonl").read_text().splitlines()[0])["terms"].keys() == {"labels"}
+    assert json.loads((tmp_path / "c" / "details/metrics.jsonl").read_text().splitlines()[0])["terms"].keys() == {
+        "labels"
+    }
     pouf(*usual, "--prior", "estimated", "--refine", *recipe, "--out", "d", cwd=tmp_path)
     assert list((tmp_path / "d").rglob("postprocessor.safetensors"))
 
@@ -583,8 +592,8 @@ def test_predictions_name_inputs_as_the_user_does_and_hold_all_probabilities(tmp
     rows = [(f"r{i}", f"{'good' if i % 2 else 'bad'} film about the {'sea' if i % 3 else 'air'}") for i in range(12)]
     (tmp_path / "my texts.csv").write_text("Id;Review\n" + "".join(f"{i};{text}\n" for i, text in rows))
     usual = ("adapt", "--model", model, "--texts", "my texts.csv", "--text-column", "review", "--classes", "good,bad")
-    said = pouf(*usual, "--steps", 2, "--batch-size", 8, "--id-column", "id", "--out", "my run", cwd=tmp_path)
-    assert "  pouf predict 'my run' \"a text of your own\"\n  pouf review 'my run'" in said.stdout
+    result = pouf(*usual, "--steps", 2, "--batch-size", 8, "--id-column", "id", "--out", "my run", cwd=tmp_path)
+    assert "  pouf predict 'my run' \"a text of your own\"\n  pouf review 'my run'" in result.stdout
     own = list(csv.DictReader((tmp_path / "my run" / "predictions.csv").open()))
     assert [row["id"] for row in own] == [i for i, _ in rows] and "row" not in own[0]
     for ending in ("csv", "jsonl", "parquet"):  # the run knows its column
@@ -605,27 +614,27 @@ def test_predictions_name_inputs_as_the_user_does_and_hold_all_probabilities(tmp
 
     # Report and review speak of the run's own inputs by the same ids, and answers may come in the user's own table.
     names = {i for i, _ in rows}
-    shown = json.loads((tmp_path / "my run" / "report.html").read_text().split('id="items">')[1].split("</script>")[0])
-    assert {item["name"] for item in shown} == names
+    items = json.loads((tmp_path / "my run" / "report.html").read_text().split('id="items">')[1].split("</script>")[0])
+    assert {item["name"] for item in items} == names
     pouf("review", "my run", "--n", 4, cwd=tmp_path)
-    asked = [row["id"] for row in csv.DictReader((tmp_path / "my run" / "review.csv").open())]
-    assert len(asked) == 4 and set(asked) < names
+    ids = [row["id"] for row in csv.DictReader((tmp_path / "my run" / "review.csv").open())]
+    assert len(ids) == 4 and set(ids) < names
     (tmp_path / "mine.csv").write_text("Id;Label\n" + "".join(f"{i};good\n" for i in names))
-    said = pouf("review", "my run", "--answers", "mine.csv", "--json", cwd=tmp_path)
-    assert json.loads(said.stdout)["answered"] == 4
+    result = pouf("review", "my run", "--answers", "mine.csv", "--json", cwd=tmp_path)
+    assert json.loads(result.stdout)["answered"] == 4
 
 
 def test_ids_that_are_not_distinct_stay_in_predictions_but_do_not_name_questions(tmp_path: Path) -> None:
     model = sentence_encoder(tmp_path / "model")
     (tmp_path / "texts.csv").write_text("who,text\n" + "".join(f"{i % 3},good film {i}\n" for i in range(8)))
     usual = ("adapt", "--model", model, "--texts", "texts.csv", "--classes", "good,bad", "--steps", 2)
-    said = pouf(*usual, "--id-column", "who", "--out", "run", cwd=tmp_path)
-    assert "texts.csv: the ids in 'who' are incomplete or not distinct" in said.stderr
+    result = pouf(*usual, "--id-column", "who", "--out", "run", cwd=tmp_path)
+    assert "texts.csv: the ids in 'who' are incomplete or not distinct" in result.stderr
     own = list(csv.DictReader((tmp_path / "run" / "predictions.csv").open()))
     assert [row["who"] for row in own] == [str(i % 3) for i in range(8)]
     pouf("review", "run", "--n", 8, cwd=tmp_path)
-    asked = {row["id"] for row in csv.DictReader((tmp_path / "run" / "review.csv").open())}
-    assert asked == {str(i) for i in range(8)}
+    ids = {row["id"] for row in csv.DictReader((tmp_path / "run" / "review.csv").open())}
+    assert ids == {str(i) for i in range(8)}
 
 
 def test_a_place_below_a_file_is_refused_before_anything_is_computed(run: Path, tmp_path: Path) -> None:
@@ -640,8 +649,8 @@ def test_a_place_below_a_file_is_refused_before_anything_is_computed(run: Path, 
 
 
 def test_evaluate_shows_f1_intervals_and_on_demand_the_confusion_matrix(run: Path, few_digits: Path) -> None:
-    said = pouf("evaluate", run, few_digits, "--confusion", cwd=run.parent).stdout
-    assert "macro-F1" in said and "95 % from" in said and "precision" in said and "true classes in rows" in said
+    output = pouf("evaluate", run, few_digits, "--confusion", cwd=run.parent).stdout
+    assert "macro-F1" in output and "95 % from" in output and "precision" in output and "true classes in rows" in output
     facts = json.loads(pouf("evaluate", run, few_digits, "--json", cwd=run.parent).stdout)
     assert facts["intervals"]["advised"][0] < facts["advised"] < facts["intervals"]["advised"][1]
     assert "confusion" not in facts and facts["per_class"]["two"].keys() >= {"precision", "f1"}
@@ -656,8 +665,10 @@ def test_what_is_likely_wrong_is_left_out_and_what_is_far_is_unknown(run: Path) 
     assert facts["abstained"] == sum(row["abstained"] == "True" for row in rows) > 0
     assert facts["unknown"] == sum(row["class"] == "unknown" for row in rows)
     assert {row["class"] for row in rows} <= {*DIGITS, "unknown"}, "the best guess stands beside the flag"
-    kept = [float(row["reliability"]) for row in rows if row["abstained"] == "False" and row["class"] != "unknown"]
-    assert sum(kept) / len(kept) >= 0.9 - 1e-6
+    reliabilities = [
+        float(row["reliability"]) for row in rows if row["abstained"] == "False" and row["class"] != "unknown"
+    ]
+    assert sum(reliabilities) / len(reliabilities) >= 0.9 - 1e-6
     assert "expected a rate" in one_line_error(
         pouf("predict", run, "images", "--abstain", 3, "--json", cwd=run.parent, code=2)
     )
@@ -674,16 +685,16 @@ def test_search_report_and_review_from_the_command_line(run: Path, few_digits: P
     (tmp_path / "answers.csv").write_text("id,label\n" + "".join(f"{i},{i.split('/')[0]}\n" for i in ids))
     verdict = json.loads(pouf("review", run, "--answers", "answers.csv", "--json", cwd=tmp_path).stdout)
     assert verdict["answered"] == 12 and 0 <= verdict["adapted"]["low"] <= verdict["adapted"]["high"] <= 1
-    said = pouf(
+    result = pouf(
         "search", "--model", EMBEDDED, "--images", few_digits, "--classes", NAMES, "--recipe", "demo", "--steps", 2,
         "--lrs", "1e-3,2e-2", "--lambdas", "0.3", "--out", "tuned", cwd=tmp_path,
     ).stdout  # fmt: skip
-    assert "Chosen without labels: optimisation.lr" in said
+    assert "Chosen without labels: optimisation.lr" in result
     tuned = tmp_path / "tuned"
-    assert len(json.loads((tuned / "search.json").read_text())["trials"]) == 2
+    assert len(json.loads((tuned / "details/search.json").read_text())["trials"]) == 2
     verdict = Run(tuned).verdict
     assert str(verdict) in report_text(tuned / "report.html")
-    assert len((tuned / "metrics.jsonl").read_text().splitlines()) == verdict.last == 2
+    assert len((tuned / "details/metrics.jsonl").read_text().splitlines()) == verdict.last == 2
     pouf("review", tuned, "--n", 6, "--quiet", cwd=tmp_path)
     wrong = ("--lrs", "many")
     assert "--lrs 'many': expected numbers" in one_line_error(
@@ -697,13 +708,13 @@ def test_answers_of_a_review_go_back_in(adapted_texts: Path) -> None:
     labels = ["none of these", *(row["text"].split()[0] for row in rows[1:])]
     lines = [f"{row['id']},{label}" for row, label in zip(rows, labels, strict=True)]
     (adapted_texts / "my answers.csv").write_text("id,label\n" + "\n".join(lines) + "\n")
-    said = pouf("review", "run", "--answers", "my answers.csv", cwd=adapted_texts).stdout
-    command = said.split("To learn from the answers as well:\n")[1].strip()
+    output = pouf("review", "run", "--answers", "my answers.csv", cwd=adapted_texts).stdout
+    command = output.split("To learn from the answers as well:\n")[1].strip()
     assert command.endswith("--answers 'my answers.csv' --out run-with-answers")
     pouf(*shlex.split(command)[1:], "--no-report", "--quiet", cwd=adapted_texts)
-    manifest = json.loads((adapted_texts / "run-with-answers" / "run.json").read_text())
+    manifest = json.loads((adapted_texts / "run-with-answers" / "details/run.json").read_text())
     assert manifest["shots"]["n"] == 7 and manifest["data"]["n"] == 40, "seven answers are classes"
-    steps = (adapted_texts / "run-with-answers" / "metrics.jsonl").read_text().splitlines()
+    steps = (adapted_texts / "run-with-answers" / "details/metrics.jsonl").read_text().splitlines()
     assert "labels" in json.loads(steps[0])["terms"]
     (adapted_texts / "other.csv").write_text("id,label\n1000,good\n")
     wrong = ("adapt", "texts.csv", "--text-column", "review", "--classes", "good,bad", "--model", "model")
@@ -744,8 +755,11 @@ def test_speed_options_change_nothing_that_is_learned(few_digits: Path, tmp_path
     assert torch.allclose(ends["checkpointing"], ends["plain"], atol=1e-4)
     assert torch.allclose(ends["chunks"], ends["plain"], atol=1e-4)
     assert 0 < (ends["bf16"] - ends["plain"]).abs().max() < 0.1, "half the digits, nearly the same end"
-    recipe = (tmp_path / "checkpointing" / "recipe.toml").read_text()
-    assert "checkpointing = true" in recipe and 'precision = "bf16"' in (tmp_path / "bf16" / "recipe.toml").read_text()
+    recipe = (tmp_path / "checkpointing" / "details/recipe.toml").read_text()
+    assert (
+        "checkpointing = true" in recipe
+        and 'precision = "bf16"' in (tmp_path / "bf16" / "details/recipe.toml").read_text()
+    )
 
 
 def test_views_are_computed_once(few_digits: Path, tmp_path: Path) -> None:
@@ -754,17 +768,21 @@ def test_views_are_computed_once(few_digits: Path, tmp_path: Path) -> None:
     pouf(*usual, "--views", 2, "--out", "views", cwd=tmp_path)
     pouf(*usual, "--out", "crops", cwd=tmp_path)
     losses = {
-        name: [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        name: [
+            json.loads(line)["loss"] for line in (tmp_path / name / "details/metrics.jsonl").read_text().splitlines()
+        ]
         for name in ("views", "crops")
     }
-    assert "views = 2" in (tmp_path / "views" / "recipe.toml").read_text() and losses["views"] != losses["crops"]
+    assert (
+        "views = 2" in (tmp_path / "views" / "details/recipe.toml").read_text() and losses["views"] != losses["crops"]
+    )
     error = one_line_error(pouf(*usual, "--views", "-1", "--out", "bad", cwd=tmp_path, code=2))
     assert "views: should be greater than or equal to 0" in error
 
 
 def test_an_interrupted_search_says_so(few_digits: Path, tmp_path: Path) -> None:
     options = ["--model", EMBEDDED, "--images", str(few_digits), "--classes", NAMES, "--recipe", "demo", "--out", "run"]
-    begun = (tmp_path / "run" / "run.json").is_file
-    said = interrupted(["search", *options, "--steps", "100000", "--quiet"], tmp_path, begun, 1)
-    assert said.returncode == 130 and said.stderr.strip().startswith("error: interrupted")
-    assert not (tmp_path / "run" / "pouf.json").exists(), "no trial had come to its end"
+    begun = (tmp_path / "run" / "unfinished/details/run.json").is_file
+    result = interrupted(["search", *options, "--steps", "100000", "--quiet"], tmp_path, begun, 1)
+    assert result.returncode == 130 and result.stderr.strip().startswith("error: interrupted")
+    assert not (tmp_path / "run" / "model").exists(), "no trial had come to its end"

@@ -42,9 +42,9 @@ def test_a_folder_and_names_are_enough_and_a_log_file_shows_every_phase(
     hub: Path, few_digits: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", QUICK, "adapt", few_digits, "--classes", NAMES, "--no-cache"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment(hub), timeout=300)
-    assert said.returncode == 0, said.stderr
-    lines = said.stderr.splitlines()
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment(hub), timeout=300)
+    assert result.returncode == 0, result.stderr
+    lines = result.stderr.splitlines()
     assert f"no --model given: {DEFAULT_MODELS['image']}" in lines
     assert "150 unlabelled images, 10 classes" in lines
     assert "less than a minute: 150 images to encode, then 100 steps" in lines
@@ -53,8 +53,8 @@ def test_a_folder_and_names_are_enough_and_a_log_file_shows_every_phase(
     assert not [phase for phase in first if isinstance(phase, str)], lines
     assert first == sorted(first), lines
     assert not any("\x1b" in line for line in lines), "plain lines"
-    assert Recipe.load(tmp_path / "pouf-run" / "recipe.toml") == Recipe.preset("fast", "image")
-    card = (tmp_path / "pouf-run" / "pouf.json").read_text()
+    assert Recipe.load(tmp_path / "pouf-run" / "details/recipe.toml") == Recipe.preset("fast", "image")
+    card = (tmp_path / "pouf-run" / "model/pouf.json").read_text()
     assert DEFAULT_MODELS["image"] in card
 
 
@@ -64,7 +64,7 @@ def test_a_terminal_shows_a_bar_from_the_first_second(hub: Path, few_digits: Pat
     settings = environment(hub) | {"TERM": "xterm-256color"}
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs, env=settings)
     os.close(theirs)
-    seen = b""
+    output = b""
     while True:
         try:
             part = os.read(ours, 65536)
@@ -72,12 +72,12 @@ def test_a_terminal_shows_a_bar_from_the_first_second(hub: Path, few_digits: Pat
             break
         if not part:
             break
-        seen += part
+        output += part
     os.close(ours)
-    assert process.wait(timeout=300) == 0, seen.decode()
-    shown = seen.decode()
-    places = [shown.index(phase) for phase in ("reading", "loading", "encoding", "training", "choosing")]
-    assert places == sorted(places) and "\x1b[" in shown
+    assert process.wait(timeout=300) == 0, output.decode()
+    text = output.decode()
+    places = [text.index(phase) for phase in ("reading", "loading", "encoding", "training", "choosing")]
+    assert places == sorted(places) and "\x1b[" in text
 
 
 @pytest.mark.parametrize("kind", sorted(DEFAULT_MODELS))
@@ -87,9 +87,9 @@ def test_each_kind_of_data_has_a_model_and_without_a_network_the_error_names_it(
     (tmp_path / "reviews.csv").write_text("text\n" + "".join(f"{text}\n" for text in REVIEWS))
     data, classes = (few_digits, NAMES) if kind == "image" else ("reviews.csv", "bad,good")
     more = ["--template", "{text} it was [MASK]."] if kind == "cloze" else []
-    said = pouf("adapt", data, "--classes", classes, *more, cwd=tmp_path, code=2)
-    *_, error = said.stderr.strip().splitlines()
-    assert error.startswith(f"error: can't load model '{DEFAULT_MODELS[kind]}'") and "Traceback" not in said.stderr
+    result = pouf("adapt", data, "--classes", classes, *more, cwd=tmp_path, code=2)
+    *_, error = result.stderr.strip().splitlines()
+    assert error.startswith(f"error: can't load model '{DEFAULT_MODELS[kind]}'") and "Traceback" not in result.stderr
     assert "local folder" in error and not (tmp_path / "pouf-run").exists()
 
 
@@ -104,8 +104,8 @@ def test_each_kind_of_data_has_a_model_and_without_a_network_the_error_names_it(
     ],
 )
 def test_what_does_not_go_together_is_said(given: list[str], words: str, few_digits: Path, tmp_path: Path) -> None:
-    said = pouf("adapt", few_digits, "--model", "pouf/tiny-clip", "--classes", NAMES, *given, cwd=tmp_path, code=2)
-    assert words in said.stderr.splitlines()[-1]
+    result = pouf("adapt", few_digits, "--model", "pouf/tiny-clip", "--classes", NAMES, *given, cwd=tmp_path, code=2)
+    assert words in result.stderr.splitlines()[-1]
 
 
 def test_missing_data_is_one_line(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_preset_by_option_is_the_recipe_by_name(few_digits: Path, tmp_path: Pa
         ("c", ["--max-minutes", 9]),
     ):
         pouf(*usual, *given, "--out", out, cwd=tmp_path)
-    recipes = [Recipe.load(tmp_path / out / "recipe.toml") for out in "abc"]
+    recipes = [Recipe.load(tmp_path / out / "details/recipe.toml") for out in "abc"]
     assert recipes[0] == recipes[1] == Recipe.preset("balanced", "image").with_settings(steps=2)
     assert recipes[2] == Recipe.preset("paper", "image").with_settings(steps=2), "two steps of it take no time"
 
@@ -144,14 +144,14 @@ def test_the_clock_of_the_training_goes_on_after_a_checkpoint(monkeypatch: pytes
 
     now = [0.0]
     monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
-    shown = _progress.ProgressReporter(hidden=True)
-    shown.on_phase(LOOKING, 512)
-    shown.on_start(Recipe(steps=100), 1, 2)
-    shown.on_phase(TRAINING, 100)
+    reporter = _progress.ProgressReporter(hidden=True)
+    reporter.on_phase(LOOKING, 512)
+    reporter.on_start(Recipe(steps=100), 1, 2)
+    reporter.on_phase(TRAINING, 100)
     for step in range(1, 51):
         now[0] += 1.0
         if step == 50:
-            shown.on_phase(LOOKING, 512)
-        shown.on_step(Step(step, 1.0, {}, 2.0, 0.1, 0.1, now[0]))
-    assert shown.line(now[0] - shown.began).startswith("training: 50 of 100 after 50 s")
-    assert "less than a minute left" in shown.line(now[0] - shown.began)
+            reporter.on_phase(LOOKING, 512)
+        reporter.on_step(Step(step, 1.0, {}, 2.0, 0.1, 0.1, now[0]))
+    assert reporter.line(now[0] - reporter.began).startswith("training: 50 of 100 after 50 s")
+    assert "less than a minute left" in reporter.line(now[0] - reporter.began)

@@ -19,8 +19,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "bare.csv").write_text("".join(f"{text} {i}\n" for i, text in enumerate(REVIEWS)))
     os.symlink("gone.csv", folder / "link.csv")
     os.symlink("gone", folder / "photos")
-    (folder / "full").mkdir()
-    (folder / "full" / "run.json").write_text("{}")
+    (folder / "full" / "details").mkdir(parents=True)
+    (folder / "full" / "details/run.json").write_text("{}")
     return folder
 
 
@@ -67,8 +67,10 @@ def test_the_end_of_a_run_names_what_can_be_run(folder: Path) -> None:
     with (folder / "reviews.csv").open("a") as file:
         file.write('""\nthe film was so so\n')
     usual = ("adapt", "reviews.csv", "--text-column", "review", "--classes", "bad,good", "--model", "model")
-    said = pouf(*usual, "--steps", 1, "--no-report", "--out", "one", cwd=folder)
-    assert "1 step in " in said.stdout and '  pouf predict one "a text of your own"\n  pouf review one' in said.stdout
+    result = pouf(*usual, "--steps", 1, "--no-report", "--out", "one", cwd=folder)
+    assert (
+        "1 step in " in result.stdout and '  pouf predict one "a text of your own"\n  pouf review one' in result.stdout
+    )
     assert pouf("predict", "one", "a text of your own", cwd=folder).stdout.startswith(("bad: ", "good: "))
     quiet = pouf(*usual, "--steps", 1, "--no-report", "--out", "two", "--quiet", cwd=folder)
-    assert "skipped 1 of 34 that can't be read, as 32: the row is blank" in quiet.stderr and quiet.stdout == ""
+    assert "skipped 1 of 34 inputs that can't be read, as 32: the row is blank" in quiet.stderr and quiet.stdout == ""

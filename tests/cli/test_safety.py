@@ -32,8 +32,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_names_and_paths_are_no_markup(run: Path) -> None:
-    told = pouf("evaluate", run, run.parent / "l.npz", "--no-cache", cwd=run.parent).stdout
-    assert "[bold]/[/]/l.npz" in told and "[bold red]cat" in told and re.search(r"^ *\[/\] ", told, re.MULTILINE)
+    output = pouf("evaluate", run, run.parent / "l.npz", "--no-cache", cwd=run.parent).stdout
+    assert "[bold]/[/]/l.npz" in output and "[bold red]cat" in output and re.search(r"^ *\[/\] ", output, re.MULTILINE)
     missing = pouf("predict", run.parent / "[/]missing", "x.npy", cwd=run.parent, code=2)
     assert "[/]missing" in one_line_error(missing)
 
@@ -44,8 +44,8 @@ def test_controls_are_shown_and_not_obeyed() -> None:
 
 
 def test_no_control_of_a_name_reaches_the_terminal(tmp_path: Path) -> None:
-    told = pouf("predict", "\x1b]0;owned\x07run", ".", cwd=tmp_path, code=2)
-    assert "\\x1b]0;owned\\x07run" in one_line_error(told) and "\x1b" not in told.stderr
+    result = pouf("predict", "\x1b]0;owned\x07run", ".", cwd=tmp_path, code=2)
+    assert "\\x1b]0;owned\\x07run" in one_line_error(result) and "\x1b" not in result.stderr
 
 
 @pytest.mark.parametrize("safe", [False, True])
@@ -62,8 +62,8 @@ def test_a_bug_is_one_line_with_a_hint_and_debug_shows_where(tmp_path: Path, mon
     line = one_line_error(pouf("bench", "list", cwd=tmp_path, code=1))
     assert "unexpected AttributeError" in line and "please report the output of the same command with --debug" in line
     for arguments in (("--debug", "bench", "list"), ("bench", "list", "--debug")):
-        told = pouf(*arguments, cwd=tmp_path, code=1).stderr
-        assert "Traceback" in told and "in list_tables" in told and "error: unexpected" in told
+        output = pouf(*arguments, cwd=tmp_path, code=1).stderr
+        assert "Traceback" in output and "in list_tables" in output and "error: unexpected" in output
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_a_bug_is_one_line_with_a_hint_and_debug_shows_where(tmp_path: Path, mon
 def test_settings_out_of_range_are_told_by_name(run: Path, tmp_path: Path, options: list, words: str) -> None:
     features, prototypes = run.parent / "x.npy", tmp_path / "p.npz"
     np.savez(prototypes, prototypes=np.eye(3, 8, dtype=np.float32), names=np.array(["a", "b", "c"]))
-    told = pouf("adapt", "--features", features, "--prototypes", prototypes, *options, cwd=tmp_path, code=2)
-    assert words in one_line_error(told)
+    result = pouf("adapt", "--features", features, "--prototypes", prototypes, *options, cwd=tmp_path, code=2)
+    assert words in one_line_error(result)
     assert not (tmp_path / "pouf-run").exists()
 
 

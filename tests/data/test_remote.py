@@ -22,9 +22,9 @@ from pouf.demo import DIGITS
 def folder(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> Path:
     folder = tmp_path_factory.mktemp("served")
     for i, file in enumerate(sorted(few_digits.rglob("*.png"))[:40:5]):
-        place = folder / "photos" / ("a" if i % 2 else "b") / f"{i}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(file.read_bytes())
+        target = folder / "photos" / ("a" if i % 2 else "b") / f"{i}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
     (folder / "photos" / "a" / "broken.png").write_bytes(b"no picture")
     (folder / "photos" / "notes.txt").write_text("no picture either")
     (folder / "texts.csv").write_text("text,label\ngood film,1\nbad film,0\n")
@@ -63,11 +63,11 @@ def test_a_folder_of_images_elsewhere_is_a_folder_of_images(
         pytest.importorskip("aiohttp")
     here, there = Images.from_folder(folder / "photos"), Images.from_folder(f"{places[kind]}/photos")
     assert list(there.ids) == list(here.ids)
-    kept = InferenceConfig(cache=FeatureCache(tmp_path / "features"))
-    expected, came = tiny.infer(here), tiny.infer(there, kept)
-    assert came.indices == expected.indices and list(there.skipped) == list(here.skipped)
-    assert np.allclose(came.log_probabilities, expected.log_probabilities, atol=1e-5)
-    again = tiny.infer(Images.from_folder(Path(f"{places[kind]}/photos")), kept)  # a Path has one slash less
+    cached = InferenceConfig(cache=FeatureCache(tmp_path / "features"))
+    expected, found = tiny.infer(here), tiny.infer(there, cached)
+    assert found.indices == expected.indices and list(there.skipped) == list(here.skipped)
+    assert np.allclose(found.log_probabilities, expected.log_probabilities, atol=1e-5)
+    again = tiny.infer(Images.from_folder(Path(f"{places[kind]}/photos")), cached)  # a Path has one slash less
     assert np.allclose(again.log_probabilities, expected.log_probabilities, atol=1e-5)
 
 

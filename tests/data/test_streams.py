@@ -48,7 +48,7 @@ def test_a_large_files_order_is_that_of_its_texts_and_of_nothing_else(large: Pat
     for file in (large, other):
         data = LargeTexts(file, ("text",))
         unread = {5, 6, 7, 8} if file == large else set()
-        orders.append([data.read(place) for place in data.content_order() if place not in unread])
+        orders.append([data.read(index) for index in data.content_order() if index not in unread])
     assert orders[0] == orders[1]
 
 
@@ -155,7 +155,7 @@ def test_a_stream_that_can_be_opened_once_loses_nothing(tmp_path: Path, pictures
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     with pytest.raises(InputError, match="must start from the first sample"):
         classifier.adapt(stream, recipe=RECIPE, settings={"batch_size": 2, "steps": 50}, output=tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+    assert json.loads((tmp_path / "run" / "details/run.json").read_text())["status"] == "failed"
     Classifier.from_pretrained(tmp_path / "run")
 
 

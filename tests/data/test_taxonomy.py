@@ -75,7 +75,7 @@ def test_what_is_unsure_of_the_class_is_answered_with_the_parent() -> None:
     found = unreliable(classifier, classifier, data, classifier.encode(data), 0.05, InferenceConfig())
     guess = classifier.predict(features)
     assert found.parents and set(found.parents.values()) == {"animal"}
-    assert all(guess[place].startswith("animal/") for place in found.parents)
+    assert all(guess[index].startswith("animal/") for index in found.parents)
     assert not found.parents.keys() & set(found.left_out), "an answer is an answer"
     flat = Classifier.from_vectors(prototypes, ("dog", "wolf", "stone"))
     alone = unreliable(flat, flat, data, flat.encode(data), 0.05, InferenceConfig())

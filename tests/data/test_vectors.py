@@ -224,14 +224,14 @@ def test_prototypes_may_have_numbers_as_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", [".npz", ".parquet"])
 def test_vectors_bring_ids_and_what_they_were_made_of(tmp_path: Path, ending: str) -> None:
     features, prototypes = (array.numpy() for array in groups(n=12))
-    told = {"ids": [f"r{i}" for i in range(12)], "texts": [f"text number {i}" for i in range(12)]}
+    lists = {"ids": [f"r{i}" for i in range(12)], "texts": [f"text number {i}" for i in range(12)]}
     file = tmp_path / f"f{ending}"
     if ending == ".npz":
-        np.savez(file, features=features, **told)
+        np.savez(file, features=features, **lists)
     else:
-        pandas.DataFrame({"features": list(features), **told}).to_parquet(file)
+        pandas.DataFrame({"features": list(features), **lists}).to_parquet(file)
     data = Vectors.from_file(file)
-    assert list(data.ids) == told["ids"] and data.show(3, 64) == "text number 3"
+    assert list(data.ids) == lists["ids"] and data.show(3, 64) == "text number 3"
     classifier = Classifier.from_vectors(torch.from_numpy(prototypes), list("abcdef"))
     classifier = classifier.adapt(data, output=tmp_path / "run", settings={"steps": 2}).classifier
     assert (tmp_path / "run" / "predictions.csv").read_text().splitlines()[1].startswith("r0,")

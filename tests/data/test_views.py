@@ -13,8 +13,8 @@ def test_perturbations_are_small_and_the_same_for_the_same_seed(pictures) -> Non
     assert image(pictures[0], 1).tobytes() == image(pictures[0], 1).tobytes() != pictures[0].tobytes()
     text = perturbation("text").apply
     words = " ".join(f"w{i}" for i in range(200))
-    kept = text(words, 3).split()
-    assert 150 < len(kept) < 200 and text("word", 5) == "word" and text(words, 3) == text(words, 3)
+    left = text(words, 3).split()
+    assert 150 < len(left) < 200 and text("word", 5) == "word" and text(words, 3) == text(words, 3)
     assert text(("a b", "c d"), 0) == text(("a b", "c d"), 0)
 
 

@@ -47,9 +47,9 @@ def test_a_classifier_is_pushed_and_fetched_again(hub: Any, few_digits: Path, tm
     environment = environment_for(hub, tmp_path / "home")
     images = [str(path) for path in sorted(few_digits.rglob("*.png"))[:5]]
     command = [sys.executable, "-c", ROUND_TRIP, str(tmp_path / "run"), *images]
-    told = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert told.returncode == 0, told.stderr[-2000:]
-    result = json.loads(told.stdout.splitlines()[-1])
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(done.stdout.splitlines()[-1])
     assert result["said"][0] == result["said"][1]
     assert result["classes"] == list(DIGITS)
     assert "/me/digits/commit/" in result["address"]
@@ -120,14 +120,14 @@ def test_the_card_of_a_run_tells_what_it_is(adapted_clip: tuple[Classifier, Path
     assert card.data.library_name == "pouf" and card.data.license == "apache-2.0"
     assert card.data.pipeline_tag == "zero-shot-image-classification"
     n = len(list(few_digits.rglob("*.png")))
-    verdict = json.loads((run.with_name("run") / "verdict.json").read_text())
-    for told in (
+    verdict = json.loads((run.with_name("run") / "details/verdict.json").read_text())
+    for line in (
         "10 classes from pouf/tiny-clip",
         f"- data: {n} inputs, without labels", "- seven\n", "`a photo of a {}.`", verdict["message"], "lr = 0.001",
         "## Limits", "Licence: apache-2.0", "{{POUF}: Prompt-Oriented", "tuner `full`", "on which both agree",
         "Hardware and emissions\n\nNot measured: [to be filled in]",
     ):  # fmt: skip
-        assert told in card.text, told
+        assert line in card.text, line
     assert str(few_digits) not in card.content, "where the data lie is nobody's business"
 
 
@@ -149,7 +149,7 @@ def test_classifiers_that_were_not_adapted_and_vectors_have_cards_too(tmp_path: 
     text = (tmp_path / "before" / "README.md").read_text()
     assert "- class 3\n" in text and "## Verdict" not in text
     vectors.adapt(features, settings={"steps": 2}, output=Output(tmp_path / "run", report=False))
-    assert "- data: 120 inputs" in (tmp_path / "run" / "README.md").read_text()
+    assert "- data: 120 inputs" in (tmp_path / "run" / "model/README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_an_undecoded_image_that_is_none_is_skipped(few_digits: Path, tiny: Clas
     good = sorted(few_digits.rglob("*.png"))[0].read_bytes()
     given = [{"bytes": content, "path": None} for content in (good, b"no image", None, good)]
     data = tiny.data(given)
-    said = tiny.infer(data)
-    assert said.indices == [0, 3] and list(said.skipped) == [1, 2]
+    predictions = tiny.infer(data)
+    assert predictions.indices == [0, 3] and list(predictions.skipped) == [1, 2]
 
 
 @pytest.mark.parametrize("form", ["torch", "numpy", "transform"])

@@ -55,9 +55,9 @@ def adapted_run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def test_a_run_of_images_exported_on_the_command_line(adapted_run: Path, few_digits: Path, tmp_path: Path) -> None:
-    said = pouf("export", adapted_run, "--onnx", "--int8", "--use", "last", cwd=tmp_path).stdout
+    output = pouf("export", adapted_run, "--onnx", "--int8", "--use", "last", cwd=tmp_path).stdout
     folder, clf = adapted_run / "onnx", Classifier.from_pretrained(adapted_run, use="last")
-    assert "On inputs of the run" in said and clf.postprocessor is not None and clf.postprocessor.votes is not None
+    assert "On inputs of the run" in output and clf.postprocessor is not None and clf.postprocessor.votes is not None
     pictures = sorted(few_digits.rglob("*.png"))
     check_batches(folder, clf, [Image.open(path).convert("RGB") for path in pictures[:20]])
     sentences = ["a photo of the digit zero.", "nine"]
@@ -74,19 +74,19 @@ def test_a_run_of_images_exported_on_the_command_line(adapted_run: Path, few_dig
     assert agreement > 0.9 and not np.array_equal(run(small, batch)[0], run(whole, batch)[0])
     sizes = {name: (folder / name).stat().st_size for name in ("classifier.onnx", "classifier.int8.onnx")}
     assert sizes["classifier.int8.onnx"] < 0.6 * sizes["classifier.onnx"]
-    told = description(folder)
-    assert told["classes"] == list(DIGITS) and told["checked"]["real"] and told["image_processor"]["size"]
-    assert told["inputs"] == [{"name": "pixel_values", "type": "tensor(float)", "shape": ["batch", 3, 32, 32]}]
+    facts = description(folder)
+    assert facts["classes"] == list(DIGITS) and facts["checked"]["real"] and facts["image_processor"]["size"]
+    assert facts["inputs"] == [{"name": "pixel_values", "type": "tensor(float)", "shape": ["batch", 3, 32, 32]}]
 
 
 def test_the_described_preprocessing_suffices_without_torch(adapted_run: Path, few_digits: Path) -> None:
     """A stranger reads preprocessing.json, and needs Pillow, numpy and onnxruntime."""
     folder = adapted_run / "onnx"
-    told = description(folder)["image_processor"]
+    processor = description(folder)["image_processor"]
     picture = sorted(few_digits.rglob("*.png"))[3]
-    size = (told["size"]["width"], told["size"]["height"])
-    pixels = np.asarray(Image.open(picture).convert("RGB").resize(size, told["resample"]), np.float32)
-    scaled = (pixels * told["rescale_factor"] - told["image_mean"]) / told["image_std"]
+    size = (processor["size"]["width"], processor["size"]["height"])
+    pixels = np.asarray(Image.open(picture).convert("RGB").resize(size, processor["resample"]), np.float32)
+    scaled = (pixels * processor["rescale_factor"] - processor["image_mean"]) / processor["image_std"]
     tensor = torch.from_numpy(scaled.transpose(2, 0, 1)[None].astype(np.float32))
     found = run(session(folder / "classifier.onnx"), {"pixel_values": tensor})[0]
     wanted = Classifier.from_pretrained(adapted_run, use="last").predict_proba([picture])
@@ -100,9 +100,9 @@ def test_a_sentence_encoder(tmp_path: Path) -> None:
     found = export_onnx(clf, tmp_path / "onnx", Texts(REVIEWS))
     check_batches(tmp_path / "onnx", clf, ["food", "the film is good and the book is bad " * 3, *REVIEWS])
     assert found.files == {"classifier": "classifier.onnx", "text_encoder": "text_encoder.onnx"}
-    told = description(tmp_path / "onnx")
-    assert told["tokenizer"]["max_length"] == 32 and (tmp_path / "onnx" / "tokenizer.json").is_file()
-    assert told["inputs"][0]["shape"] == ["batch", "length"]
+    facts = description(tmp_path / "onnx")
+    assert facts["tokenizer"]["max_length"] == 32 and (tmp_path / "onnx" / "tokenizer.json").is_file()
+    assert facts["inputs"][0]["shape"] == ["batch", "length"]
 
 
 def test_a_masked_language_model_with_a_soft_prompt(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_a_masked_language_model_with_a_soft_prompt(tmp_path: Path) -> None:
     train(clf, Texts(REVIEWS), Recipe.load("masked").with_settings(prompt))
     export_onnx(clf, tmp_path / "onnx", Texts(REVIEWS))
     check_batches(tmp_path / "onnx", clf, ["food", "the film was so very good and we loved the book", *REVIEWS])
-    told = description(tmp_path / "onnx")
-    assert told["template"] == "{text} It was [MASK]." and told["words"] == [["terrible"], ["great"]]
+    facts = description(tmp_path / "onnx")
+    assert facts["template"] == "{text} It was [MASK]." and facts["words"] == [["terrible"], ["great"]]
 
 
 @pytest.mark.parametrize(

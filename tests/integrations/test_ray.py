@@ -45,11 +45,11 @@ def test_images_come_as_arrays_bytes_or_paths_and_what_is_none_has_no_class(runs
         ("bytes", np.array([png(picture) for picture in pictures], dtype=object)),
         ("path", np.array([str(file) for file in files])),
     ):
-        said = predictor({column: samples, "id": np.arange(6)})
-        assert said["class"].tolist() == expected and said["id"].tolist() == list(range(6))
-        assert np.allclose(said["probability"], sure, atol=1e-5)
-    said = predictor({"bytes": np.array([png(pictures[0]), b"no image"], dtype=object)})
-    assert said["class"].tolist() == [expected[0], None] and np.isnan(said["probability"][1])
+        predictions = predictor({column: samples, "id": np.arange(6)})
+        assert predictions["class"].tolist() == expected and predictions["id"].tolist() == list(range(6))
+        assert np.allclose(predictions["probability"], sure, atol=1e-5)
+    predictions = predictor({"bytes": np.array([png(pictures[0]), b"no image"], dtype=object)})
+    assert predictions["class"].tolist() == [expected[0], None] and np.isnan(predictions["probability"][1])
     assert predictor({"bytes": np.array([b"no image"], dtype=object)})["class"].tolist() == [None]
     with pytest.raises(InputError, match="no column image or img or bytes or path, only: x"):
         predictor({"x": np.zeros(2)})
@@ -84,8 +84,8 @@ def test_a_real_local_ray_predicts_what_one_process_predicts(runs: Path, ray, ru
     mapped = given.map_batches(
         BatchPredictor, fn_constructor_args=[str(runs / run)], compute=ray.data.ActorPoolStrategy(size=copies)
     )
-    said = mapped.to_pandas().sort_values("n")["class"].tolist()
-    assert said == Classifier.from_pretrained(runs / run).predict(inputs)
+    predictions = mapped.to_pandas().sort_values("n")["class"].tolist()
+    assert predictions == Classifier.from_pretrained(runs / run).predict(inputs)
 
 
 @pytest.mark.slow
@@ -97,8 +97,8 @@ def test_ray_reads_photographs_and_a_second_data_set_in_the_same_cluster(
         "fn_constructor_args": [str(runs / "images")], "compute": ray.data.ActorPoolStrategy(size=1), "batch_size": 8,
     }  # fmt: skip
     photos = ray.data.read_images(str(tmp_path), include_paths=True, mode="RGB")
-    said = photos.map_batches(BatchPredictor, **options).drop_columns(["image"]).to_pandas()
-    by_path = dict(zip(said["path"], said["class"], strict=True))
+    predictions = photos.map_batches(BatchPredictor, **options).drop_columns(["image"]).to_pandas()
+    by_path = dict(zip(predictions["path"], predictions["class"], strict=True))
     expected = Classifier.from_pretrained(runs / "images").predict(files)
     assert [by_path[str(file)] for file in files] == expected
     again = ray.data.from_items([{"path": str(file)} for file in files]).map_batches(BatchPredictor, **options)

@@ -112,8 +112,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_both_sides_are_those_of_the_run_and_neighbours_are_its_inputs(images: Served, few_digits: Path) -> None:
     picture = sorted(few_digits.rglob("*.png"))[5]
-    status, said = images.upload("/api/files?details=true&top=3", "a.png", picture.read_bytes())
-    (prediction,) = said["predictions"]
+    status, answer = images.upload("/api/files?details=true&top=3", "a.png", picture.read_bytes())
+    (prediction,) = answer["predictions"]
     assert status == 200 and len(prediction["adapted"]["probabilities"]) == 3
     run = Run(images.folder)
     for side, use in (("zero_shot", "zero-shot"), ("adapted", run.adapted)):
@@ -127,7 +127,7 @@ def test_both_sides_are_those_of_the_run_and_neighbours_are_its_inputs(images: S
     )
     assert all(near["image"].startswith("data:image/png") for near in prediction["near"])
     encoded = base64.b64encode(picture.read_bytes()).decode()
-    assert images.ask("POST", "/api/predict?details=true&top=3", {"images": [encoded]}) == (200, said)
+    assert images.ask("POST", "/api/predict?details=true&top=3", {"images": [encoded]}) == (200, answer)
     short = [{name: prediction[name] for name in ("class", "probability", "by")}]
     assert images.ask("POST", "/api/predict", {"images": [encoded]}) == (200, {"predictions": short})
     body = json.dumps({"images": [encoded]})
@@ -143,10 +143,10 @@ def test_two_hundred_concurrent_requests_are_all_answered_each_with_its_own(imag
     with ThreadPoolExecutor(200) as pool:
         answers = list(pool.map(lambda content: images.upload("/api/files?details=true", "x.png", content), contents))
     assert [status for status, _ in answers] == [200] * 200
-    for i, (_, said) in enumerate(answers):
+    for i, (_, answer) in enumerate(answers):
         own = wanted[i % len(pictures)]
-        assert said["predictions"][0]["adapted"]["probability"] == pytest.approx(float(own.max()), abs=1e-4)
-        assert said["predictions"][0]["adapted"]["class"] == DIGITS[int(own.argmax())]
+        assert answer["predictions"][0]["adapted"]["probability"] == pytest.approx(float(own.max()), abs=1e-4)
+        assert answer["predictions"][0]["adapted"]["class"] == DIGITS[int(own.argmax())]
     _, metrics = images.ask("GET", "/metrics")
     assert 'pouf_requests_total{path="/api/files",status="200"}' in metrics
     batches = float(re.findall(r"pouf_batch_size_count (\S+)", metrics)[0]) - batches_before
@@ -154,27 +154,27 @@ def test_two_hundred_concurrent_requests_are_all_answered_each_with_its_own(imag
 
 
 def test_bad_requests_get_a_status_and_a_line(images: Served, texts: Served) -> None:
-    def told(answer: tuple[int, Any], status: int, words: str) -> None:
+    def refuses(answer: tuple[int, Any], status: int, words: str) -> None:
         assert answer[0] == status and re.search(words, answer[1]["error"]), answer
 
-    told(images.upload("/api/files", "a.png", b"no image"), 422, "image 0: not an image")
-    told(images.upload("/api/files", "a.png", b"0" * 2**21), 413, "1 MB at most")
-    told(images.ask("POST", "/api/predict", {"texts": ["a"]}), 422, "this model reads images: give images")
-    told(images.ask("POST", "/api/predict", {"images": ["%%%"]}), 422, "image 0 is not base64")
-    told(images.ask("POST", "/api/predict", {"pictures": []}), 422, "pictures: Extra inputs")
-    told(
+    refuses(images.upload("/api/files", "a.png", b"no image"), 422, "image 0: not an image")
+    refuses(images.upload("/api/files", "a.png", b"0" * 2**21), 413, "at most 1 MB")
+    refuses(images.ask("POST", "/api/predict", {"texts": ["a"]}), 422, "this model reads images: give images")
+    refuses(images.ask("POST", "/api/predict", {"images": ["%%%"]}), 422, "image 0 is not base64")
+    refuses(images.ask("POST", "/api/predict", {"pictures": []}), 422, "pictures: Extra inputs")
+    refuses(
         images.upload("/api/files", "a.png", b"0", "image"), 422, "files: .*What /api/files takes is described at /docs"
     )
-    told(images.ask("POST", "/api/predict", "{", **{"Content-Type": "application/json"}), 422, "JSON")
-    told(images.upload("/api/table", "a.csv", b"text\na\n", "file"), 422, "a table is for texts")
-    told(images.ask("GET", "/nothing"), 404, "Not Found")
-    told(images.ask("GET", "/api/predict"), 405, "Method Not Allowed")
+    refuses(images.ask("POST", "/api/predict", "{", **{"Content-Type": "application/json"}), 422, "JSON")
+    refuses(images.upload("/api/table", "a.csv", b"text\na\n", "file"), 422, "a table is for texts")
+    refuses(images.ask("GET", "/nothing"), 404, "Not Found")
+    refuses(images.ask("GET", "/api/predict"), 405, "Method Not Allowed")
     assert images.ask("GET", "/health", Host="evil.example")[0] == 400, "a name that points here from elsewhere"
-    told(texts.ask("POST", "/api/predict", {"texts": ["a", ""]}), 422, "text 1 can't be read")
-    told(texts.ask("POST", "/api/predict", {"texts": []}), 422, "no inputs: give at least one")
-    told(texts.ask("POST", "/api/predict", {"texts": ["a"] * 5}), 422, "5 inputs, but 4 at most")
-    told(texts.upload("/api/table", "mine.csv", b"words\na\n", "file"), 422, "'mine.csv' has no column 'text'")
-    told(texts.upload("/api/table", "mine.pdf", b"words", "file"), 422, "can't read")
+    refuses(texts.ask("POST", "/api/predict", {"texts": ["a", ""]}), 422, "text 1 can't be read")
+    refuses(texts.ask("POST", "/api/predict", {"texts": []}), 422, "no inputs: give at least one")
+    refuses(texts.ask("POST", "/api/predict", {"texts": ["a"] * 5}), 422, "5 inputs, but at most 4")
+    refuses(texts.upload("/api/table", "mine.csv", b"words\na\n", "file"), 422, "'mine.csv' has no column 'text'")
+    refuses(texts.upload("/api/table", "mine.pdf", b"words", "file"), 422, "can't read")
     assert images.ask("GET", "/health") == (200, {"status": "ok"})
 
 
@@ -200,8 +200,8 @@ def narrow(image_run: Path) -> Iterator[Served]:
 
 def test_pixels_of_a_request_are_counted_from_headers_before_anything_is_decoded(narrow: Served) -> None:
     cut = png(2300)[:100]  # it would be 422 if it were decoded
-    status, said = narrow.upload("/api/files", "a.png", cut)
-    assert status == 413 and re.search("the images have 5,29.,... pixels, more than 5,000,000", said["error"])
+    status, answer = narrow.upload("/api/files", "a.png", cut)
+    assert status == 413 and re.search("the images have 5,29.,... pixels, more than 5,000,000", answer["error"])
     many = [base64.b64encode(png(1200)).decode()] * 4
     assert narrow.ask("POST", "/api/predict", {"images": many})[0] == 413
     assert narrow.ask("POST", "/api/predict", {"images": many[:2]})[0] == 200
@@ -275,11 +275,11 @@ def test_full_is_not_ready_but_alive_and_what_goes_leaves_room(narrow: Served) -
 
 def test_a_table_is_classified_row_by_row(texts: Served) -> None:
     table = b"id;review\n1;we loved the food\n2;\n3;bad service\n"
-    status, said = texts.upload("/api/table", "mine.csv", table, "file", "review")
-    assert status == 200 and [row["text"] for row in said["rows"]] == ["we loved the food", "bad service"]
-    assert [row["row"] for row in said["rows"]] == ["0", "2"] and "row 1" in said["skipped"][0]
+    status, answer = texts.upload("/api/table", "mine.csv", table, "file", "review")
+    assert status == 200 and [row["text"] for row in answer["rows"]] == ["we loved the food", "bad service"]
+    assert [row["row"] for row in answer["rows"]] == ["0", "2"] and "row 1" in answer["skipped"][0]
     clf = Classifier.from_pretrained(texts.folder, use=Run(texts.folder).adapted)
-    assert [row["adapted"] for row in said["rows"]] == clf.predict(["we loved the food", "bad service"])
+    assert [row["adapted"] for row in answer["rows"]] == clf.predict(["we loved the food", "bad service"])
 
 
 def test_a_client_that_asks_too_often_has_to_wait(texts: Served) -> None:
@@ -321,8 +321,8 @@ def test_vectors_and_the_description_of_the_api(tmp_path: Path) -> None:
     served = Served(tmp_path / "run")
     try:
         vector = features[0].tolist()
-        status, said = served.ask("POST", "/api/predict", {"vectors": [vector]})
-        assert status == 200 and said["predictions"][0]["class"] == clf.predict(features[0])
+        status, answer = served.ask("POST", "/api/predict", {"vectors": [vector]})
+        assert status == 200 and answer["predictions"][0]["class"] == clf.predict(features[0])
         assert served.ask("POST", "/api/predict", {"vectors": [vector[:3]]})[1]["error"].startswith("vector 0 has 3")
         spec = served.ask("GET", "/openapi.json")[1]
         assert {"/api/predict", "/api/files", "/api/table", "/api/info", "/health", "/metrics"} <= spec["paths"].keys()
@@ -386,14 +386,14 @@ def test_the_page_in_a_browser(browser: Any, images: Served, texts: Served, few_
         return browser.find_elements(By.CSS_SELECTOR, selector)
 
     browser.get(images.url)
-    said = browser.find_element(By.ID, "verdict").text
-    assert said.split(".")[0] in str(Run(images.folder).verdict).replace("`", "")
+    verdict = browser.find_element(By.ID, "verdict").text
+    assert verdict.split(".")[0] in str(Run(images.folder).verdict).replace("`", "")
     chosen = [str(path) for path in sorted(few_digits.rglob("*.png"))[:2]]
     browser.find_element(By.ID, "images").send_keys("\n".join(chosen))
     assert len(wait(lambda: all_of("article"))) == 2
     clf = Classifier.from_pretrained(images.folder, use=Run(images.folder).adapted)
-    shown = [side.text for side in all_of("article:last-child .best")]  # the first one chosen stands last
-    assert shown == [images.engine.zero_shot.classifier.predict(chosen[0]), clf.predict(chosen[0])]
+    best = [side.text for side in all_of("article:last-child .best")]  # the first one chosen stands last
+    assert best == [images.engine.zero_shot.classifier.predict(chosen[0]), clf.predict(chosen[0])]
     assert len(all_of("article:last-child .tag")) == 1 and len(all_of("article:last-child .near img")) == 4
     assert browser.execute_script("return [1, .9996, .997, .5, .05, .0001].map(percent).join()") == (
         "100 %,100 %,99.7 %,50 %,5.0 %,0 %"

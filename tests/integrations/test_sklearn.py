@@ -193,15 +193,15 @@ def test_a_masked_language_model_and_names_from_labels(tmp_path: Path) -> None:
 def test_a_function_that_encodes_prompts(vectors: tuple[Any, Any, Any]) -> None:
     features, prototypes, labels = vectors
     known = dict(zip(["f", "a", "e", "b", "d", "c"], prototypes, strict=True))
-    asked = []
+    prompts_encoded = []
 
     def encode(prompts: list[str]) -> Any:
-        asked.extend(prompts)
+        prompts_encoded.extend(prompts)
         return torch.tensor(np.stack([known[prompt[-1]] for prompt in prompts]))
 
     templates = ["{}", "this is {}"]
     by_function = PoufClassifier(encode, templates=templates, settings=QUICK).fit(features, labels)
-    assert asked[:2] == ["a", "this is a"]
+    assert prompts_encoded[:2] == ["a", "this is a"]
     by_vectors = estimator(prototypes).fit(features)
     assert np.allclose(by_function.predict_proba(features), by_vectors.predict_proba(features), atol=1e-5)
     with pytest.raises(InputError, match="expected one row for each"):

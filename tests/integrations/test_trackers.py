@@ -47,17 +47,17 @@ def test_tensorboard_holds_every_step_and_the_verdict(tmp_path: Path) -> None:
 
 def test_each_trial_of_a_search_is_a_run_of_its_own(tmp_path: Path) -> None:
     data, clf = classifier()
-    told = Tracking(["tensorboard"], folder=tmp_path)
-    clf.search(data, {"optimisation.lr": [1e-3, 3e-3]}, settings=SETTINGS, callbacks=[told])
+    tracking = Tracking(["tensorboard"], folder=tmp_path)
+    clf.search(data, {"optimisation.lr": [1e-3, 3e-3]}, settings=SETTINGS, callbacks=[tracking])
     first, second = scalars(tmp_path), scalars(tmp_path / "2")
-    assert [at for at, _ in first["loss"]] == [at for at, _ in second["loss"]] == list(range(1, 13))
-    assert first["lr"] != second["lr"] and told.open == {}
+    assert [step for step, _ in first["loss"]] == [step for step, _ in second["loss"]] == list(range(1, 13))
+    assert first["lr"] != second["lr"] and tracking.open == {}
 
 
 def test_the_verdict_of_a_search_stands_beside_the_settings_that_were_chosen(tmp_path: Path) -> None:
     data, clf = classifier()
-    told = Tracking("tensorboard", name="search", folder=tmp_path)
-    found = clf.search(data, {"optimisation.lr": [3e-3, 1e-7]}, settings=SETTINGS, callbacks=[told])
+    tracking = Tracking("tensorboard", name="search", folder=tmp_path)
+    found = clf.search(data, {"optimisation.lr": [3e-3, 1e-7]}, settings=SETTINGS, callbacks=[tracking])
     assert found.result.recipe.optimisation.lr == 3e-3, "the first of the two"
     assert "verdict/agreement" not in scalars(tmp_path / "search-2")
     ((_, agreement),) = scalars(tmp_path / "search-3")["verdict/agreement"]
@@ -103,8 +103,10 @@ def trackio_told(folder: Path) -> None:
         "import json; from trackio.sqlite_storage import SQLiteStorage as s\n"
         "print(json.dumps([s.get_logs('pouf', 'run'), s.get_run_config('pouf', 'run')]))"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
-    rows, settings = json.loads(said.splitlines()[-1])
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    rows, settings = json.loads(output.splitlines()[-1])
     assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3]
     assert settings["optimisation.lr"] > 0 and any("verdict/agreement" in row for row in rows)
 
@@ -121,8 +123,8 @@ def test_another_tracker_where_it_is_installed_holds_the_run_without_a_network(
         pytest.skip(f"{tracker} is not installed")
     environment(WANDB_MODE="offline", TRACKIO_DIR=tmp_path / "trackio")
     environment(MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    said = in_a_process(*command(tmp_path, tracker, "--json"), cwd=tmp_path)
-    assert json.loads(said.stdout)["run"] == "run", "nothing else on standard output"
+    result = in_a_process(*command(tmp_path, tracker, "--json"), cwd=tmp_path)
+    assert json.loads(result.stdout)["run"] == "run", "nothing else on standard output"
     TOLD[tracker](tmp_path)
 
 
@@ -130,9 +132,9 @@ def test_a_tracker_that_wants_a_login_is_one_line(tmp_path: Path, environment: C
     if importlib.util.find_spec("wandb") is None:
         pytest.skip("wandb is not installed")
     environment(WANDB_MODE=None, WANDB_API_KEY=None, HOME=tmp_path)  # nobody's key
-    said = in_a_process(*command(tmp_path, "wandb", "--quiet"), cwd=tmp_path, code=2)
-    assert said.stderr.startswith("error: the tracker 'wandb' could not be started: ")
-    assert len(said.stderr.splitlines()) == 1
+    result = in_a_process(*command(tmp_path, "wandb", "--quiet"), cwd=tmp_path, code=2)
+    assert result.stderr.startswith("error: the tracker 'wandb' could not be started: ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 class Server(GeneralTracker):
@@ -184,8 +186,8 @@ def test_a_tracker_that_fails_ends_no_training(
 
 
 def test_the_command_line_logs_into_the_run(tmp_path: Path) -> None:
-    said = pouf(*command(tmp_path, "tensorbord"), cwd=tmp_path, code=2)
-    assert "Did you mean 'tensorboard'?" in said.stderr and not (tmp_path / "run").exists()
+    result = pouf(*command(tmp_path, "tensorbord"), cwd=tmp_path, code=2)
+    assert "Did you mean 'tensorboard'?" in result.stderr and not (tmp_path / "run").exists()
     pouf(*command(tmp_path, "tensorboard"), cwd=tmp_path)
     assert len(scalars(tmp_path / "run" / "tensorboard" / "run")["loss"]) == 3
 
@@ -224,16 +226,16 @@ class Order(Callback):
 
 def test_callbacks_are_told_in_the_order_that_is_documented(tmp_path: Path) -> None:
     data, clf = classifier()
-    told = Order()
-    clf.adapt(data, settings=SETTINGS | {"steps": 4, "snapshots": 2}, callbacks=[told])
-    assert told.told == ["start", ("checkpoint", 0), 1, 2, ("checkpoint", 2), 3, 4, ("checkpoint", 4), "end"]
+    order = Order()
+    clf.adapt(data, settings=SETTINGS | {"steps": 4, "snapshots": 2}, callbacks=[order])
+    assert order.told == ["start", ("checkpoint", 0), 1, 2, ("checkpoint", 2), 3, 4, ("checkpoint", 4), "end"]
 
 
 def test_a_checkpoint_can_end_the_training() -> None:
     data, clf = classifier()
-    told = Order(stop_at=6)
-    result = clf.adapt(data, settings=SETTINGS, callbacks=[told])
-    assert len(result.history) == 6 and result.verdict.last == 6 and told.told[-2:] == [("checkpoint", 6), "end"]
+    order = Order(stop_at=6)
+    result = clf.adapt(data, settings=SETTINGS, callbacks=[order])
+    assert len(result.history) == 6 and result.verdict.last == 6 and order.told[-2:] == [("checkpoint", 6), "end"]
 
 
 def test_a_run_that_breaks_off_tells_its_callbacks_and_closes_its_trackers(tmp_path: Path) -> None:
@@ -243,15 +245,15 @@ def test_a_run_that_breaks_off_tells_its_callbacks_and_closes_its_trackers(tmp_p
                 raise KeyError("mine")
 
     data, clf = classifier()
-    told, tracking = Order(), Tracking("tensorboard", folder=tmp_path)
+    order, tracking = Order(), Tracking("tensorboard", folder=tmp_path)
     with pytest.raises(KeyError, match="mine"):
-        clf.adapt(data, settings=SETTINGS, callbacks=[told, tracking, Broken()])
-    assert told.told[-2:] == [3, "KeyError"] and tracking.open == {}
+        clf.adapt(data, settings=SETTINGS, callbacks=[order, tracking, Broken()])
+    assert order.told[-2:] == [3, "KeyError"] and tracking.open == {}
     assert len(scalars(tmp_path)["loss"]) == 3
 
 
 def test_early_stopping_waits_for_a_loss_that_no_longer_falls() -> None:
-    def at(losses: list[float], patience: int, min_delta: float = 0.0) -> int | None:
+    def stops_at(losses: list[float], patience: int, min_delta: float = 0.0) -> int | None:
         stopping = EarlyStopping(patience, min_delta)
         for i, loss in enumerate(losses, 1):
             if stopping.on_step(Step(i, loss, {}, 1.0, 1.0, 1.0, 0.0)):
@@ -259,9 +261,9 @@ def test_early_stopping_waits_for_a_loss_that_no_longer_falls() -> None:
         return None
 
     falling, flat = [10.0 - i for i in range(8)], [2.0] * 8
-    assert at(falling, 2) is None
-    assert at(falling + flat, 2) == 12, "the first four that are equal"
-    assert at(falling, 2, min_delta=3.0) == 4
+    assert stops_at(falling, 2) is None
+    assert stops_at(falling + flat, 2) == 12, "the first four that are equal"
+    assert stops_at(falling, 2, min_delta=3.0) == 4
     with pytest.raises(InputError, match="at least one step"):
         EarlyStopping(0)
     data, clf = classifier()

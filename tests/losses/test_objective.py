@@ -13,7 +13,7 @@ SCORES = Scores(SIM, SIM / 0.1, torch.tensor(0.1))
 TARGETS = torch.eye(3)[torch.arange(8) % 3]
 
 
-def loss(*scores: Scores, targets: torch.Tensor | None = None, **settings: object) -> Loss:
+def loss(*scores: Scores, targets: dict | None = None, **settings: object) -> Loss:
     return Objective(ObjectiveSettings(**settings), 3)(scores or [SCORES], targets)
 
 
@@ -35,15 +35,17 @@ def test_the_cost_is_the_one_that_is_asked_for() -> None:
 
 def test_labels_count_for_the_labelled_batch_alone() -> None:
     labelled = Scores(*(each + 1 for each in SCORES))
-    both, one = (loss(*scores, targets=TARGETS, labels=2.0) for scores in ([SCORES, labelled], [SCORES]))
+    both = loss(SCORES, labelled, targets={"labels": (1, TARGETS)}, labels=2.0)
+    one = loss(targets={"labels": (0, TARGETS)}, labels=2.0)
     assert both.terms["transport"] == one.terms["transport"] == loss().terms["transport"]
     assert both.terms["labels"] == divergence(labelled.logits, TARGETS)
     assert both.total.item() == pytest.approx((loss().total + 2 * divergence(labelled.logits, TARGETS)).item())
 
 
 def test_every_term_has_a_weight_in_the_recipe() -> None:
-    every = {"transport": 1.0, "information": 1.0, "entropy": 1.0, "labels": 1.0}
-    assert loss(targets=TARGETS, **every).terms.keys() == ObjectiveSettings(**every).weights().keys() == every.keys()
+    every = {"transport": 1.0, "information": 1.0, "entropy": 1.0, "labels": 1.0, "teacher": 1.0}
+    targets = {"labels": (0, TARGETS), "teacher": (0, TARGETS)}
+    assert loss(targets=targets, **every).terms.keys() == ObjectiveSettings(**every).weights().keys() == every.keys()
 
 
 def test_a_prior_that_is_learned_goes_on_from_its_state() -> None:

@@ -19,8 +19,8 @@ def test_a_case_solved_by_hand() -> None:
     assert torch.allclose(plan * 4, torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]], dtype=torch.float64))
     assert optimal_transport(sim).item() == pytest.approx((0.1 + 0.1 + 0.5 + 0.1) / 4)
     # Told of the true shares, each goes where it belongs.
-    told = transport_plan(1 - sim, torch.tensor([0.75, 0.25]))
-    assert told.argmax(1).tolist() == [0, 0, 0, 1]
+    with_prior = transport_plan(1 - sim, torch.tensor([0.75, 0.25]))
+    assert with_prior.argmax(1).tolist() == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("prior", [None, torch.tensor([0.1, 0.2, 0.3, 0.4])])

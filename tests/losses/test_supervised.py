@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pouf.losses import divergence, squared_error
+from pouf.losses.supervised import divergence_by_sureness
 
 
 def logits(n: int = 6, k: int = 3) -> torch.Tensor:
@@ -55,3 +56,17 @@ def test_huge_logits_and_hard_labels_stay_finite(loss, dtype: torch.dtype) -> No
     value = loss(x, torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
     value.backward()
     assert value.isfinite() and x.grad is not None and x.grad.isfinite().all()
+
+
+def test_a_teachers_targets_count_for_as_much_as_they_are_sure() -> None:
+    given = logits(4)
+    targets = torch.tensor([[0.8, 0.1, 0.1], [1 / 3, 1 / 3, 1 / 3], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    total = weights = 0.0
+    for row in (0, 3):
+        t, log_p = targets[row], given[row].log_softmax(0)
+        entropy = -sum(float(p) * math.log(float(p)) for p in t if p > 0)
+        sure = 1 - entropy / math.log(3)
+        total += sure * (-entropy - float((t * log_p).sum()))
+        weights += sure
+    assert divergence_by_sureness(given, targets).item() == pytest.approx(total / weights, rel=1e-5)
+    assert divergence_by_sureness(given, targets[[1, 1, 1, 2]]).item() == pytest.approx(0, abs=1e-5)

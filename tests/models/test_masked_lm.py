@@ -34,10 +34,10 @@ def librarys_logits(model: torch.nn.Module, tokenizer, text: str, words: list[st
     tokens = tokenizer(text.replace("[MASK]", tokenizer.mask_token), return_tensors="pt")
     with torch.no_grad():
         logits = model(**tokens).logits[0]
-    at = tokens["input_ids"][0] == tokenizer.mask_token_id
+    is_mask = tokens["input_ids"][0] == tokenizer.mask_token_id
     ids = [tokenizer(f" {word}", add_special_tokens=False)["input_ids"] for word in words]
-    assert at.sum() == 1 and all(len(i) == 1 for i in ids)
-    return logits[at][0, [i[0] for i in ids]]
+    assert is_mask.sum() == 1 and all(len(i) == 1 for i in ids)
+    return logits[is_mask][0, [i[0] for i in ids]]
 
 
 @pytest.mark.parametrize("kind", MASKED_LMS)
@@ -113,12 +113,12 @@ def test_layer_norms_alone_can_be_tuned(tmp_path: Path, kind: str) -> None:
 def test_the_head_sees_the_mask_and_the_label_words_alone(tmp_path: Path) -> None:
     """Neither (batch, length, width) through the head nor anything as wide as the vocabulary."""
     classifier = classifier_of(masked_lm(tmp_path, "bert"))
-    seen = []
+    lengths = []
     predictions = classifier.backbone.model.cls.predictions
-    predictions.transform.register_forward_hook(lambda m, inputs, out: seen.append(out.shape))
+    predictions.transform.register_forward_hook(lambda m, inputs, out: lengths.append(out.shape))
     predictions.decoder.register_forward_hook(lambda m, inputs, out: pytest.fail("the decoder ran"))
     classifier.predict_proba(TEXTS)
-    assert seen == [torch.Size([len(TEXTS), 32])]
+    assert lengths == [torch.Size([len(TEXTS), 32])]
 
 
 def test_prototypes_are_looked_up_once_for_a_whole_evaluation(tmp_path: Path) -> None:

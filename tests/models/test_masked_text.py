@@ -23,7 +23,10 @@ def masked_text(kind: str, template: str = "{text} it was [MASK].", max_length: 
 def tokens_of(reader: MaskedText, *samples) -> list[list[str]]:
     batch = reader(list(samples))
     rows = [row[mask.bool()].tolist() for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
-    assert all(row[at] == reader.tokenizer.mask_token_id for row, at in zip(rows, batch["mask_position"], strict=True))
+    assert all(
+        row[position] == reader.tokenizer.mask_token_id
+        for row, position in zip(rows, batch["mask_position"], strict=True)
+    )
     return [reader.tokenizer.convert_ids_to_tokens(row) for row in rows]
 
 
@@ -104,13 +107,13 @@ def test_what_stands_between_separators_has_the_tokens_that_it_has_in_the_whole(
 
 
 def test_a_template_that_is_shown_often_is_tokenized_once() -> None:
-    reader, seen = masked_text("bert"), []
-    reader.tokenizer = Listening(reader.tokenizer, seen)
-    shown = [("bad food", 0), ("good food", 1), ("so good", 1)]
-    first = reader([Example("it", after=(shown[0], other)) for other in shown[1:]])
-    again = reader([Example("it", after=(shown[0], other)) for other in shown[1:]])
+    reader, tokenized = masked_text("bert"), []
+    reader.tokenizer = Listening(reader.tokenizer, tokenized)
+    demonstrations = [("bad food", 0), ("good food", 1), ("so good", 1)]
+    first = reader([Example("it", after=(demonstrations[0], other)) for other in demonstrations[1:]])
+    again = reader([Example("it", after=(demonstrations[0], other)) for other in demonstrations[1:]])
     assert torch.equal(first["input_ids"], again["input_ids"])
-    assert len(seen) == len(set(seen)) == 4, "the sample and three shots"
+    assert len(tokenized) == len(set(tokenized)) == 4, "the sample and three shots"
 
 
 class Listening:

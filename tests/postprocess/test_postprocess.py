@@ -246,17 +246,18 @@ def test_refined_predictions_have_the_shares_that_are_given() -> None:
     assert off_by(fitted(features, soft.logits), given) < 0.03
 
 
-def test_few_classes_leaves_predictions_alone_where_they_do_not_tell_which_are_there() -> None:
+def test_few_classes_does_not_follow_predictions_that_do_not_tell_which_are_there() -> None:
     features, centres, favoured, labels = one_favoured()
     sim = favoured.sim
     followed = em(features, centres, favoured)(features, favoured.logits)
     assert accuracy(followed, labels) < accuracy(favoured.logits, labels) - 0.2, (
         "shares that follow it empty the others"
     )
+    anchored = few_classes(features, centres, favoured)(features, favoured.logits)
+    assert accuracy(anchored, labels) > accuracy(favoured.logits, labels)
+    assert torch.equal(anchored, stata(features, centres, favoured)(features, favoured.logits))
     vague = Scores(sim, sim, torch.tensor(1.0))
-    for scores in (favoured, vague):
-        kept = few_classes(features, centres, scores)(features, scores.logits)
-        assert torch.equal(kept, scores.logits)
+    assert torch.equal(few_classes(features, centres, vague)(features, vague.logits), vague.logits)
     given = torch.full((K,), 1 / K)
     assert accuracy(few_classes(features, centres, favoured, given)(features, favoured.logits), labels) > 0.8
 

@@ -182,9 +182,9 @@ def test_names_of_prototypes_lie_on_no_star_no_point_and_no_other_name() -> None
     crowded = parse(tsne(in_one_place, names[:12]))
     stars = [points(star)[0] for star in crowded.iter(f"{SVG}polygon") if star.get("class") == "star"]
     alone = sum(all(star is other or math.dist(star, other) >= 10 for other in stars) for star in stars)
-    told = texts(crowded)
-    assert alone < 12 and all(name in names or ", " in name for name in told)
-    assert sum(name in names for name in told) <= 12 + alone, (
+    names_drawn = texts(crowded)
+    assert alone < 12 and all(name in names or ", " in name for name in names_drawn)
+    assert sum(name in names for name in names_drawn) <= 12 + alone, (
         "beside the legend, no name stands for one of several stars in a place"
     )
 

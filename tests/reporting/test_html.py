@@ -27,7 +27,7 @@ from pouf.validation.review import Review, ReviewQuestion, sample_questions
 NASTY = '</script><script>document.title="broken"</script><img src=x onerror=alert(1)>'
 
 
-def asked(run: Path, data: Unlabelled) -> None:
+def write_questions(run: Path, data: Unlabelled) -> None:
     zero_shot, adapted = (Classifier.from_pretrained(run, use=use) for use in ("zero-shot", "last"))
     write_review(run, *sample_questions(zero_shot, adapted, data, 6), adapted.classes)
 
@@ -41,7 +41,7 @@ def image_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=True)
     assert result.stderr == "", "neither a warning nor an alarm"
     (folder / "facts.json").write_text(result.stdout)
-    asked(folder / "here", Images.from_folder(folder / "here-images"))
+    write_questions(folder / "here", Images.from_folder(folder / "here-images"))
     return folder / "here"
 
 
@@ -61,7 +61,7 @@ def test_the_demo_gains_and_says_so_in_json(image_run: Path) -> None:
     assert facts["n"] == 1797 and facts["run"] == "here" and facts["report"] == "here/report.html"
     assert facts["zero_shot"] <= 0.78
     assert facts["last"] >= 0.90 and facts["advised"] >= 0.90
-    assert "no warning signs" in facts["verdict"] and (image_run / "metrics.jsonl").is_file()
+    assert "no warning signs" in facts["verdict"] and (image_run / "details/metrics.jsonl").is_file()
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     classifier = Classifier.from_pretrained(model, [f"good {NASTY}", "bad"], ["it is {}"])
     recipe = Recipe.load("texts").with_settings(steps=4, snapshots=2)
     classifier.adapt(texts, recipe=recipe, output=folder / "run")
-    asked(folder / "run", texts)
+    write_questions(folder / "run", texts)
     return folder / "run"
 
 
@@ -82,8 +82,8 @@ def test_the_report_holds_everything_and_needs_no_network(image_run: Path) -> No
                  "Nearest", "Similarity", "Most changed", "Settings", "Versions"):  # fmt: skip
         assert part in page, part
     assert not re.search(r"""(src|href)=["']?https?:""", page)
-    shown = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
-    assert page.count('class="p" data-i=') == 2 * len(shown) == 1000
+    items = json.loads(re.search(r'id="items">(.*?)</script>', page, re.S).group(1))
+    assert page.count('class="p" data-i=') == 2 * len(items) == 1000
     neighbours = re.search(r'<div id="neighbours">(.*?)<h2>', page, re.S).group(1)
     assert neighbours.count("<img ") == neighbours.count("data-i=") == 100 and "✗" in neighbours
     about = re.search(r'id="about">(.*?)</p>', page, re.S).group(1)
@@ -110,19 +110,19 @@ def test_names_and_texts_are_escaped(text_run: Path) -> None:
     for name in ("report.html", "review.html"):
         page = (text_run / name).read_text()
         assert NASTY not in page and "<img src=x" not in page
-        told = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.S).group(1)
-        assert NASTY in json.dumps(json.loads(told), ensure_ascii=False).replace('\\"', '"'), "and nothing is lost"
+        content = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.S).group(1)
+        assert NASTY in json.dumps(json.loads(content), ensure_ascii=False).replace('\\"', '"'), "and nothing is lost"
 
 
 def test_an_alarm_stands_on_top_and_the_adapted_model_is_still_shown(
     image_run: Path, few_digits: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(image_run, tmp_path / "run")
-    verdict = json.loads((run / "verdict.json").read_text())
+    verdict = json.loads((run / "details/verdict.json").read_text())
     alarm = {"name": "collapse", "message": "predictions use 1.0 of 10 classes", "advice": "Slow."}
     verdict |= {"advised": "zero-shot", "message": "Do not trust it: 1.0 of 10.", "trusted": False}
     verdict["alarms"] = [alarm, alarm | {"name": "shifted"}]
-    (run / "verdict.json").write_text(json.dumps(verdict))
+    (run / "details/verdict.json").write_text(json.dumps(verdict))
     page = write_report(run, Images.from_folder(few_digits)).read_text()
     assert "Colour and shape show the predicted class" in page and "✗" not in page
     assert 'class="verdict alarm" id="verdict">Do not trust it: 1.0 of 10.' in page
@@ -189,12 +189,12 @@ def test_the_report_in_a_browser(browser, kind: str, request: pytest.FixtureRequ
     near = browser.find_element(By.CSS_SELECTOR, "#neighbours [data-i]")
     point_at(browser, near, tip)
     assert "→" in tip.text
-    by = Select(browser.find_element(By.ID, "by"))
-    by.select_by_visible_text("changed / unchanged")
+    colour_by = Select(browser.find_element(By.ID, "by"))
+    colour_by.select_by_visible_text("changed / unchanged")
     colours = {each.get_attribute("fill") for each in browser.find_elements(By.CSS_SELECTOR, ".maps .p")[:40]}
     assert colours <= {"var(--after)", "var(--before)"} and "unchanged" in browser.find_element(By.ID, "key").text
-    by.select_by_index(len(by.options) - 1)
-    assert by.options[-1].text in browser.find_element(By.ID, "key").text
+    colour_by.select_by_index(len(colour_by.options) - 1)
+    assert colour_by.options[-1].text in browser.find_element(By.ID, "key").text
     browser.set_window_size(400, 800)
     wide = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
     assert wide <= 0, "a phone needs no scrolling sideways"

@@ -31,7 +31,8 @@ from safetensors.torch import load_file
 from pouf import Classifier
 from pouf.cli import main
 from pouf.files import LOCK
-from pouf.saving import BEFORE, CARD, CHECKPOINTS, is_saved
+from pouf.runs.names import UNFINISHED
+from pouf.saving import is_saved
 from pouf.training import state
 
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link")
@@ -105,7 +106,7 @@ def outcome(run: Path) -> dict[str, Any]:
         name = str(file.relative_to(run))
         if not file.is_file() or file.suffix in (".html", ".md"):  # they show times
             continue
-        if file.suffix == ".partial" or CHECKPOINTS in file.parts:  # of whoever was killed, and never read
+        if ".partial" in str(file) or UNFINISHED in file.parts or file.name == LOCK:  # left behind, and never read
             continue
         if file.suffix == ".safetensors":
             there |= {f"{name} {key}": tensor.numpy().tobytes() for key, tensor in load_file(file).items()}
@@ -124,17 +125,16 @@ def wrong(case: str, expected: dict[str, Any]) -> str:
     (name, before), run = CASES[case], Path("run")
     trains = name in ("adapt", "search")
     if trains:
-        at_hand = [place for place in (run, run / BEFORE) if is_saved(place)]
-        for place in at_hand:
-            Classifier.from_pretrained(place, use="last")
-        if before == "other" and not at_hand:
+        if is_saved(run):
+            Classifier.from_pretrained(run, use="last")
+        elif before == "other":
             return "neither the old run nor the new one is there"
     elif before == "other" and not (run / "predictions.csv").is_file():
         return "the predictions of before are gone"
-    manifest = run / "run.json"
+    manifest = run / "details/run.json"
     done = manifest.is_file() and json.loads(manifest.read_text())["status"] == "finished"
-    if not (trains and done and not (run / CHECKPOINTS / LOCK).exists()) or outcome(run) != expected:
-        again = ("--overwrite",) if before == "other" and (run / CARD).is_file() and done else ("--resume",)
+    if not trains or not done or (run / UNFINISHED).exists() or outcome(run) != expected:
+        again = ("--resume",) if (run / UNFINISHED).exists() or not done else ("--overwrite",)
         code = child((*COMMANDS[name], *(again if trains else ())))
         if code:
             return f"the same command again ended with {code}: {Path('log').read_text()[-400:]}"

@@ -17,8 +17,9 @@ from PIL import Image
 
 from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe
 from pouf.demo import DIGITS
-from pouf.runs.names import CHECKPOINTS
+from pouf.runs.names import CHECKPOINTS, UNFINISHED
 from pouf.training.state import STATE
+from pouf.validation.checkpoints import ZERO_SHOT
 
 SAVING = {"compute.save_every": 0.0}
 # A limit on the size of files is a full disk to whoever writes: the first large file fails in the middle.
@@ -49,7 +50,7 @@ class At(Callback):
 
 
 def result_of(run: Path) -> tuple[dict, Classifier]:
-    return json.loads((run / "verdict.json").read_text()), Classifier.from_pretrained(run, use="last")
+    return json.loads((run / "details/verdict.json").read_text()), Classifier.from_pretrained(run, use="last")
 
 
 def test_a_run_that_met_a_full_disk_goes_on_once_there_is_room(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, few_digits: Path) -> None:
 def test_an_error_of_any_kind_saves_what_was_learned_and_the_run_goes_on(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, "vectors", tmp_path / "run", callbacks=[At(6, lambda: 1 / 0)], settings=SAVING)
-    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    told = json.loads((tmp_path / "run" / "details/run.json").read_text())
     assert (told["status"], told["error"]) == ("failed", "division by zero")
     assert Classifier.from_pretrained(tmp_path / "run").tuner_settings is not None
     run(tmp_path, "vectors", tmp_path / "run", resume=True)
@@ -119,7 +120,7 @@ def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, in_folder: Call
 def test_a_damaged_state_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, "vectors", tmp_path / "run", callbacks=[At(6, lambda: 1 / 0)], settings=SAVING)
-    file = tmp_path / "run" / CHECKPOINTS / STATE
+    file = tmp_path / "run" / UNFINISHED / CHECKPOINTS / STATE
     whole = file.read_bytes()
     for damaged in (b"", whole[:1000], b"{}" * 50, whole[:8] + b"\xff" * 100 + whole[108:]):
         file.write_bytes(damaged)
@@ -149,8 +150,9 @@ def test_inputs_that_go_while_a_run_is_under_way_are_left_out_of_it(tmp_path: Pa
     checkpoints = result.checkpoints
     there = 14 if tune == "full" else 17  # features that training leaves alone were computed before
     assert {len(seen.probabilities) for seen in checkpoints.predictions.values()} == {there}
-    assert {len(seen.perturbed) for seen in checkpoints.predictions.values()} == {there}
-    skipped = [json.loads(line)["id"] for line in (tmp_path / "run" / "skipped.jsonl").read_text().splitlines()]
+    judged = (ZERO_SHOT, checkpoints.at_step(result.verdict.chosen or STEPS))
+    assert {len(checkpoints.predictions[checkpoint].perturbed) for checkpoint in judged} == {there}
+    skipped = [json.loads(line)["id"] for line in (tmp_path / "run" / "details/skipped.jsonl").read_text().splitlines()]
     assert skipped == ["02.png", "05.png", "16.png"]
     assert len((tmp_path / "run" / "predictions.csv").read_text().splitlines()) == 15, "a header and those there"
     # Rows still mean the same inputs: what the sample says of them is what anyone would say.

@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 from small_models import masked_lm, sentence_encoder
 
 from pouf import Callback, Classifier, InputError, Output, Vectors
-from pouf.files import LOCK
-from pouf.runs.names import CHECKPOINTS
+from pouf.runs.names import UNFINISHED
 
 SCRIPT = Path(__file__).with_name("interruption_cases.py")
 TIMES = ("seconds", "created", "resumed")
@@ -54,14 +53,14 @@ def outcome(run: Path) -> dict[str, object]:
     """Everything that a run came to: weights to the bit, verdict, what was logged of each step but times."""
     told: dict[str, object] = {}
     for file in sorted(run.rglob("*.safetensors")):
-        if "checkpoints" not in file.parts:
+        if UNFINISHED not in file.parts:
             told |= {f"{file.relative_to(run)} {name}": t.numpy().tobytes() for name, t in load_file(file).items()}
-    told["verdict"] = json.loads((run / "verdict.json").read_text())
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    told["verdict"] = json.loads((run / "details/verdict.json").read_text())
+    steps = [json.loads(line) for line in (run / "details/metrics.jsonl").read_text().splitlines()]
     told["steps"] = [{name: value for name, value in step.items() if name not in TIMES} for step in steps]
-    told["status"] = json.loads((run / "run.json").read_text())["status"]
-    if (run / "search.json").exists():
-        told["search"] = json.loads((run / "search.json").read_text())
+    told["status"] = json.loads((run / "details/run.json").read_text())["status"]
+    if (run / "details/search.json").exists():
+        told["search"] = json.loads((run / "details/search.json").read_text())
     return told
 
 
@@ -72,8 +71,8 @@ def test_a_run_that_was_ended_twice_comes_to_the_same_end(folder: Path, tmp_path
         with pytest.raises(SystemExit) as ended:
             run(folder, kind, tmp_path / "ended", resume=step > 4, callbacks=[Ends(step)])
         assert ended.value.code == 143
-        assert len((tmp_path / "ended" / "metrics.jsonl").read_text().splitlines()) == step
-        assert json.loads((tmp_path / "ended" / "run.json").read_text())["status"] == "interrupted"
+        assert len((tmp_path / "ended" / "details/metrics.jsonl").read_text().splitlines()) == step
+        assert json.loads((tmp_path / "ended" / "details/run.json").read_text())["status"] == "interrupted"
     run(folder, kind, tmp_path / "ended", resume=True)
     assert outcome(tmp_path / "ended") == outcome(tmp_path / "whole")
 
@@ -81,14 +80,14 @@ def test_a_run_that_was_ended_twice_comes_to_the_same_end(folder: Path, tmp_path
 def saved(run: Path) -> float:
     """When something was saved to go on from."""
     with suppress(FileNotFoundError):  # it may go while we look
-        return max((file.stat().st_mtime for file in (run / CHECKPOINTS).rglob("state.safetensors")), default=0.0)
+        return max((file.stat().st_mtime for file in (run / UNFINISHED).rglob("state.safetensors")), default=0.0)
     return 0.0
 
 
 def finished(run: Path) -> bool:
-    manifest = run / "run.json"
+    manifest = run / "details/run.json"
     there = manifest.exists() and json.loads(manifest.read_text())["status"] == "finished"
-    return there and not (run / CHECKPOINTS / LOCK).exists()
+    return there and not (run / UNFINISHED).exists()
 
 
 def started(folder: Path, kind: str, output: Path, *more: str, processes: int = 1, slow: float = 0.5):
@@ -135,7 +134,7 @@ def goes_on(folder: Path, kind: str, tmp_path: Path, kills: int, processes: int 
             act = searched if kind == "search" else partial(run, kind=kind)
             act(folder, output_dir=tmp_path / output, resume=True)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-    assert not list((tmp_path / "run").rglob(".*.partial")) and not (tmp_path / "run" / CHECKPOINTS).exists()
+    assert not list((tmp_path / "run").rglob(".*.partial")) and not (tmp_path / "run" / UNFINISHED).exists()
 
 
 def killed_in_writes(folder: Path, kind: str, tmp_path: Path, moments: list[int]) -> None:
@@ -194,8 +193,8 @@ def test_a_search_goes_on_with_the_trial_that_was_under_way(folder: Path, tmp_pa
 
     with pytest.raises(SystemExit):
         searched(folder, tmp_path / "ended", callbacks=[InTheSecond(5)])
-    assert len(json.loads((tmp_path / "ended" / "search.json").read_text())["trials"]) == 1
-    assert json.loads((tmp_path / "ended" / "run.json").read_text())["status"] == "interrupted"
+    assert len(json.loads((tmp_path / "ended" / "details/search.json").read_text())["trials"]) == 1
+    assert json.loads((tmp_path / "ended" / "details/run.json").read_text())["status"] == "interrupted"
     steps: list[int] = []
 
     class Counting(Callback):
@@ -222,7 +221,7 @@ def test_signals_end_in_their_codes_and_a_second_one_at_once(folder: Path, tmp_p
 
     with pytest.raises(KeyboardInterrupt):
         run(folder, "vectors", tmp_path / "twice", callbacks=[Twice(3, signal.SIGINT)])
-    assert not (tmp_path / "twice" / "pouf.json").exists(), "nothing is saved"
+    assert not (tmp_path / "twice" / "model").exists(), "nothing is saved"
     run(folder, "vectors", tmp_path / "twice", resume=True)
     run(folder, "vectors", tmp_path / "whole")
     assert outcome(tmp_path / "twice") == outcome(tmp_path / "whole")
@@ -242,7 +241,7 @@ def test_handlers_of_others_are_left_alone(folder: Path, tmp_path: Path) -> None
 def test_what_is_there_is_resumed_or_overwritten_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         run(folder, "vectors", tmp_path / "run", callbacks=[Ends(3)])
-    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     with pytest.raises(InputError, match="already exists: give resume=True"):
         run(folder, "vectors", tmp_path / "run")
     with pytest.raises(InputError, match=r"can't go on with this run, since this has changed: seed, optimisation.lr"):
@@ -250,11 +249,11 @@ def test_what_is_there_is_resumed_or_overwritten_and_nothing_else(folder: Path, 
     classifier, data, how = CASES["vectors"](folder)
     with pytest.raises(InputError, match="can't go on with this run, since this has changed: the data"):
         classifier.adapt(Vectors(data.array[:50]), **how, output=Output(tmp_path / "run", resume=True))
-    after = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
+    after = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     assert after == before, "an error changes nothing"
     (tmp_path / "run" / "review.csv").write_text("id,text,label\n1,,a\n")
     run(folder, "vectors", tmp_path / "run", overwrite=True)
-    assert "resumed" not in json.loads((tmp_path / "run" / "run.json").read_text())
+    assert "resumed" not in json.loads((tmp_path / "run" / "details/run.json").read_text())
     assert (tmp_path / "run" / "review.csv").read_text().endswith("1,,a\n"), "people's labels stay"
     with pytest.raises(InputError, match="is finished: there is nothing to resume"):
         run(folder, "vectors", tmp_path / "run", resume=True)

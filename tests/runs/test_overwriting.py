@@ -1,6 +1,5 @@
 """A run folder that is written again: what is not pouf's stays, and so does the run until another has come of it."""
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -12,9 +11,10 @@ from helpers import groups, output_of
 
 from pouf import Callback, Classifier, InputError, Output
 from pouf.files import LOCK
-from pouf.runs.folder import Run
-from pouf.runs.names import BEFORE, CHECKPOINTS
+from pouf.runs.folder import Run, read_manifest
+from pouf.runs.names import CHECKPOINTS, UNFINISHED
 
+REPORTED = ("predictions.csv", "report.html")
 QUICK = {"steps": 4, "snapshots": 2, "batch_size": 60}
 SAVING = {"settings": QUICK | {"compute.save_every": 0.0}}
 
@@ -32,14 +32,15 @@ def test_files_that_pouf_did_not_write_stay(tmp_path: Path) -> None:
     theirs = {"notes.txt": b"mine", "mine/a.txt": b"mine too", "review.csv": b"id,label\n"}
     for name, text in theirs.items():
         (tmp_path / "run" / name).write_bytes(text)
-    (tmp_path / "run" / "search.json").write_text("{}")  # of an earlier run that was a search
+    (tmp_path / "run" / "details/search.json").write_text("{}")  # of an earlier run that was a search
     old = contents(tmp_path / "run")
     adapted(tmp_path / "run", overwrite=True, seed=1)
     adapted(tmp_path / "fresh", seed=1)
     new, fresh = contents(tmp_path / "run"), contents(tmp_path / "fresh")
     assert new.keys() == fresh.keys() | theirs.keys(), "of the old run nothing is left"
     assert {name: new[name] for name in theirs} == theirs
-    for name in ("model.safetensors", "postprocessor.safetensors", "recipe.toml", "verdict.json", "predictions.csv"):
+    weights = ("model/model.safetensors", "model/postprocessor.safetensors")
+    for name in (*weights, "details/recipe.toml", "details/verdict.json", "predictions.csv"):
         assert new[name] == fresh[name] != old.get(name), "all is of the new run"
 
 
@@ -54,7 +55,7 @@ def test_a_run_is_there_until_another_has_come_of_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none of the 8 inputs"):
         adapted(tmp_path / "run", np.full((8, 16), np.nan, np.float32), overwrite=True)
     assert Classifier.from_pretrained(tmp_path / "run").predict(groups()[0]) == said
-    assert Run(tmp_path / "run").manifest["status"] == "finished" and not (tmp_path / "run" / CHECKPOINTS).exists()
+    assert Run(tmp_path / "run").manifest["status"] == "finished" and not (tmp_path / "run" / UNFINISHED).exists()
     adapted(tmp_path / "run", overwrite=True)
 
 
@@ -63,7 +64,7 @@ def test_inputs_in_the_folder_are_not_overwritten(tmp_path: Path) -> None:
     np.save(tmp_path / "run" / "features.npy", groups()[0].numpy())
     with pytest.raises(InputError, match="lie in the run folder"):
         adapted(tmp_path / "run", tmp_path / "run" / "features.npy", overwrite=True)
-    assert (tmp_path / "run" / "features.npy").is_file() and (tmp_path / "run" / "pouf.json").is_file()
+    assert (tmp_path / "run" / "features.npy").is_file() and (tmp_path / "run" / "model" / "pouf.json").is_file()
 
 
 def test_an_error_after_the_run_is_told_and_leaves_the_folder_free(tmp_path: Path) -> None:
@@ -120,12 +121,12 @@ def test_a_search_or_run_of_something_else_is_not_gone_on_with(tmp_path: Path) -
 def test_a_run_that_lost_its_verdict_or_its_steps_says_so(tmp_path: Path) -> None:
     adapted(tmp_path / "run")
     np.save(tmp_path / "features.npy", groups()[0].numpy())
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1\n')
+    (tmp_path / "run" / "details/metrics.jsonl").write_text('{"step": 1\n')
     said = pouf("report", "run", "features.npy", cwd=tmp_path, code=2)
     assert "metrics.jsonl' is damaged in line 1" in one_line_error(said)
-    (tmp_path / "run" / "verdict.json").unlink()
+    (tmp_path / "run" / "details/verdict.json").unlink()
     said = pouf("predict", "run", "features.npy", cwd=tmp_path, code=2)
-    assert "'verdict.json' is missing" in one_line_error(said)
+    assert "verdict.json' is missing" in one_line_error(said)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs file modes")
@@ -157,7 +158,7 @@ def test_whatever_ends_a_run_before_its_first_step_brings_back_the_one_it_was_to
     with pytest.raises(KeyboardInterrupt):  # the old run can be gone on with, and still can afterwards
         adapted(tmp_path / "run", callbacks=[Breaks(3, KeyboardInterrupt())], **SAVING)
     before = contents(tmp_path / "run")
-    assert "checkpoints/state.safetensors" in before
+    assert "unfinished/checkpoints/state.safetensors" in before
     with pytest.raises(type(error)):
         adapted(tmp_path / "run", overwrite=True, seed=1, callbacks=[Breaks(0, error)])
     assert contents(tmp_path / "run") == before
@@ -170,14 +171,13 @@ def test_the_last_finished_run_waits_until_another_is_finished(tmp_path: Path) -
     for _ in range(2):  # an unfinished run does not take its place
         with pytest.raises(KeyboardInterrupt):
             adapted(tmp_path / "run", overwrite=True, seed=1, callbacks=[Breaks(2, KeyboardInterrupt())])
-        assert Run(tmp_path / "run").manifest["status"] == "interrupted"
-        there = Classifier.from_pretrained(tmp_path / "run" / BEFORE)
-        assert there.predict_proba(groups()[0]).equal(said)
-    (tmp_path / "run" / "pouf.json").unlink()  # as if it had been killed
-    with pytest.raises(InputError, match=r"not a finished run.*the run before it is in '.*before'"):
-        Classifier.from_pretrained(tmp_path / "run")
-    adapted(tmp_path / "run", overwrite=True, seed=1)
-    assert not (tmp_path / "run" / BEFORE).exists()
+        assert Run(tmp_path / "run").manifest["status"] == "finished"
+        assert Classifier.from_pretrained(tmp_path / "run").predict_proba(groups()[0]).equal(said)
+        assert Run(tmp_path / "run" / UNFINISHED).manifest["status"] == "interrupted"
+        assert not Classifier.from_pretrained(tmp_path / "run" / UNFINISHED).predict_proba(groups()[0]).equal(said)
+    adapted(tmp_path / "run", resume=True, seed=1)
+    assert not (tmp_path / "run" / UNFINISHED).exists() and Run(tmp_path / "run").manifest["resumed"]
+    assert not Classifier.from_pretrained(tmp_path / "run").predict_proba(groups()[0]).equal(said)
 
 
 def test_a_change_of_settings_touches_neither_run(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_result_that_goes_takes_no_weights_of_the_run_that_came_after_it(tmp_p
     for use in ("last", "zero-shot", "chosen"):
         second.at(use)
     del second
-    assert not (tmp_path / "run" / CHECKPOINTS).exists()
+    assert {child.name for child in (tmp_path / "run").iterdir()} == {"model", "details", *REPORTED}
 
 
 def test_a_search_that_breaks_off_in_its_first_trial_can_be_gone_on_with(tmp_path: Path) -> None:
@@ -210,10 +210,10 @@ def test_a_search_that_breaks_off_in_its_first_trial_can_be_gone_on_with(tmp_pat
 
     with pytest.raises(InputError, match="gone"):
         searched(callbacks=[Breaks(3, InputError("the inputs are gone"))])
-    assert (tmp_path / "run" / CHECKPOINTS / "0" / "state.safetensors").is_file()
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+    assert (tmp_path / "run" / UNFINISHED / CHECKPOINTS / "0" / "state.safetensors").is_file()
+    assert read_manifest(tmp_path / "run" / UNFINISHED)["status"] == "failed"
     searched(resume=True)
-    assert not (tmp_path / "run" / CHECKPOINTS).exists()
+    assert not (tmp_path / "run" / UNFINISHED).exists()
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_the_folder_as_it_was(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def test_search_leaves_out_a_rate_that_is_too_large(digits_folder: Path, tmp_pat
     after = classifier.predict_proba(data)
     assert (after.argmax(1) == truth).double().mean() > before + 0.02
     assert torch.equal(Classifier.from_pretrained(tmp_path / "run").predict_proba(data), after)
-    assert len(json.loads((tmp_path / "run" / "search.json").read_text())["trials"]) == 2
-    assert "lr = 0.02" in (tmp_path / "run" / "recipe.toml").read_text()
+    assert len(json.loads((tmp_path / "run" / "details/search.json").read_text())["trials"]) == 2
+    assert "lr = 0.02" in (tmp_path / "run" / "details/recipe.toml").read_text()
 
 
 def vectors() -> tuple[Vectors, Classifier]:
@@ -156,10 +156,10 @@ def test_an_interrupted_search_keeps_the_trials_that_came_to_their_end(tmp_path:
             data, {"optimisation.lr": [0.01, 0.02, 0.03]}, settings={"steps": 6, "snapshots": 2},
             callbacks=[Interrupting()], output=tmp_path / "run",
         )  # fmt: skip
-    told = json.loads((tmp_path / "run" / "search.json").read_text())
+    told = json.loads((tmp_path / "run" / "details/search.json").read_text())
     assert [trial["settings"]["optimisation.lr"] for trial in told["trials"]] == [0.01]
     assert Classifier.from_pretrained(tmp_path / "run").predict(data)
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
+    assert json.loads((tmp_path / "run" / "details/run.json").read_text())["status"] == "interrupted"
 
 
 def test_a_wrong_keyword_names_the_call_that_it_was_given_to() -> None:

@@ -14,7 +14,7 @@ from pouf.demo import DIGITS
 from pouf.training.two_pass import whole
 
 SOURCES = Path(pouf.__file__).parent
-PAGE = SOURCES.parents[1] / "docs" / "how-it-works.md"
+PAGE = SOURCES.parents[1] / "CONTRIBUTING.md"
 
 
 class Walk(Callback):

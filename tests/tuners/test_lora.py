@@ -115,8 +115,8 @@ def test_saved_it_is_kilobytes_and_comes_back_to_the_bit(
     files = {file.name for file in tmp_path.iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "pouf.json"} <= files
     assert not {"model.safetensors", "weights.safetensors"} & files
-    said = tuned[kind].predict_log_proba(inputs[kind])
-    assert torch.equal(Classifier.from_pretrained(tmp_path).predict_log_proba(inputs[kind]), said)
+    p = tuned[kind].predict_log_proba(inputs[kind])
+    assert torch.equal(Classifier.from_pretrained(tmp_path).predict_log_proba(inputs[kind]), p)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,16 +137,16 @@ def test_peft_opens_what_was_saved(
 def test_merged_it_is_a_normal_folder_of_transformers(
     tuned: dict[str, Classifier], inputs: dict[str, Unlabelled], tmp_path: Path, kind: str
 ) -> None:
-    said, weights = tuned[kind].predict_proba(inputs[kind]), tuned[kind].backbone.weights_digest()
+    p, weights = tuned[kind].predict_proba(inputs[kind]), tuned[kind].backbone.weights_digest()
     tuned[kind].save_pretrained(tmp_path, merge=True)
     assert tuned[kind].backbone.weights_digest() == weights
     assert not any("lora" in name for name in AUTO[kind].from_pretrained(tmp_path).state_dict())
     assert not (tmp_path / "adapter_config.json").exists()
     opened = Classifier.from_pretrained(tmp_path)
-    assert torch.allclose(opened.predict_proba(inputs[kind]), said, atol=1e-5)
+    assert torch.allclose(opened.predict_proba(inputs[kind]), p, atol=1e-5)
     words = CLOZE if kind == "masked" else {}
     again = Classifier.from_pretrained(tmp_path, ["bad", "good"], **words)  # as a model like any other
-    assert torch.allclose(again.predict_proba(inputs[kind]), said, atol=1e-5)
+    assert torch.allclose(again.predict_proba(inputs[kind]), p, atol=1e-5)
 
 
 def test_layernorms_merge_and_a_soft_prompt_can_not(models: Path, tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_a_damaged_adapter_is_refused(models: Path, tuned: dict[str, Classifier]
 
 def test_the_command_line_merges_a_run(tuned: dict[str, Classifier], tmp_path: Path) -> None:
     tuned["sentence"].save_pretrained(tmp_path / "run")
-    said = pouf("export", "run", "--merge", cwd=tmp_path)
-    assert "which transformers opens" in said.stdout + said.stderr
+    result = pouf("export", "run", "--merge", cwd=tmp_path)
+    assert "which transformers opens" in result.stdout + result.stderr
     opened = Classifier.from_pretrained(tmp_path / "run" / "merged", ["bad", "good"])
     assert torch.allclose(opened.features(REVIEWS), tuned["sentence"].features(REVIEWS), atol=1e-5)
     assert "--onnx or --merge" in pouf("export", "run", cwd=tmp_path, code=2).stderr

@@ -78,11 +78,13 @@ def test_at_most_three_sets_of_weights_are_on_disk(few_digits: Path, tmp_path: P
     assert len(result.checkpoints.predictions) == 13, "all have been looked at"
     kept = {place.step for place in result.checkpoints.postprocessors}
     assert len(kept) <= 3 and {0, 12} <= kept and result.verdict.chosen in kept
-    result.checkpoints.release()  # nobody goes on from here
-    assert len(list((tmp_path / "weights").glob("*.safetensors"))) == len(kept)
+    result.checkpoints.release()  # nothing is left to resume
+    assert not (tmp_path / "weights").exists()
+    folder = result.checkpoints.folder
+    assert len(list(folder.glob("*.safetensors"))) == len(kept)
     del result
     gc.collect()
-    assert not (tmp_path / "weights").exists(), "they go with the result"
+    assert not folder.exists(), "they are deleted with the result"
 
 
 def test_classifiers_of_other_steps_leave_one_another_as_they_are(few_digits: Path) -> None:

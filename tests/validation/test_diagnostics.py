@@ -5,7 +5,8 @@ import torch
 from helpers import seen
 
 from pouf.postprocess.agreement import kappa
-from pouf.validation.diagnostics import METRICS, SnapshotPredictions, alarms, cautions, diagnose, rows_of, spread_of
+from pouf.validation.diagnostics import SnapshotPredictions, diagnose, spread_of
+from pouf.validation.rules import METRICS, alarms, cautions, rows_of
 
 K, N = 4, 60
 
@@ -40,6 +41,20 @@ def test_a_move_of_shares_is_told_from_a_change_of_mind() -> None:
 
     assert said(to_the_first) == said(to_the_first, steps=0) == ["shares moved"], "trained or corrected"
     assert said(symmetrised) == said(to_the_first, known=True) == []
+
+
+@pytest.mark.parametrize(
+    ("agreement", "found"),
+    [(0.7, ["unclear names", "shares moved"]), (0.78, ["shares moved"]), (0.82, []), (None, ["shares moved"])],
+)
+def test_clusters_that_agree_with_the_names_confirm_a_move_of_shares(agreement: float | None, found: list[str]) -> None:
+    start = torch.arange(N) % K
+    diagnostics = diagnose(seen(start), seen(torch.where(torch.arange(N) % 8 == 1, 0, start)), 50)
+    assert [each.name for each in cautions(diagnostics._replace(names_agreement=agreement))] == found
+    two = diagnose(seen(start % 2), seen(torch.where(torch.arange(N) % 4 == 1, 0, start % 2)), 50)
+    assert "shares moved" in [each.name for each in cautions(two._replace(names_agreement=0.9))], (
+        "groups of two tell less"
+    )
 
 
 def test_what_can_not_be_judged_is_a_caution() -> None:

@@ -29,8 +29,8 @@ def letters() -> Classifier:
 def right(classifier: Classifier, digits: Path) -> float:
     """The same weights with digits for classes, without any help of ours."""
     labelled = read_labelled(digits, DIGITS, "image")
-    said = Classifier(classifier.backbone, DIGITS).infer(labelled.inputs).log_probabilities.argmax(1)
-    return float((said == torch.tensor(labelled.labels)).double().mean())
+    predicted = Classifier(classifier.backbone, DIGITS).infer(labelled.inputs).log_probabilities.argmax(1)
+    return float((predicted == torch.tensor(labelled.labels)).double().mean())
 
 
 def test_drift_is_what_the_same_weights_say_of_other_names(few_digits: Path) -> None:
@@ -43,10 +43,10 @@ def test_drift_is_what_the_same_weights_say_of_other_names(few_digits: Path) -> 
     assert (drift.accuracy_before, drift.accuracy_after) == (before, right(clf, few_digits))
     assert drift.accuracy_after < before - 0.2 and drift.agreement < 0.8
     anchored = letters()
-    held = anchored.adapt(
+    pulled = anchored.adapt(
         few_digits, recipe="demo", settings=SETTINGS | {"weight_pull": 0.2}, keep=KeepNames(DIGITS, few_digits)
     )
-    assert held.drift is not None and held.drift.agreement > drift.agreement + 0.1
+    assert pulled.drift is not None and pulled.drift.agreement > drift.agreement + 0.1
 
 
 @pytest.mark.parametrize("tuner", ["prompt", "prototypes"])
@@ -58,15 +58,15 @@ def test_what_leaves_the_encoders_alone_loses_nothing(tuner: str, few_digits: Pa
 
 def test_an_anchor_gives_back_its_share_of_each_step() -> None:
     features, prototypes = groups()
-    start, free, held = (Classifier.from_vectors(prototypes, list("abcdef")) for _ in range(3))
+    start, free, pulled = (Classifier.from_vectors(prototypes, list("abcdef")) for _ in range(3))
     one = Recipe.load("features").with_settings(
         {"steps": 1, "batch_size": 32, "min_class_usage": 0.0, "postprocess": "none", "snapshots": 0}
     )
     adapt(free, Vectors(features), one)
-    adapt(held, Vectors(features), one.with_settings(weight_pull=0.25))
+    adapt(pulled, Vectors(features), one.with_settings(weight_pull=0.25))
     expected = free.backbone.table + 0.25 * (start.backbone.table - free.backbone.table)
     assert not torch.equal(free.backbone.table, start.backbone.table)
-    assert torch.allclose(held.backbone.table, expected, atol=1e-7)
+    assert torch.allclose(pulled.backbone.table, expected, atol=1e-7)
 
 
 def test_an_anchored_run_that_goes_on_holds_to_where_it_first_started(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_the_command_line_tells_drift_and_the_run_keeps_it(few_digits: Path, tmp
     (tmp_path / "digits.txt").write_text("".join(f"{name}\n" for name in DIGITS))
     command = ["adapt", few_digits, "--model", "pouf/tiny-clip", "--classes", ",".join(LETTERS), "--recipe", "demo",
                "--steps", 3, "--keep-classes", "digits.txt"]  # fmt: skip
-    said = pouf(*command, "--keep-data", few_digits, "--out", "run", cwd=tmp_path).stdout
-    assert "Outside of the task: " in said and "among 10 other names; accuracy there went from" in said
-    drift = json.loads((tmp_path / "run" / "run.json").read_text())["drift"]
+    output = pouf(*command, "--keep-data", few_digits, "--out", "run", cwd=tmp_path).stdout
+    assert "Outside of the task: " in output and "among 10 other names; accuracy there went from" in output
+    drift = json.loads((tmp_path / "run" / "details/run.json").read_text())["drift"]
     assert drift["names"] == 10 and 0 < drift["accuracy_before"] < 1
-    assert "among 10 other names" in (tmp_path / "run" / "README.md").read_text()
+    assert "among 10 other names" in (tmp_path / "run" / "model/README.md").read_text()
     assert "predictions unchanged among other names" in (tmp_path / "run" / "report.html").read_text()
 
 

@@ -147,6 +147,6 @@ def test_a_run_tells_which_names_do_not_occur(tmp_path: Path) -> None:
     classifier, data = sparse_world(3)
     result = classifier.adapt(data, output=tmp_path / "run")
     missing = [f"class {i}" for i in range(3, K)]
-    assert result.absent == missing == json.loads((tmp_path / "run" / "run.json").read_text())["absent"]
+    assert result.absent == missing == json.loads((tmp_path / "run" / "details/run.json").read_text())["absent"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "9 of 12 class names seem not to occur" in page and "class 11" in page.split('id="absent"')[1][:400]

@@ -9,7 +9,8 @@ import pytest
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Output, Recipe
 from pouf.demo import DIGITS
-from pouf.reporting.review_page import PLAN, read_review, write_review
+from pouf.reporting.review_page import read_review, write_review
+from pouf.runs.names import REVIEW
 from pouf.validation.review import (
     AGREE,
     DISAGREE,
@@ -32,15 +33,15 @@ def run(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(run: Path, data: Images, n: int, seed: int = 0) -> tuple[Path, Path]:
+def write_questions(run: Path, data: Images, n: int, seed: int = 0) -> tuple[Path, Path]:
     """As `pouf review` does."""
     zero_shot, adapted = (Classifier.from_pretrained(run, use=use) for use in ("zero-shot", "last"))
     return write_review(run, *sample_questions(zero_shot, adapted, data, n, seed=seed), adapted.classes)
 
 
 def test_many_questions_are_where_the_models_differ(run: Path, few_digits: Path) -> None:
-    table, page = asked(run, Images.from_folder(few_digits), 20)
-    plan = json.loads((run / PLAN).read_text())
+    table, page = write_questions(run, Images.from_folder(few_digits), 20)
+    plan = json.loads((run / REVIEW).read_text())
     assert sum(read_review(run).sizes.values()) == 150 and len(plan["questions"]) == 20
     differ = [q for q in plan["questions"] if q["stratum"] == DISAGREE]
     assert len(differ) == min(read_review(run).sizes[DISAGREE], 10)
@@ -55,30 +56,32 @@ def test_many_questions_are_where_the_models_differ(run: Path, few_digits: Path)
 
 def test_more_questions_are_the_same_and_more_and_no_label_is_lost(run: Path, few_digits: Path) -> None:
     data = Images.from_folder(few_digits)
-    table, _ = asked(run, data, 12)
+    table, _ = write_questions(run, data, 12)
     with table.open() as stream:
         first = [row["id"] for row in csv.DictReader(stream)]
     table.write_text("id,text,label\n" + "".join(f"{name},,two\n" for name in first[:5]))
-    asked(run, data, 24)
+    write_questions(run, data, 24)
     with table.open() as stream:
         rows = {row["id"]: row["label"] for row in csv.DictReader(stream)}
     assert set(first) < set(rows) and [rows[name] for name in first[:5]] == ["two"] * 5
     assert sum(label != "" for label in rows.values()) == 5
-    asked(run, data, 4, seed=7)
+    write_questions(run, data, 4, seed=7)
     questions = {question.id for question in read_review(run).questions}
     assert read_answers(table, DIGITS) == dict.fromkeys(first[:5], "two"), "fewer, and others: no answer is dropped"
     assert score_answers(read_review(run), read_answers(table, DIGITS), DIGITS).answered == 5 and len(questions) <= 9
     table.unlink()
-    (run / PLAN).unlink()
+    (run / REVIEW).unlink()
 
 
 def test_all_answers_give_the_accuracy_itself(run: Path, few_digits: Path) -> None:
     data = Images.from_folder(few_digits)
-    asked(run, data, 1000)
+    write_questions(run, data, 1000)
     answers = {name: name.split("/")[0] for name in data.ids}
     verdict = score_answers(read_review(run), answers, DIGITS)
     adapted = Classifier.from_pretrained(run, use="last").predict(few_digits)
-    expected = sum(said == name.split("/")[0] for said, name in zip(adapted, data.ids, strict=True)) / len(data)
+    expected = sum(predicted == name.split("/")[0] for predicted, name in zip(adapted, data.ids, strict=True)) / len(
+        data
+    )
     assert verdict.adapted.value == pytest.approx(expected)
     assert verdict.adapted.low == pytest.approx(expected) == verdict.adapted.high
 
@@ -87,7 +90,7 @@ def test_estimates_are_right_on_average_and_intervals_hold_them() -> None:
     """1,000 inputs: 200 where they differ (adapted right in 60 %), 800 where they agree (right in 90 %)."""
     draw = random.Random(0)
     truth = 0.2 * 0.6 + 0.8 * 0.9
-    values, held = [], 0
+    values, covered = [], 0
     for _ in range(200):
         questions, answers = [], {}
         for i in range(50):
@@ -99,9 +102,9 @@ def test_estimates_are_right_on_average_and_intervals_hold_them() -> None:
             answers[str(i)] = "a" if right else "c"
         estimate = score_answers(Review({DISAGREE: {"a": 200}, AGREE: {"a": 800}}, questions), answers, "abc").adapted
         values.append(estimate.value)
-        held += estimate.low <= truth <= estimate.high
+        covered += estimate.low <= truth <= estimate.high
     assert sum(values) / len(values) == pytest.approx(truth, abs=0.01)
-    assert held / 200 > 0.9
+    assert covered / 200 > 0.9
 
 
 def advice(adapted: int, zero_shot: int) -> str:
@@ -116,7 +119,7 @@ def test_advice_is_given_where_the_answers_tell() -> None:
         "Use the adapted model: it is right 18 to 2 where they differ (sign test, p = 0.0004"
     )
     assert advice(2, 18).startswith("Use zero-shot")
-    assert "may be chance" in advice(6, 4) and "even" in advice(5, 5)
+    assert "may be chance" in advice(6, 4) and "equal where they differ" in advice(5, 5)
 
 
 def test_none_of_these_is_wrong_for_both() -> None:
@@ -127,39 +130,39 @@ def test_none_of_these_is_wrong_for_both() -> None:
     assert "Answered 'none of these': 3." in str(result)
 
 
-def reviewed(said_b: float, true_b: float, right: float, asked: int, draw: random.Random) -> ReviewResult:
+def reviewed(predicted_b: float, true_b: float, right: float, answers: int, draw: random.Random) -> ReviewResult:
     """1,000 inputs of a or b on which both models agree, of which some are asked about.
 
     Args:
-        said_b: share of the inputs that b is predicted for.
+        predicted_b: share of the inputs that b is predicted for.
         true_b: share of the inputs that are b; right of these are predicted to be.
     """
     truth = ["b" if i < 1000 * true_b else "a" for i in range(1000)]
     found = round(1000 * true_b * right)
-    false = round(1000 * said_b) - found
-    said = ["b" if i < found or 0 <= i - truth.count("b") < false else "a" for i in range(1000)]
-    chosen = draw.sample(range(1000), asked)
-    questions = [ReviewQuestion(str(i), AGREE, said[i], said[i]) for i in chosen]
-    counts = {DISAGREE: {}, AGREE: {"a": said.count("a"), "b": said.count("b")}}
+    false = round(1000 * predicted_b) - found
+    predicted = ["b" if i < found or 0 <= i - truth.count("b") < false else "a" for i in range(1000)]
+    chosen = draw.sample(range(1000), answers)
+    questions = [ReviewQuestion(str(i), AGREE, predicted[i], predicted[i]) for i in chosen]
+    counts = {DISAGREE: {}, AGREE: {"a": predicted.count("a"), "b": predicted.count("b")}}
     return score_answers(Review(counts, questions), {str(i): truth[i] for i in chosen}, ["a", "b"])
 
 
 def test_answers_tell_that_predicted_shares_are_wrong() -> None:
     """47 % are said to be b, 68 % are, as with tweets: 50 answers see it and give the shares to adapt with."""
     results = [reviewed(0.47, 0.68, 0.66, 50, random.Random(seed)) for seed in range(100)]
-    told = [result.prior for result in results if result.prior is not None]
-    assert len(told) > 90
-    assert sum(prior[1] for prior in told) / len(told) == pytest.approx(0.68, abs=0.02)
-    assert all(sum(prior) == pytest.approx(1) for prior in told)
-    advice = next(result.advice for result in results if result.prior == told[0])
-    assert f"By the answers {100 * told[0][0]:.0f} % of the inputs are a (" in advice
+    priors = [result.prior for result in results if result.prior is not None]
+    assert len(priors) > 90
+    assert sum(prior[1] for prior in priors) / len(priors) == pytest.approx(0.68, abs=0.02)
+    assert all(sum(prior) == pytest.approx(1) for prior in priors)
+    advice = next(result.advice for result in results if result.prior == priors[0])
+    assert f"By the answers {100 * priors[0][0]:.0f} % of the inputs are a (" in advice
     assert "53 % are predicted to be" in advice
-    assert advice.endswith(f"adapt again with the prior {told[0][0]:g},{told[0][1]:g}.")
+    assert advice.endswith(f"adapt again with the prior {priors[0][0]:g},{priors[0][1]:g}.")
 
 
 def test_right_shares_are_left_alone() -> None:
-    told = [reviewed(0.3, 0.3, 0.7, 50, random.Random(seed)).prior for seed in range(200)]
-    assert sum(prior is not None for prior in told) < 16  # 5 % of them by chance
+    priors = [reviewed(0.3, 0.3, 0.7, 50, random.Random(seed)).prior for seed in range(200)]
+    assert sum(prior is not None for prior in priors) < 16  # 5 % of them by chance
 
 
 def test_shares_of_many_classes_are_not_told_by_few_answers() -> None:

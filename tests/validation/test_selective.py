@@ -33,9 +33,9 @@ def test_what_is_kept_is_righter_than_what_is_left_out(digits_folder: Path) -> N
     encoded = classifier.encode(data)
     estimated = reliability(classifier, classifier, data, encoded, InferenceConfig())
     right = classifier.log_probabilities(encoded).argmax(1) == truth
-    kept = within_error_rate(0.1, estimated)
-    assert 0 < kept.sum() < len(kept)
-    assert right[kept].double().mean() > right[~kept].double().mean() + 0.2
+    reliable = within_error_rate(0.1, estimated)
+    assert 0 < reliable.sum() < len(reliable)
+    assert right[reliable].double().mean() > right[~reliable].double().mean() + 0.2
 
 
 def test_what_is_left_out_is_told_by_position(digits_folder: Path) -> None:
@@ -56,5 +56,5 @@ def test_what_is_far_from_all_prototypes_is_a_stranger() -> None:
     near = known.nearness(classifier.fixed_prototypes()).quantile(0.01).item()
     assert len(out_of_distribution(classifier, known, near)) <= 0.01 * len(features)
     assert len(out_of_distribution(classifier, noise, near)) >= 0.95 * 200
-    with pytest.raises(InputError, match="kept no checkpoints"):
+    with pytest.raises(InputError, match="has no checkpoints"):
         out_of_distribution(classifier, known, None)

@@ -196,7 +196,8 @@ def test_no_verdict_is_green_without_evidence(few_digits: Path) -> None:
 
 def test_classes_that_are_not_in_the_data_raise_an_alarm(digits: Images) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, tuple("klmnopqrst"))
-    assert adapt(classifier, Subset(digits, range(0, len(digits), 4)), short()).verdict.alarms
+    # One checkpoint leaves room for 250 perturbed inputs in what a run of 24 steps may spend on them.
+    assert adapt(classifier, Subset(digits, range(0, len(digits), 4)), short(snapshots=1)).verdict.alarms
 
 
 def test_a_folder_with_a_single_class_raises_an_alarm(digits: Images) -> None:

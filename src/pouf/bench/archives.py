@@ -13,7 +13,7 @@ import torch
 
 from pouf import Shots, Texts
 from pouf.bench.language import SHOTS, Task
-from pouf.data.class_names import same_name
+from pouf.data.class_names import normalise_name
 from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError, optional
 
@@ -78,7 +78,7 @@ def _find(found: Path, stems: Sequence[str]) -> Path | None:
     for stem in stems:
         files = [file for file in sorted(found.glob(f"{stem}.*")) if file.suffix in FILES]
         if len(files) > 1:
-            raise InputError(f"{str(found)!r} has {' and '.join(file.name for file in files)}: keep one of them there")
+            raise InputError(f"{str(found)!r} has {' and '.join(file.name for file in files)}: keep one of them")
         if files:
             return files[0]
     return None
@@ -101,7 +101,7 @@ def _test_file(task: Task, found: Path, columns: Columns, drawn: bool) -> Path |
     if task.layout.labelled_test:
         return dev
     raise InputError(
-        f"{str(found)!r} has {dev.name} and {test.name}, both with labels: keep the one to be judged on there "
+        f"{str(found)!r} has {dev.name} and {test.name}, both with labels: keep the one to be judged on "
         f"({dev.name} in the paper's protocol)"
     )
 
@@ -112,8 +112,8 @@ def _lines(file: Path) -> int:
 
 def from_dataset(task: Task, dataset: Any, columns: Sequence[str] | None = None, label: str | None = None) -> Shots:
     """A `datasets.Dataset`, with the hub's usual column names unless others are given."""
-    there = list(dataset.column_names)
-    texts, label = _columns(task, there, Columns(tuple(columns or ()), label or ""), f"dataset {task.name}")
+    source, chosen = f"dataset {task.name}", Columns(tuple(columns or ()), label or "")
+    texts, label = _columns(task, list(dataset.column_names), chosen, source)
     # The hub numbers some labels in another order than GLUE's files do: where they have names, these count.
     classes = getattr(dataset.features.get(label), "names", None)
     rows = []
@@ -122,7 +122,7 @@ def from_dataset(task: Task, dataset: Any, columns: Sequence[str] | None = None,
         if value is None or (isinstance(value, (int, float)) and value < 0):
             continue  # no gold label
         rows.append((tuple(row[name] for name in texts), classes[value] if classes is not None else value))
-    return _examples(task, _sure(task, rows, label, f"dataset {task.name}"), f"dataset {task.name}")
+    return _examples(task, _sure(task, rows, label, source), source)
 
 
 def _sure(task: Task, rows: Sequence[OwnRow], label: str, source: str) -> Sequence[OwnRow]:
@@ -135,16 +135,16 @@ def _sure(task: Task, rows: Sequence[OwnRow], label: str, source: str) -> Sequen
     return rows
 
 
-def _columns(task: Task, there: Sequence[str], given: Columns, source: str) -> tuple[tuple[str, ...], str]:
-    """The columns of texts and of the label: those given, or the first usual ones that are there."""
-    texts = [given.texts] if given.texts else _text_columns(task)
-    labels = [given.label] if given.label else ["score", "label"] if task.scale is not None else LABELS
-    found = next((names for names in texts if set(names) <= set(there)), None)
-    label = next((name for name in labels if name in there), None)
+def _columns(task: Task, names: Sequence[str], columns: Columns, source: str) -> tuple[tuple[str, ...], str]:
+    """The columns of texts and of the label: those of the user, or the first usual ones."""
+    texts = [columns.texts] if columns.texts else _text_columns(task)
+    labels = [columns.label] if columns.label else ["score", "label"] if task.scale is not None else LABELS
+    found = next((each for each in texts if set(each) <= set(names)), None)
+    label = next((name for name in labels if name in names), None)
     if found is None or label is None or len(found) != 1 + task.pair:
         raise InputError(
             f"{source}: task {task.name} needs columns for its text{'s' if task.pair else ''} and its label, but there "
-            f"are {', '.join(there)}: name them with --text-column and --label-column"
+            f"are {', '.join(names)}: name them with --text-column and --label-column"
         )
     return found, label
 
@@ -158,8 +158,8 @@ def _text_columns(task: Task) -> list[tuple[str, ...]]:
 
 
 def _task_folder(task: Task, folder: Path) -> Path:
-    for place in (folder, folder / "k-shot"):
-        inside = [path for path in sorted(place.iterdir()) if path.is_dir()] if place.is_dir() else []
+    for parent in (folder, folder / "k-shot"):
+        inside = [path for path in sorted(parent.iterdir()) if path.is_dir()] if parent.is_dir() else []
         for wanted in (task.name, task.layout.folder):
             for candidate in inside:
                 if _plain(candidate.name) == _plain(wanted):
@@ -173,12 +173,12 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _rows(task: Task, file: Path, given: Columns) -> Iterator[OwnRow]:
+def _rows(task: Task, file: Path, columns: Columns) -> Iterator[OwnRow]:
     names = _header(file)
-    if file.suffix in (".csv", ".tsv") and not _is_table(task, names, given):
+    if file.suffix in (".csv", ".tsv") and not _is_table(task, names, columns):
         yield from _archive_table(task, file)
         return
-    texts, label = _columns(task, names, given, str(file))
+    texts, label = _columns(task, names, columns, str(file))
     table = read_table(file, *texts, label)
     rows = [
         (tuple("" if isinstance(text, BadRow) else text for text in own), value)
@@ -187,14 +187,14 @@ def _rows(task: Task, file: Path, given: Columns) -> Iterator[OwnRow]:
     yield from _sure(task, rows, label, str(file))
 
 
-def _is_table(task: Task, names: Sequence[str], given: Columns) -> bool:
+def _is_table(task: Task, names: Sequence[str], columns: Columns) -> bool:
     """Whether these are the columns of a table of one's own, and not those of GLUE's files, which have no quoting."""
-    if any(given):
+    if any(columns):
         return True
     if {*task.layout.columns, task.layout.label} <= set(names):
         return "label_text" in names
-    known = any(set(columns) <= set(names) for columns in _text_columns(task))
-    return known and any(name in names for name in (*LABELS, "score"))
+    texts = any(set(each) <= set(names) for each in _text_columns(task))
+    return texts and any(name in names for name in (*LABELS, "score"))
 
 
 def _header(file: Path) -> list[str]:
@@ -219,29 +219,29 @@ def _archive_table(task: Task, file: Path) -> Iterator[OwnRow]:
         rows: Iterator[list[str]] = iter(
             csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
         )
-        places = [column for column in (*layout.columns, layout.label) if isinstance(column, int)]
-        if not places:
+        indices = [column for column in (*layout.columns, layout.label) if isinstance(column, int)]
+        if not indices:
             header = next(rows, [])
             missing = [name for name in (*layout.columns, layout.label) if name not in header]
             if missing:
                 raise InputError(f"{str(file)!r} has no column {missing[0]!r}, only: {', '.join(header)}")
-            places = [header.index(str(name)) for name in (*layout.columns, layout.label)]
+            indices = [header.index(str(name)) for name in (*layout.columns, layout.label)]
         for row in rows:
-            if len(row) > max(places):  # a cut line has no label
-                *texts, label = (row[place] for place in places)
+            if len(row) > max(indices):  # a cut line has no label
+                *texts, label = (row[index] for index in indices)
                 yield tuple(texts), label
 
 
 def _examples(task: Task, rows: Sequence[OwnRow], source: str) -> Shots:
     spellings = (task.labels, task.raw, task.also)
-    known = {same_name(name): k for names in spellings for k, name in enumerate(names)}
+    known = {normalise_name(name): k for names in spellings for k, name in enumerate(names)}
     samples, targets = [], []
     for texts, label in rows:
         if str(label) == "-" or not all(isinstance(text, str) and text.strip() for text in texts):
             continue  # SNLI's annotators did not agree, or there is nothing to read
         if task.scale is not None:
             targets.append(_between(label, task.scale, source))
-        elif (k := known.get(same_name(str(label)))) is not None:
+        elif (k := known.get(normalise_name(str(label)))) is not None:
             targets.append([float(k == j) for j in range(len(task.labels))])
         else:
             raise InputError(f"{source}: label {label!r} is none of {', '.join((*task.labels, *task.raw))}")

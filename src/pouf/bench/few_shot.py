@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pouf import Classifier, InputError, Shots
+from pouf import Classifier, Demonstrations, InputError, Shots
 from pouf.bench.language import SHOTS
 from pouf.data.base import Subset
-from pouf.models.cloze import Example, TextSample
-from pouf.models.demonstrations import Demonstrations
+
+if TYPE_CHECKING:
+    from pouf.models.cloze import Example, TextSample
 
 FILTER_RATE = 0.5  # of the shots of a class
 
@@ -25,17 +26,17 @@ class FewShot(NamedTuple):
     dev: Shots
 
 
-def few_shot(data: Shots, seed: int, shots: int = SHOTS, held_out: Collection[TextSample] = ()) -> FewShot:
+def few_shot(data: Shots, seed: int, shots: int = SHOTS, excluded: Collection[TextSample] = ()) -> FewShot:
     """`shots` examples of each class for training and as many others for development, drawn as LM-BFF draws them.
 
-    No text stands in both, nor in `held_out`, the test texts: a text that comes twice is taken once. A soft label
+    No text is in both, nor in `excluded`, the test texts; duplicates are taken once. A soft label
     counts as its most likely class.
     """
     items = [data.inputs.read(i) for i in range(len(data.inputs))]
     labels = data.targets.argmax(1).tolist()
     order = list(range(len(items)))
     np.random.RandomState(seed).shuffle(order)
-    used = set(held_out)
+    used = set(excluded)
     by_class: dict[int, list[int]] = {k: [] for k in range(data.targets.shape[1])}
     for index in order:
         if items[index] not in used:
@@ -54,7 +55,7 @@ def few_shot(data: Shots, seed: int, shots: int = SHOTS, held_out: Collection[Te
 
 
 def subset(data: Shots, indices: list[int]) -> Shots:
-    """Some examples, in the order given."""
+    """Some examples, in this order."""
     return Shots(Subset(data.inputs, indices), data.targets[indices])
 
 
@@ -66,7 +67,7 @@ class SimilarityFilter:
     """
 
     def __init__(self, model: str) -> None:
-        encoder = Classifier.from_pretrained(model, ["a", "b"])  # no class is asked for; any vocabulary has letters
+        encoder = Classifier.from_pretrained(model, ["a", "b"])  # only for features; any vocabulary has letters
         if encoder.kind != "text":
             raise InputError(f"{model!r} is no sentence encoder: filter demonstrations with one, as all-MiniLM-L6-v2")
         self.encoder = encoder

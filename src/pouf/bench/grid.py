@@ -12,22 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from pouf import METHODS
-from pouf.bench.cells import Cell, Result, Score, Setting, run_cell
+from pouf.bench.cells import run_cell
+from pouf.bench.results import Cell, Result, Score, Setting
 from pouf.files import write_json
 from pouf.models.load import silence_libraries
 from pouf.runs.folder import versions
-
-
-class Outcome(NamedTuple):
-    """What came of a cell: a result, or an error."""
-
-    cell: Cell
-    result: Result | None
-    error: str = ""
-    seconds: float = 0.0
 
 
 class Grid:
@@ -40,8 +31,8 @@ class Grid:
 
     def __init__(self, folder: Path, cells: Sequence[Cell], setting: Setting) -> None:
         self.folder, self.cells, self.setting = folder / "cells", list(cells), setting
-        told = json.dumps([Path(setting.data).resolve().as_posix(), *list(vars(setting).values())[1:]], default=str)
-        self.mark = blake2b(told.encode(), digest_size=4).hexdigest()
+        facts = json.dumps([Path(setting.data).resolve().as_posix(), *list(vars(setting).values())[1:]], default=str)
+        self.mark = blake2b(facts.encode(), digest_size=4).hexdigest()
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def file(self, cell: Cell) -> Path:
@@ -55,35 +46,33 @@ class Grid:
         files = sorted(file for table in tables for file in self.folder.glob(f"{table}-*.json"))
         return [file for file in files if not file.stem.endswith(f"-{self.mark}")]
 
-    def finished(self, cell: Cell) -> Outcome | None:
-        """The outcome of a cell that was computed before; one that failed is tried again."""
+    def finished(self, cell: Cell) -> Result | None:
+        """The result of a cell that was computed before; one that failed is tried again."""
         if not self.file(cell).is_file():
             return None
         stored = json.loads(self.file(cell).read_text(encoding="utf-8"))
         if stored["error"]:
             return None
         scores = {column: Score(*values) for column, values in stored["scores"].items()}
-        return Outcome(cell, Result(scores, stored["facts"]), seconds=stored["seconds"])
+        return Result(cell, scores, stored["facts"], seconds=stored["seconds"])
 
-    def run(self, jobs: int = 1, on_cell: Callable[[Outcome], None] | None = None) -> list[Outcome]:
-        """All outcomes, in the order of the cells; those not yet there are computed, `jobs` side by side."""
-        outcomes = {cell: found for cell in self.cells if (found := self.finished(cell)) is not None}
+    def run(self, jobs: int = 1, on_cell: Callable[[Result], None] = lambda result: None) -> list[Result]:
+        """All results, in the order of the cells; missing ones are computed, `jobs` in parallel."""
+        results = {cell: result for cell in self.cells if (result := self.finished(cell)) is not None}
         missing: dict[Path, list[Cell]] = {}
         for cell in self.cells:
-            if cell not in outcomes:
+            if cell not in results:
                 missing.setdefault(self.file(cell), []).append(cell)
-        for outcome in outcomes.values():
-            if on_cell is not None:
-                on_cell(outcome)
-        for outcome in self._compute([same[0] for same in missing.values()], jobs):
-            self._keep(outcome)
-            for cell in missing[self.file(outcome.cell)]:
-                outcomes[cell] = outcome._replace(cell=cell)
-                if on_cell is not None:
-                    on_cell(outcomes[cell])
-        return [outcomes[cell] for cell in self.cells]
+        for result in results.values():
+            on_cell(result)
+        for result in self._compute([same[0] for same in missing.values()], jobs):
+            self._save(result)
+            for cell in missing[self.file(result.cell)]:
+                results[cell] = result._replace(cell=cell)
+                on_cell(results[cell])
+        return [results[cell] for cell in self.cells]
 
-    def _compute(self, cells: Sequence[Cell], jobs: int) -> Iterator[Outcome]:
+    def _compute(self, cells: Sequence[Cell], jobs: int) -> Iterator[Result]:
         if jobs <= 1 or len(cells) <= 1:
             yield from (attempt(cell, self.setting) for cell in cells)
             return
@@ -96,13 +85,13 @@ class Grid:
                 try:
                     yield done.result()
                 except Exception as error:  # the process died; `attempt` itself raises nothing
-                    yield Outcome(waiting[done], None, f"{type(error).__name__}: {error}")
+                    yield Result(waiting[done], {}, {}, f"{type(error).__name__}: {error}")
 
-    def _keep(self, outcome: Outcome) -> None:
-        facts: dict[str, Any] = {"cell": vars(outcome.cell), "setting": vars(self.setting), "versions": versions()}
-        scores = {} if outcome.result is None else outcome.result.scores
-        facts |= {"scores": scores, "facts": {} if outcome.result is None else outcome.result.facts}
-        write_json(self.file(outcome.cell), facts | {"error": outcome.error, "seconds": outcome.seconds})
+    def _save(self, result: Result) -> None:
+        record = result._asdict() | {
+            "cell": vars(result.cell), "setting": vars(self.setting), "versions": versions(),
+        }  # fmt: skip
+        write_json(self.file(result.cell), record)
 
 
 def _end_with_parent() -> None:
@@ -124,12 +113,12 @@ def seeded(cell: Cell) -> bool:
     return method.settings.get("steps") != 0 or bool(method.demonstrations)
 
 
-def attempt(cell: Cell, setting: Setting) -> Outcome:
-    """Run a cell; an error becomes part of the outcome."""
+def attempt(cell: Cell, setting: Setting) -> Result:
+    """Run a cell; an error becomes part of the result."""
     silence_libraries()
     start = time.perf_counter()
     try:
         result = run_cell(cell, setting)
     except Exception as error:
-        return Outcome(cell, None, " ".join(f"{type(error).__name__}: {error}".split()), time.perf_counter() - start)
-    return Outcome(cell, result, seconds=round(time.perf_counter() - start, 1))
+        result = Result(cell, {}, {}, " ".join(f"{type(error).__name__}: {error}".split()))
+    return result._replace(seconds=round(time.perf_counter() - start, 1))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pouf import InputError
-from pouf.data.class_names import same_name
+from pouf.data.class_names import normalise_name
 from pouf.data.images import EXTENSIONS, Images
 from pouf.data.labelled import Labelled
 
@@ -35,13 +35,13 @@ class ImageSet:
 
     Args:
         folder: of the data set, under the one that holds all; case, hyphens and underscores do not matter.
-        domains: what we call them -> their folder; nor do they there, nor spaces.
+        domains: our names -> their folders, found in the same way; spaces do not matter either.
         inside: a folder between the domain and its classes.
-        classes: the names, in order; None reads them from the lists of files or the folders that are there.
+        classes: the names, in order; None reads them from the lists of files, or from the folders.
         recipe: the paper's settings, without "-full" and "-prompt".
-        lists: the domain's images stand in `<domain>_train.txt`, to adapt to, and `<domain>_test.txt`, to be judged on,
-            path and number per line; beside the domains or in a folder there.
-        official: how the folder is called in the archive, where that is something else.
+        lists: `<domain>_train.txt` has the images to adapt to, `<domain>_test.txt` those to be judged on, with path and
+            number per line; beside the domains or in a folder beside them.
+        official: the folder's name in the archive, where it differs.
     """
 
     folder: str
@@ -69,16 +69,16 @@ class ImageSet:
             classes = sorted(
                 {path.split("/")[1] for path in everything} or {p.name for p in folder.iterdir() if p.is_dir()}
             )
-        known = {same_name(name): k for k, name in enumerate(classes)}
+        positions = {normalise_name(name): k for k, name in enumerate(classes)}
         paths: list[Path] = []
         labels: list[int] = []
         for directory in sorted(folder.iterdir()):
-            if directory.is_dir() and same_name(directory.name) in known:
+            if directory.is_dir() and normalise_name(directory.name) in positions:
                 for path in sorted(directory.iterdir()):
                     named = f"{self.domains[domain]}/{directory.name}/{path.name}"
                     if path.suffix.lower() in EXTENSIONS and (not listed or named in listed):
                         paths.append(path)
-                        labels.append(known[same_name(directory.name)])
+                        labels.append(positions[normalise_name(directory.name)])
         if not paths:
             raise InputError(
                 f"no images of the classes {', '.join(classes[:3])}, … in {str(folder)!r}: {self.layout()}"
@@ -96,12 +96,12 @@ class ImageSet:
         raise InputError(f"no {self.folder} in {str(root)!r}: {self.layout()}")
 
     def _domain(self, base: Path, domain: str) -> Path:
-        """Its folder; as it should be called, where there is none."""
+        """Its folder; the expected one, where there is none."""
         name = self.domains[domain]
-        there = [path for path in sorted(base.iterdir()) if path.is_dir() and _plain(path.name) == _plain(name)]
-        if len(there) > 1:
-            raise InputError(f"{str(base)!r} has {' and '.join(path.name for path in there)}: keep one of them there")
-        return there[0] if there else base / name
+        found = [path for path in sorted(base.iterdir()) if path.is_dir() and _plain(path.name) == _plain(name)]
+        if len(found) > 1:
+            raise InputError(f"{str(base)!r} has {' and '.join(path.name for path in found)}: keep one of them")
+        return found[0] if found else base / name
 
     def layout(self) -> str:
         domains = "|".join(self.domains.values())
@@ -113,16 +113,16 @@ class ImageSet:
         files = [_list(base, f"{self.domains[domain]}_{split}.txt") for split in splits]
         missing = [file for file in files if not file.is_file()]
         if missing:
-            raise InputError(f"no list {str(missing[0])!r}, nor in a folder there: {self.layout()}")
+            raise InputError(f"no list {str(missing[0])!r}, nor in a folder beside it: {self.layout()}")
         lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
         return {line.rsplit(" ", 1)[0] for line in lines if line.strip()}
 
 
 def _list(base: Path, name: str) -> Path:
-    """A list of images, beside the domains or in a folder there; as it should be called, where there is none."""
+    """A list of images, beside the domains or in a folder beside them; the expected one, where there is none."""
     found = [file for file in (base / name, *sorted(base.glob(f"*/{name}"))) if file.is_file()]
     if len({file.read_bytes() for file in found}) > 1:
-        raise InputError(f"{name} in {str(base)!r} and in a folder there are not the same: keep one of them")
+        raise InputError(f"{name} in {str(base)!r} and in one of its folders are not the same: keep one of them")
     return found[0] if found else base / name
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 SEEDS = (42, 21, 87, 13, 100)
 IN_CONTEXT_LENGTH = 512
 SHOTS = 16  # labelled training examples a class, and as many for development
-# Gao et al.'s settings for each seed, the best on D_dev taken: so the paper's figures of these rows came about.
+# Gao et al.'s settings for each seed, the best on D_dev taken: the paper's figures of these rows were made so.
 GRID: dict[str, tuple[float, ...]] = {"batch_size": (2, 4, 8), "optimisation.lr": (1e-5, 2e-5, 5e-5)}
 GRID_METHODS = ("fine-tuning", "lm-bff")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pouf.bench.images import image_tasks
 from pouf.bench.language import TASKS
 
-# A model of this name, whoever keeps it, is the paper's.
+# A model of this name is the paper's, in any account of the hub.
 IMAGE_MODEL, LANGUAGE_MODEL = "clip-vit-base-patch16", "roberta-large"
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pouf import Recipe
-from pouf.bench.cells import Setting
-from pouf.bench.grid import Grid, Outcome, seeded
+from pouf.bench.grid import Grid, seeded
 from pouf.bench.language import GRID
-from pouf.bench.tables import TABLES, UNLABELLED, Entry, Table, entries, write_tables
+from pouf.bench.render import UNLABELLED, write_tables
+from pouf.bench.results import Result, Setting
+from pouf.bench.tables import TABLES, Row, Table
 from pouf.errors import InputError, one_of
 from pouf.files import check_writable
 from pouf.reporting.figures import lambda_sweep
@@ -18,114 +19,93 @@ from pouf.reporting.svg import write_svg
 
 
 class TableRun(NamedTuple):
-    outcomes: list[Outcome]  # one per cell
-    rows: list[Entry]
+    results: list[Result]  # one per cell
+    rows: list[Row]
     files: list[Path]  # Markdown first, then CSV, LaTeX and the figure where there is one
 
     @property
-    def failed(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.result is None]
+    def failed(self) -> list[Result]:
+        return [result for result in self.results if result.error]
 
 
 def run_table(
-    table: str,
-    data: str | Path,
-    model: str,
+    name: str,
+    setting: Setting,
     output_dir: str | Path,
     *,
     tasks: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     seeds: Sequence[int] = (),
-    settings: Mapping[str, Any] | None = None,
-    unlabelled: str = "kshot",
-    limit: int = 0,
-    text_columns: Sequence[str] = (),
-    label_column: str = "",
-    grid: str = "",
-    demo_filter: str = "",
     jobs: int = 1,
     resume: bool = False,
-    on_cell: Callable[[Outcome], None] | None = None,
+    on_cell: Callable[[Result], None] = lambda result: None,
     on_start: Callable[[int], None] = lambda cells: None,
 ) -> TableRun:
     """Compute a table of the paper. Cells that are finished are never computed again; those that failed are.
 
     Args:
-        table: its name in `TABLES`, which also has its tasks, methods and seeds; some of them can be asked for.
-        data: the folder that holds the data sets.
-        settings: changes to the recipes, by dotted name.
-        unlabelled: texts to adapt to: kshot, the paper's 16 per class of each seed, or train, the training set.
-        text_columns, label_column: of the files of language tasks, where they do not have the usual names.
-        limit: most test texts of a language task, drawn once and the same for all cells; 0 takes all.
-        grid: "paper" trains fine-tuning and LM-BFF with each of Gao et al.'s batch sizes and rates, and takes the best
-            on D_dev.
-        demo_filter: a sentence encoder, by name or folder: LM-BFF's demonstrations come from the half of each class
-            that is most like the text.
-        resume: go on in a folder that holds results of this table with other settings.
-        on_cell, on_start: are told of each cell that is there, and how many there will be.
+        name: in `TABLES`, which also has its tasks, methods and seeds; some of them can be chosen.
+        resume: continue in a folder that holds results of this table with other settings.
+        on_cell, on_start: called with each result, and with the number of cells.
     """
-    chosen = one_of("table", table, TABLES)
-    if not Path(data).is_dir():
-        raise InputError(
-            f"no folder {str(data)!r}: give the one that holds the data sets, or make small stand-ins first"
-        )
-    known = (*chosen.tasks, *chosen.extra)
-    names = [one_of("task", task, dict.fromkeys(known, task)) for task in tasks or chosen.tasks]
-    ways = [one_of("method", method, dict.fromkeys(chosen.all_methods, method)) for method in methods or chosen.methods]
-    Recipe().with_settings(settings)  # a wrong name or value is said once, and not by each cell
-    texts = one_of("unlabelled setting", unlabelled, {name: name for name in UNLABELLED})
-    _check_few_shot(table, grid, demo_filter, settings or {})
-    setting = Setting(
-        str(data), model, dict(settings or {}), limit=limit, unlabelled=texts, text_columns=tuple(text_columns),
-        label_column=label_column, grid="paper" if grid else "", demo_filter=demo_filter,
-    )  # fmt: skip
+    table = one_of("table", name, TABLES)
+    _check(name, setting)
+    tasks = [one_of("task", task, dict.fromkeys(table.all_tasks, task)) for task in tasks or table.tasks]
+    methods = [one_of("method", m, dict.fromkeys(table.all_methods, m)) for m in methods or table.methods]
     folder = Path(output_dir)
-    check_writable(folder / f"{table}.md")
-    cells = chosen.cells(table, names, ways, tuple(seeds))
-    cell_files = Grid(folder, cells, setting)
-    if not resume and (others := cell_files.others()):
+    check_writable(folder / f"{name}.md")
+    grid = Grid(folder, table.cells(name, tasks, methods, seeds), setting)
+    if not resume and (others := grid.others()):
         raise InputError(
-            f"{str(folder)!r} holds results of {table} with other settings, as {others[0].name}: resume to keep them "
+            f"{str(folder)!r} holds results of {name} with other settings, as {others[0].name}: resume to keep them "
             "and add to them, or choose another folder"
         )
-    on_start(len(cells))
-    outcomes = cell_files.run(jobs, on_cell)
-    rows = entries(chosen, _with_earlier(cell_files, chosen, table, outcomes), setting)
-    files = write_tables(folder, table, rows, setting)
-    return TableRun(outcomes, rows, [*files, *([_sweep(rows, folder)] if table == "lambda" else [])])
+    on_start(len(grid.cells))
+    results = grid.run(jobs, on_cell)
+    rows = table.rows(_with_earlier(grid, table, name, results), setting)
+    files = write_tables(folder, name, rows, setting)
+    if name == "lambda":
+        files.append(_sweep(rows, folder))
+    return TableRun(results, rows, files)
 
 
-def _check_few_shot(table: str, grid: str, demo_filter: str, settings: Mapping[str, Any]) -> None:
-    if grid:
-        one_of("grid", grid, {"paper": "paper"})
-    if (grid or demo_filter) and table != "language":
-        raise InputError(f"a grid and a filter of demonstrations are for few-shot rows of language, not for {table}")
-    if grid and (both := [name for name in GRID if name in settings]):
+def _check(name: str, setting: Setting) -> None:
+    """A wrong setting is an error at once, and not one of each cell."""
+    if not Path(setting.data).is_dir():
+        raise InputError(
+            f"no folder {setting.data!r}: give the one that holds the data sets, or make small stand-ins first"
+        )
+    Recipe().with_settings(setting.changes)
+    one_of("unlabelled setting", setting.unlabelled, UNLABELLED)
+    if setting.grid:
+        one_of("grid", setting.grid, {"paper": "paper"})
+    if (setting.grid or setting.demo_filter) and name != "language":
+        raise InputError(f"a grid and a filter of demonstrations are for few-shot rows of language, not for {name}")
+    if setting.grid and (both := [each for each in GRID if each in setting.changes]):
         raise InputError(f"the grid tries values of {both[0]} itself: leave it out of the settings, or leave the grid")
 
 
-def _with_earlier(grid: Grid, chosen: Table, table: str, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _with_earlier(grid: Grid, table: Table, name: str, results: Sequence[Result]) -> list[Result]:
     """Also what was computed with the same settings before: a part never replaces a larger table."""
-    seeds = sorted({outcome.cell.seed for outcome in outcomes})
-    now = {outcome.cell: outcome for outcome in outcomes}
-    cells = chosen.cells(table, (*chosen.tasks, *chosen.extra), chosen.all_methods)
-    cells += chosen.cells(table, (*chosen.tasks, *chosen.extra), chosen.all_methods, seeds)
-    # What no seed changes is of those that were asked for.
-    there = [cell for cell in dict.fromkeys(cells) if cell.seed in seeds or seeded(cell)]
-    found = (now.pop(cell, None) or grid.finished(cell) for cell in there)
-    return [outcome for outcome in found if outcome is not None] + list(now.values())
+    seeds = sorted({result.cell.seed for result in results})
+    new = {result.cell: result for result in results}
+    cells = table.cells(name, table.all_tasks, table.all_methods)
+    cells += table.cells(name, table.all_tasks, table.all_methods, seeds)
+    # What depends on no seed counts for the seeds of this run.
+    cells = [cell for cell in dict.fromkeys(cells) if cell.seed in seeds or seeded(cell)]
+    found = (new.pop(cell, None) or grid.finished(cell) for cell in cells)
+    return [result for result in found if result is not None] + list(new.values())
 
 
-def _sweep(rows: Sequence[Entry], folder: Path) -> Path:
+def _sweep(rows: Sequence[Row], folder: Path) -> Path:
     """The figure of accuracy against lambda, for the values that were computed."""
-    there = [row for row in rows if row.n]
-    values = sorted({float(row.method) for row in there})
-    by_task: dict[str, list[float]] = {}
-    papers: list[float] = []
-    for task in dict.fromkeys(row.column for row in there):
-        own = {float(row.method): row for row in there if row.column == task}
-        if all(value in own for value in values):
-            by_task[task] = [own[value].last.mean for value in values]
-            papers = papers or [figure.mean for value in values if (figure := own[value].paper) is not None]
-    sweep = lambda_sweep(values, by_task, papers if len(papers) == len(values) else None)
-    return write_svg(sweep, folder / "lambda.svg")
+    means = {(row.column, float(row.method)): row.last.mean for row in rows if row.last is not None}
+    values = sorted({value for _, value in means})
+    by_task = {
+        task: [means[task, value] for value in values]
+        for task in dict.fromkeys(task for task, _ in means)
+        if all((task, value) in means for value in values)
+    }
+    papers = {float(row.method): row.paper.mean for row in rows if row.paper is not None and row.column in by_task}
+    dashed = [papers[value] for value in values] if by_task and len(papers) == len(values) else None
+    return write_svg(lambda_sweep(values, by_task, dashed), folder / "lambda.svg")

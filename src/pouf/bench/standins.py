@@ -60,21 +60,21 @@ def make_data(folder: str | Path) -> Path:
 def _image_set(folder: Path, name: str) -> None:
     from sklearn.datasets import load_digits
 
-    digits, given = load_digits(), IMAGE_SETS[name]
-    base = folder / given.folder
+    digits, image_set = load_digits(), IMAGE_SETS[name]
+    base = folder / image_set.folder
     base.mkdir(parents=True, exist_ok=True)
     (base / "classes.txt").write_text("".join(f"{digit}\n" for digit in DIGITS), encoding="utf-8")
-    for number, domain in enumerate(given.domains.values()):
+    for number, domain in enumerate(image_set.domains.values()):
         listed: list[str] = []
         for label, digit in enumerate(DIGITS):
-            target = base / domain / given.inside / digit
+            target = base / domain / image_set.inside / digit
             target.mkdir(parents=True, exist_ok=True)
             # Each domain has digits of its own.
             for i in np.flatnonzero(digits.target == label)[number * EACH : (number + 1) * EACH]:
                 pixels = (digits.images[i] * (255 / 16)).round().astype(np.uint8)
                 STYLES[number](Image.fromarray(pixels)).convert("RGB").save(target / f"{i:04d}.jpg", quality=95)
                 listed.append(f"{domain}/{digit}/{i:04d}.jpg {label}")
-        if given.lists:
+        if image_set.lists:
             for split, lines in (("train", listed[::2]), ("test", listed[1::2])):
                 (base / f"{domain}_{split}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

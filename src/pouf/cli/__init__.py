@@ -17,7 +17,7 @@ import typer
 from pouf.cli._console import fail, messages
 from pouf.cli.adapt import adapt, demo, search
 from pouf.cli.bench import bench
-from pouf.cli.deploy import export, serve
+from pouf.cli.deploy import distil, export, serve
 from pouf.cli.judge import evaluate, figures, report, review
 from pouf.cli.names import names
 from pouf.cli.predict import predict
@@ -44,7 +44,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options_of_all(
+def global_options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
     ] = False,
@@ -53,7 +53,7 @@ def options_of_all(
     """Turn a zero-shot model into a better classifier for your data, without a single label."""
 
 
-for command in (demo, adapt, predict, review, report, evaluate, names, search, serve, export):
+for command in (demo, adapt, predict, review, report, evaluate, names, search, distil, serve, export):
     app.command()(command)
 app.command(rich_help_panel="Research")(figures)
 app.add_typer(bench, name="bench", rich_help_panel="Research")

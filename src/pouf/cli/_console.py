@@ -84,7 +84,8 @@ def messages(show: Callable[[str], None] = print_err, level: int = logging.WARNI
     try:
         yield
     finally:
-        library.level, library.handlers = before
+        library.setLevel(before[0])  # not by the attribute: loggers remember what was enabled
+        library.handlers = before[1]
 
 
 class _Handler(logging.Handler):
@@ -95,6 +96,7 @@ class _Handler(logging.Handler):
 
 
 def show_methods() -> None:
+    """Print all methods with their descriptions."""
     from pouf.training.methods import METHODS
 
     for known, entry in METHODS.items():
@@ -102,6 +104,7 @@ def show_methods() -> None:
 
 
 def show_adaptation(result: Adaptation, inputs: AdaptInputs, output: OutputOptions) -> None:
+    """Print the result of `pouf adapt`."""
     last, classes = (result.history[-1] if result.history else None), len(inputs.classifier.classes)
     facts = {
         "method": result.method, "n": sum(map(len, result.sources.values())),
@@ -119,6 +122,7 @@ def show_adaptation(result: Adaptation, inputs: AdaptInputs, output: OutputOptio
 
 
 def show_search(found: Search, inputs: AdaptInputs, output: OutputOptions) -> None:
+    """Print the result of `pouf search`."""
     lines = [
         f"not believed: {format_settings(trial.settings)}: {trial.why_not}" for trial in found.trials if trial.why_not
     ]
@@ -188,7 +192,7 @@ def show_predictions(
         file: of the predictions; None prints them.
     """
     if verdict is not None:
-        show_verdict(verdict, quiet=True)
+        remind(verdict, run)
     if output.as_json:
         facts = found.to_json() | ({"verdict": verdict.message} if verdict is not None else {})
         print_json(facts if file is None else facts | {"predictions": str(file)})
@@ -256,6 +260,7 @@ def format_settings(settings: dict[str, Any]) -> str:
 
 
 def show_evaluation(result: Evaluation, title: str) -> None:
+    """Print accuracies and a table of all classes."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -317,7 +322,18 @@ def show_verdict(verdict: Verdict, quiet: bool) -> None:
         print_out(str(verdict), style)
 
 
+def remind(verdict: Verdict, run: Run) -> None:
+    """Print what speaks against a run: an alarm in full, of cautions the names, since the run has explained them."""
+    if verdict.level == "caution":
+        names, page = ", ".join(each.name for each in verdict.cautions), run.folder / "report.html"
+        where = page if page.is_file() else f"`pouf report {run.folder}`"
+        print_err(f"Caution about this run: {names}; see {where}", "yellow")
+    else:
+        show_verdict(verdict, quiet=True)
+
+
 def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
+    """Print how many inputs of each data set are unreadable."""
     for data in inputs:
         skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
         show_unreadable(skipped, len(data) - len(skipped), run)
@@ -326,7 +342,7 @@ def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
 def show_unreadable(skipped: Mapping[str, str], n: int, run: Path | None = None) -> None:
     if skipped:
         name, why = next(iter(skipped.items()))
-        where = f"; all are listed in {run / 'skipped.jsonl'}" if run else ""
+        where = f"; all are listed in {run / 'details' / 'skipped.jsonl'}" if run else ""
         print_err(f"skipped {len(skipped)} of {len(skipped) + n} inputs that can't be read, as {name}: {why}{where}")
 
 
@@ -344,6 +360,7 @@ def _finite(value: Any) -> Any:
 
 
 def fail(message: str, code: int) -> NoReturn:
+    """Print an error and exit."""
     console.print("[bold red]error:[/] ", end="")
     print_err(" ".join(message.split()))
     sys.exit(code)

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
 
 class AdaptInputs(NamedTuple):
+    """The zero-shot classifier and the training data of `adapt` and `search`."""
+
     classifier: Classifier
     data: Unlabelled | None
     shots: Shots | None
+    teacher: Any = None
 
 
 def check_options(options: RunOptions) -> None:
@@ -60,7 +63,7 @@ def read_adapt_inputs(options: RunOptions, reporter: ProgressReporter, shard: bo
     from pouf.parallel.process_group import started_processes
     from pouf.validation.review import answered_shots
 
-    options = _with_kind(options)
+    options = _assign_data(options)
     reporter.on_phase(f"reading {options.images or options.texts or options.features or options.shots or 'data'}")
     classes = read_classes(options.classes) if options.classes is not None else None
     question = _question(options, classes)
@@ -79,9 +82,20 @@ def read_adapt_inputs(options: RunOptions, reporter: ProgressReporter, shard: bo
     elif options.shots is not None:
         modality = classifier.backbone.modality
         shots = read_shots(options.shots, classifier.classes, modality, columns, options.label_column)
-    inputs = AdaptInputs(classifier, data, shots)
+    inputs = AdaptInputs(classifier, data, shots, _teacher(options, classifier, reporter))
     reporter.introduce(inputs)
     return inputs
+
+
+def _teacher(options: RunOptions, classifier: Classifier, reporter: ProgressReporter) -> Any:
+    """A file by its name, or a model on the device."""
+    from pouf.data.teacher import is_file_of_answers
+    from pouf.training.teachers import load
+
+    if options.teacher is None or is_file_of_answers(options.teacher):
+        return options.teacher
+    reporter.on_phase(f"loading the teacher {options.teacher}")
+    return load(options.teacher, classifier, options.trust_model).to(options.resolve_device())
 
 
 class _Question(NamedTuple):
@@ -138,7 +152,7 @@ def _classifier(
     )  # fmt: skip
 
 
-def _with_kind(options: RunOptions) -> RunOptions:
+def _assign_data(options: RunOptions) -> RunOptions:
     """The options with DATA assigned to its kind: images in a folder or an archive, vectors in arrays, else texts."""
     from pouf.data.images import EXTENSIONS
     from pouf.data.remote import as_url
@@ -179,6 +193,7 @@ def adapt_arguments(inputs: AdaptInputs, options: RunOptions) -> dict[str, Any]:
     return {
         "method": options.method, "recipe": options.preset or options.recipe, "max_minutes": options.max_minutes,
         "settings": options.changes | parse_settings(options.settings or []), "shots": inputs.shots,
+        "teacher": inputs.teacher, "second_features": options.second_features,
         "demonstrations": options.demonstrations, "prior": proportions(options.prior), "refine": options.refine,
         "cache": options.features_cache(), "command": sys.argv,
         "output": Output(options.out, options.resume, options.overwrite, options.report),

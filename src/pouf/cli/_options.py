@@ -170,8 +170,16 @@ class RunOptions(DeviceOptions):
         str, ModelOption(help="pouf, or a baseline to compare it with: run --method list to see them all.")
     ] = "pouf"
     demonstrations: Annotated[
-        bool, ModelOption("--demonstrations", help="Show one shot per class beside every text, as LM-BFF does.")
+        bool, ModelOption("--demonstrations", help="Put one shot per class after every text, as LM-BFF does.")
     ] = False
+    teacher: Annotated[
+        str | None,
+        ModelOption(help="Soft labels to learn from: a file of answers, a run, or a model.", metavar="FILE|MODEL"),
+    ] = None
+    second_features: Annotated[
+        str | None,
+        ModelOption(help="Features of the inputs from a second encoder: a file, or a model.", metavar="FILE|MODEL"),
+    ] = None
     prior: Annotated[
         str | None,
         ModelOption(help="uniform, estimated, paper, or shares: 0.7,0.3."),
@@ -224,10 +232,12 @@ def _setting_option(panel: Callable[..., Any], name: str, dotted: str) -> inspec
     if choices := get_args(kind):
         kind, about = str, f"{about.rstrip('.')}: {', '.join(choices[:-1])} or {choices[-1]}."
     annotation = Annotated[kind | None, panel(f"--{name}", help=about)]  # type: ignore[valid-type]
-    return inspect.Parameter(_variable(dotted), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return inspect.Parameter(
+        _option_variable(dotted), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
-def _variable(dotted: str) -> str:
+def _option_variable(dotted: str) -> str:
     return "set_" + dotted.replace(".", "_")
 
 
@@ -244,18 +254,19 @@ def _parameters(group: Any) -> Iterator[inspect.Parameter]:
             )
 
 
-def _take(group: Any, given: dict[str, Any]) -> Any:
+def _build_group(group: Any, given: dict[str, Any]) -> Any:
     """Build a group from its options, which are removed from `given`."""
     values = {each.name: given.pop(each.name) for each in fields(group) if each.name != "changes"}
     if any(each.name == "changes" for each in fields(group)):
         found = {
-            dotted: given.pop(_variable(dotted)) for dotted in (*TRAINING_SETTINGS.values(), *SPEED_SETTINGS.values())
+            dotted: given.pop(_option_variable(dotted))
+            for dotted in (*TRAINING_SETTINGS.values(), *SPEED_SETTINGS.values())
         }
         values["changes"] = {dotted: value for dotted, value in found.items() if value is not None}
     return group(**values)
 
 
-def _parts(parameter: inspect.Parameter) -> tuple[Any, Any]:
+def _type_and_option(parameter: inspect.Parameter) -> tuple[Any, Any]:
     """The type of a parameter, and its typer option."""
     kind, option = get_args(parameter.annotation)
     return kind, option
@@ -264,9 +275,9 @@ def _parts(parameter: inspect.Parameter) -> tuple[Any, Any]:
 METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
-def _prepared(parameter: inspect.Parameter, is_visible: bool, panel: str | None) -> inspect.Parameter:
+def _for_typer(parameter: inspect.Parameter, is_visible: bool, panel: str | None) -> inspect.Parameter:
     """A copy of a parameter with parser, metavar, panel and visibility set for typer."""
-    kind, option = _parts(parameter)
+    kind, option = _type_and_option(parameter)
     option = copy(option)
     plain = next((each for each in METAVARS if kind in (each, each | None, list[each] | None)), None)  # type: ignore[valid-type]
     if plain is Path:
@@ -278,7 +289,7 @@ def _prepared(parameter: inspect.Parameter, is_visible: bool, panel: str | None)
 
 
 def grouped(*common: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command whose parameters may be groups: each field of a group becomes an option.
+    """Decorate a command with groups of options as parameters: each field of a group becomes an option.
 
     Args:
         common: names of the options that `--help` prints; `--help-all` prints all. Empty: `--help` prints all.
@@ -293,10 +304,10 @@ def grouped(*common: str) -> Callable[[Callable[..., None]], Callable[..., None]
                 parameters += _parameters(groups[name])
             else:
                 parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
-        parameters.sort(key=lambda parameter: PANELS.index(_parts(parameter)[1].rich_help_panel))
-        panels = {parameter.name: _parts(parameter)[1].rich_help_panel for parameter in parameters}
+        parameters.sort(key=lambda parameter: PANELS.index(_type_and_option(parameter)[1].rich_help_panel))
+        panels = {parameter.name: _type_and_option(parameter)[1].rich_help_panel for parameter in parameters}
         parameters = [
-            _prepared(each, not common or each.name in common, None if common else panels[each.name])
+            _for_typer(each, not common or each.name in common, None if common else panels[each.name])
             for each in parameters
         ]
         if common:
@@ -305,7 +316,7 @@ def grouped(*common: str) -> Callable[[Callable[..., None]], Callable[..., None]
         @wraps(command)
         def run(**options: Any) -> None:
             options.pop("help_all", None)
-            built = {name: _take(group, options) for name, group in groups.items()}
+            built = {name: _build_group(group, options) for name, group in groups.items()}
             command(**built, **options)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

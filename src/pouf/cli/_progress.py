@@ -16,7 +16,7 @@ from pouf.training.callbacks import Callback
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from pouf.bench.grid import Outcome
+    from pouf.bench.results import Result
     from pouf.cli._inputs import AdaptInputs
     from pouf.cli._options import InferenceOptions
     from pouf.inference.encode import InferenceConfig
@@ -162,7 +162,7 @@ def progress(hidden: bool) -> Iterator[ProgressReporter]:
 
 @contextmanager
 def encoding(options: InferenceOptions, batch_size: int = 64) -> Iterator[InferenceConfig]:
-    """An inference configuration whose progress is printed while open."""
+    """An inference configuration that prints its progress while open."""
     from pouf.inference.encode import InferenceConfig
     from pouf.training.callbacks import Callbacks
 
@@ -172,15 +172,15 @@ def encoding(options: InferenceOptions, batch_size: int = 64) -> Iterator[Infere
 
 
 @contextmanager
-def grid_progress(hidden: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Outcome], None]]]:
-    """Progress of the cells of a table; yields a callback for their number and one for each outcome."""
+def grid_progress(hidden: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Result], None]]]:
+    """Progress of the cells of a table; yields a callback for their number and one for each result."""
     with progress(hidden) as reporter:
 
-        def advance(outcome: Outcome) -> None:
-            name = f"{outcome.cell.task} {outcome.cell.method} seed {outcome.cell.seed}"
+        def advance(result: Result) -> None:
+            name = f"{result.cell.task} {result.cell.method} seed {result.cell.seed}"
             reporter._at(reporter.done + 1, name)
-            if outcome.error:
-                reporter.say(f"failed: {name}: {outcome.error}")
+            if result.error:
+                reporter.say(f"failed: {name}: {result.error}")
 
         yield lambda cells: reporter.on_phase("cells", cells), advance
 

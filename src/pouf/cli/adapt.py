@@ -70,7 +70,7 @@ def _run(
 ) -> None:
     """Read the inputs, call the library, print the result."""
     from pouf.parallel.process_group import launched_sharding
-    from pouf.runs.writer import check_new
+    from pouf.runs.run_folder import check_new
 
     console.silence_libraries()
     if options.method == "list":
@@ -99,7 +99,7 @@ def demo(
     """Teach a model that knows printed characters to read handwriting, offline, in under a minute."""
     from pouf.demo import demo as run_demo
     from pouf.recipe import Recipe
-    from pouf.runs.writer import check_new
+    from pouf.runs.run_folder import check_new
 
     console.silence_libraries()
     check_new(out)

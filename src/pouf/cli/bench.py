@@ -44,7 +44,7 @@ def make_data(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Fol
 
 @bench.command("run")
 @grouped()
-def run(
+def compute_table(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Name of a table: see pouf bench list.")],
     data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")],
     model: Annotated[str, typer.Option(help="Hub name or local folder.")],
@@ -101,25 +101,29 @@ def run(
     An interrupted run continues where it stopped. A folder with results of other settings is refused, unless
     --resume says that they belong together.
     """
+    from pouf.bench.results import Setting
     from pouf.bench.run import run_table
 
     console.silence_libraries()
+    setting = Setting(
+        str(data), model, parse_settings(settings or []), limit=limit, unlabelled=unlabelled,
+        text_columns=tuple(_names(text_column) or ()), label_column=label_column or "",
+        grid=grid, demo_filter=demo_filter,
+    )  # fmt: skip
+    numbers = tuple(split_numbers("--seeds", seeds, "whole numbers as 0,1,2", int))
     with grid_progress(output.hidden) as (start, advance):
-        result = run_table(
-            table, data, model, out_dir, tasks=_names(tasks), methods=_names(methods),
-            seeds=tuple(split_numbers("--seeds", seeds, "whole numbers as 0,1,2", int)),
-            settings=parse_settings(settings or []), unlabelled=unlabelled, limit=limit,
-            text_columns=_names(text_column) or (), label_column=label_column or "", grid=grid,
-            demo_filter=demo_filter, jobs=jobs, resume=resume, on_cell=advance, on_start=start,
+        run = run_table(
+            table, setting, out_dir, tasks=_names(tasks), methods=_names(methods), seeds=numbers, jobs=jobs,
+            resume=resume, on_cell=advance, on_start=start,
         )  # fmt: skip
-    facts = {"cells": len(result.outcomes), "failed": len(result.failed), "files": [str(f) for f in result.files]}
+    facts = {"cells": len(run.results), "failed": len(run.failed), "files": [str(f) for f in run.files]}
     if output.as_json:
-        console.print_json(facts | {"rows": [row._asdict() for row in result.rows]})
+        console.print_json(facts | {"rows": [row._asdict() for row in run.rows]})
     elif not output.quiet:
-        console.print_out(result.files[0].read_text(encoding="utf-8"))
-        console.print_out(f"In {', '.join(map(str, result.files))}; {facts['failed']} of {facts['cells']} cells failed")
-    if result.failed and len(result.failed) == len(result.outcomes):
-        raise InputError(f"no cell could be computed; the first: {result.failed[0].error}")
+        console.print_out(run.files[0].read_text(encoding="utf-8"))
+        console.print_out(f"In {', '.join(map(str, run.files))}; {facts['failed']} of {facts['cells']} cells failed")
+    if run.failed and len(run.failed) == len(run.results):
+        raise InputError(f"no cell could be computed; the first: {run.failed[0].error}")
 
 
 def _names(text: str | None) -> list[str] | None:

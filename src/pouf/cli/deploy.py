@@ -1,9 +1,10 @@
-"""`pouf export` and `pouf serve`."""
+"""`pouf distil`, `pouf export` and `pouf serve`."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,11 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._options import DeviceOptions, InferenceOptions, RunFolder, TextColumn, UseOption, grouped
-from pouf.errors import InputError, optional
+from pouf.cli._options import (
+    DeviceOptions,
+    InferenceOptions,
+    ModelOption,
+    OutputOption,
+    RunFolder,
+    TextColumn,
+    TrainingOption,
+    UseOption,
+    grouped,
+)
+from pouf.errors import InputError, optional, plural
 
 if TYPE_CHECKING:
     from pouf.integrations.onnx import Exported
+    from pouf.runs.distil import Distilled
 
 
 @grouped("run", "inputs", "onnx", "merge", "int8", "out", "use")
@@ -66,6 +78,57 @@ def export(
     found = export_onnx(classifier, out or run / "onnx", examples, int8=int8)
     source = "your inputs" if inputs else "inputs of the run" if examples is not None else "made-up inputs"
     console.show_result(found._asdict() | {"folder": str(found.folder)}, _comparison(found, source), options)
+
+
+@grouped()
+def distil(
+    run: RunFolder,
+    options: InferenceOptions,
+    model: Annotated[str, ModelOption(help="Name or folder of the student.")],
+    inputs: Annotated[
+        Path | None,
+        typer.Argument(metavar="INPUT", help="Inputs without labels to learn from.", show_default="the run's own"),
+    ] = None,
+    text_column: TextColumn = None,
+    preset: Annotated[str | None, TrainingOption(help="fast, balanced or paper.")] = None,
+    steps: Annotated[int | None, TrainingOption(help="Number of updates.", min=1)] = None,
+    seed: Annotated[int, TrainingOption(help="Seed of everything random.")] = 0,
+    out: Annotated[Path, OutputOption(help="Folder of the student's run.")] = Path("pouf-student"),
+    overwrite: Annotated[bool, OutputOption("--overwrite", help="Replace the run in --out, if this succeeds.")] = False,
+) -> None:
+    """Teach a smaller model what a run predicts: the student is a run of its own."""
+    from pouf.cli._progress import progress
+    from pouf.options import Output
+    from pouf.runs.distil import distil as run_distil
+    from pouf.runs.folder import Run
+    from pouf.runs.inputs import load_classifiers, read_inputs
+    from pouf.runs.run_folder import check_new
+
+    console.silence_libraries()
+    check_new(out, overwrite=overwrite)
+    (teacher,) = load_classifiers(run, "advised", device=options.resolve_device(), trust_model=options.trust_model)
+    data = read_inputs(Run(run), teacher, inputs, text_column)
+    with progress(options.hidden) as reporter:
+        found = run_distil(
+            teacher, model, data, Output(out, overwrite=overwrite), cache=options.features_cache(), recipe=preset,
+            settings={"steps": steps} if steps is not None else None, seed=seed, callbacks=[reporter],
+            trust_model=options.trust_model, command=sys.argv,
+        )  # fmt: skip
+    console.show_verdict(found.result.verdict, options.hidden)
+    console.show_result(found.to_json() | {"run": str(out)}, _distilled(found, out), options)
+
+
+def _distilled(found: Distilled, out: Path) -> str:
+    faster = found.teacher.seconds / found.student.seconds
+    smaller = found.teacher.parameters / max(found.student.parameters, 1)
+    return "\n".join(
+        [
+            f"On {plural(found.held_back, 'input')} whose answers it did not get, the student agrees with its teacher "
+            f"on {found.agreement:.0%} (its zero-shot: {found.before:.0%})",
+            f"{1000 * found.student.seconds:.1f} ms per input, {faster:.1f} times as fast; "
+            f"{found.student.parameters:,} parameters, {smaller:.1f} times as small. The student is in {out}",
+        ]
+    )
 
 
 def _comparison(found: Exported, source: str) -> str:

@@ -16,7 +16,7 @@ from pouf.errors import InputError
 if TYPE_CHECKING:
     from pouf.models.base import Backbone
 
-UNCLEAR = 0.7  # below this agreement; with two classes 0.2 lower, as in the verdict
+MIN_AGREEMENT = 0.75  # with two classes 0.25 lower, as in the verdict
 
 
 @grouped()
@@ -52,7 +52,8 @@ def names(
         inference = replace(inference, cache=inference.cache or InMemoryFeatureCache())
         for given in classes:
             for sentence in template if template else [None]:
-                wording = read_classes(given).as_given()
+                read = read_classes(given)
+                wording = read.as_given()
                 own = [sentence] if sentence is not None else None
                 if backbone is None:
                     first = Classifier.from_pretrained(
@@ -60,7 +61,7 @@ def names(
                     ).to(options.resolve_device())
                     backbone = first.backbone
                 found = judge_wording(Classifier(backbone, wording, own), inputs, inference)
-                rows.append({"classes": given, "template": sentence, **found._asdict()})
+                rows.append({"classes": given, "count": len(read.names), "template": sentence, **found._asdict()})
     rows.sort(key=lambda row: -row["agreement"])
     console.show_result({"wordings": rows}, _comparison(rows), options)
 
@@ -76,8 +77,7 @@ def _comparison(rows: list[dict[str, Any]]) -> str:
             f"; hardest to tell apart: {pairs}"
         )
     best = rows[0]
-    two = "," in best["classes"] and len(best["classes"].split(",")) == 2
-    if best["agreement"] < UNCLEAR - 0.2 * two:
+    if best["agreement"] < MIN_AGREEMENT - 0.25 * (best["count"] == 2):
         lines.append("The model is unsure what any of these mean here: describe each class in a few words.")
     elif len(rows) > 1:
         lines.append(f"Best: {best['classes']}" + (f" in {best['template']!r}" if best["template"] else ""))

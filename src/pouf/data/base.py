@@ -110,7 +110,7 @@ class Unlabelled(ABC):
         """Store a digest that another process computed, for `known_digest`; does nothing if no reading is needed."""
 
     def peek(self) -> AbstractContextManager[None]:
-        """While open, bytes that are read are kept for the next read of the same sample: it is opened once."""
+        """While open, bytes are stored for the next read of the same sample: it is opened once."""
         return nullcontext()
 
     def reading_order(self) -> Sequence[int]:

@@ -48,15 +48,15 @@ def display_name(name: str) -> str:
     return " ".join(name.replace("_", " ").split())
 
 
-def same_name(name: str) -> str:
+def normalise_name(name: str) -> str:
     """The normal form by which names are compared: ignores case, underscores, spaces and Unicode forms."""
     return unicodedata.normalize("NFKC", display_name(name)).casefold()
 
 
 def find_class(name: str, classes: Sequence[str]) -> int:
     """The index of a class by its name, or by an unambiguous prefix: `Puncher` finds `punchers`."""
-    known = [same_name(each) for each in classes]
-    prefix = same_name(name)
+    known = [normalise_name(each) for each in classes]
+    prefix = normalise_name(name)
     matches = [k for k, each in enumerate(known) if prefix and each.startswith(prefix)]
     if prefix in known:
         return known.index(prefix)
@@ -93,9 +93,9 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     if isinstance(classes, str):
         raise InputError(f"classes must be a list of names, not the text {classes!r}: give {_split_names(classes)!r}")
     if isinstance(classes, (set, frozenset)):
-        raise InputError("classes must be a list of names, not a set, whose order changes from run to run")
+        raise InputError("classes must be a list of names, not a set: its order changes from run to run")
     names = tuple(_check_name(name) for name in classes)
-    doubles = [name for name, count in Counter(map(same_name, names)).items() if count > 1]
+    doubles = [name for name, count in Counter(map(normalise_name, names)).items() if count > 1]
     if doubles:
         raise InputError(f"duplicate class names: {', '.join(doubles)}. Give each class once, under its own name.")
     if len(names) < 2:
@@ -124,13 +124,13 @@ def _check_name(name: str) -> str:
     return name.strip()
 
 
-def numbered(names: Sequence[str]) -> list[str]:
+def number_duplicates(names: Sequence[str]) -> list[str]:
     """The second `missile` becomes `missile (2)`."""
     counts: Counter[str] = Counter()
     distinct_names = []
     for name in map(_check_name, names):
-        counts[same_name(name)] += 1
-        count = counts[same_name(name)]
+        counts[normalise_name(name)] += 1
+        count = counts[normalise_name(name)]
         distinct_names.append(name if count == 1 else f"{name} ({count})")
     return distinct_names
 

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 DIGEST_SIZE = 16  # bytes
 FIXED = 2
-MAX_WAITING = 32 * 2**20  # bytes that were read for their digest and are kept for the decoder
+MAX_WAITING = 32 * 2**20  # bytes that were read for their digest and wait for the decoder
 
 
 def content_digest(content: bytes) -> bytes:
@@ -16,7 +16,7 @@ def content_digest(content: bytes) -> bytes:
 
 
 class Contents:
-    """The bytes of n inputs. Those that were read for their digest are kept for the next `take`.
+    """The bytes of n inputs. Those that were read for their digest are stored for the next `take`.
 
     Args:
         read: index -> bytes, or `OSError`.
@@ -59,7 +59,7 @@ class Contents:
         return digest
 
     def take(self, index: int) -> bytes:
-        """The bytes, which are then no longer kept; `OSError` if they can't be read."""
+        """The bytes, which are then no longer stored; `OSError` if they can't be read."""
         content = self._waiting.pop(index, None)
         if content is None:
             content = self.read(index)

@@ -72,7 +72,7 @@ class ImageFile(NamedTuple):
 Item = str | Path | TarMember | RemoteFile | ImageFile | Image.Image
 
 
-def undecoded(item: Any) -> Any:
+def as_item(item: Any) -> Any:
     """Bytes of a file, or an undecoded image of `datasets`, `{"bytes": …, "path": …}`, as an item; other values are
     returned unchanged."""
     if isinstance(item, (bytes, bytearray, memoryview)):
@@ -90,7 +90,7 @@ class Images(Unlabelled):
     modality = "image"
 
     def __init__(self, items: Sequence[Item], ids: Sequence[str] | None = None, source: str = "the list") -> None:
-        names = [readable(item) if isinstance(item, (str, Path)) else str(i) for i, item in enumerate(items)]
+        names = [printable_path(item) if isinstance(item, (str, Path)) else str(i) for i, item in enumerate(items)]
         super().__init__(names if ids is None else ids, source)
         self.items = items
         self.contents = Contents(len(items), partial(_bytes_of, items))
@@ -124,7 +124,7 @@ class Images(Unlabelled):
                 if not name.startswith("."):
                     (paths if name.lower().endswith(EXTENSIONS) else others).append(Path(root, name))
         home = folder.resolve()
-        archives = [] if paths else sorted(path for path in folder.rglob("*.tar") if not _leaves(path, home))
+        archives = [] if paths else sorted(path for path in folder.rglob("*.tar") if not _is_outside(path, home))
         if archives:
             return cls.from_archives(archives, str(folder))
         if not paths:
@@ -134,11 +134,13 @@ class Images(Unlabelled):
         if others:
             endings = Counter(path.suffix.lower() or "without an ending" for path in others)
             listed = ", ".join(f"{n} {ending}" for ending, n in endings.most_common(5))
-            logger.warning("ignored in %s, not images: %s; the first is %s", folder, listed, readable(min(others).name))
+            logger.warning(
+                "ignored in %s, not images: %s; the first is %s", folder, listed, printable_path(min(others).name)
+            )
         paths.sort()
-        images = cls(paths, [readable(path.relative_to(folder).as_posix()) for path in paths], str(folder))
+        images = cls(paths, [printable_path(path.relative_to(folder).as_posix()) for path in paths], str(folder))
         for index, path in enumerate(paths):
-            if _leaves(path, home):
+            if _is_outside(path, home):
                 images.skipped[index] = "a link out of the folder: copy the file itself into the folder"
         return images
 
@@ -156,10 +158,10 @@ class Images(Unlabelled):
         ids: list[str] = []
         for archive in map(Path, archives):
             try:
-                found = list(_members(archive))
+                found = list(_image_members(archive))
             except (OSError, tarfile.TarError) as error:
                 raise InputError(f"{str(archive)!r} is not a readable tar archive ({error}): unpack it") from None
-            ids += [readable(f"{archive.name}/{name}") for name, _ in found]
+            ids += [printable_path(f"{archive.name}/{name}") for name, _ in found]
             members += [member for _, member in found]
         source = source if source is not None else ", ".join(map(str, archives))
         if not members:
@@ -232,18 +234,18 @@ def _bytes_of(items: Sequence[Item], index: int) -> bytes:
     return read_bytes(item)  # type: ignore[arg-type]
 
 
-def readable(path: str | Path) -> str:
+def printable_path(path: str | Path) -> str:
     """A path as printable text: bytes that are not UTF-8 become `\\xff`."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _leaves(path: Path, root: Path) -> bool:
+def _is_outside(path: Path, root: Path) -> bool:
     """Whether a link leads out of a folder."""
     # `Path.resolve` raises an error at circular links.
     return path.is_symlink() and root not in Path(os.path.realpath(path)).parents
 
 
-def _members(archive: Path) -> Iterator[tuple[str, TarMember]]:
+def _image_members(archive: Path) -> Iterator[tuple[str, TarMember]]:
     """The images of an archive by name; if it is truncated, one unreadable image stands for the lost part."""
     with tarfile.open(archive, "r:") as listing:
         try:
@@ -335,7 +337,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     Grey of more than 8 bits is scaled down; Pillow would clip it.
     """
     if image.mode.startswith(("I", "F")):
-        return _grey(image)
+        return _grey_to_rgb(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -345,7 +347,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _grey(image: Image.Image) -> Image.Image:
+def _grey_to_rgb(image: Image.Image) -> Image.Image:
     """16-bit values range from 0 to 65,535 and floats from 0 to 1; wider ranges are scaled to fit."""
     pixels = np.array(image, dtype=np.float64)
     if not np.isfinite(pixels).all():

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from pouf.data.base import Modality, Unlabelled
-from pouf.data.images import EXTENSIONS, Images, undecoded
+from pouf.data.images import EXTENSIONS, Images, as_item
 from pouf.data.streams import Stream
 from pouf.data.tables import TABLE_READERS, find_columns
 from pouf.data.texts import RowNumbers, Texts
@@ -26,6 +26,8 @@ COLUMNS: dict[Modality, Sequence[str]] = {
 
 
 class NormalisedInput(NamedTuple):
+    """Inputs as data, and whether they were a single sample."""
+
     data: Unlabelled
     single: bool  # one sample was given, not a list, so one prediction is returned
 
@@ -44,7 +46,7 @@ def normalise(
         id_columns: columns of a file that name the samples in predictions.
     """
     if id_columns:
-        return NormalisedInput(_named_data(inputs, modality, columns, id_columns), False)
+        return NormalisedInput(_with_id_columns(inputs, modality, columns, id_columns), False)
     if isinstance(inputs, Unlabelled):
         return NormalisedInput(inputs, False)
     if hasattr(inputs, "to_pandas") and not hasattr(inputs, "with_format"):
@@ -77,7 +79,7 @@ def split_columns(columns: str | None, usual: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _named_data(inputs: Any, modality: Modality, columns: Sequence[str], id_columns: Sequence[str]) -> Unlabelled:
+def _with_id_columns(inputs: Any, modality: Modality, columns: Sequence[str], id_columns: Sequence[str]) -> Unlabelled:
     if modality == "image" or not isinstance(inputs, (str, Path)):
         raise InputError("id columns are for a file of texts or vectors; images are named by their paths")
     if modality == "vector":
@@ -102,9 +104,9 @@ def _images(inputs: Any, columns: Sequence[str]) -> NormalisedInput:
 
 
 def _picture(item: Any) -> Any:
-    """Arrays as Pillow images: (h, w), (h, w, 3) or, as in torch, (3, h, w); other items as `undecoded` has them."""
+    """Arrays as Pillow images: (h, w), (h, w, 3) or, as in torch, (3, h, w); other items as `as_item` has them."""
     if not isinstance(item, (np.ndarray, Tensor)):
-        return undecoded(item)
+        return as_item(item)
     pixels = item.detach().cpu().numpy() if isinstance(item, Tensor) else item
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3, 4):
         pixels = np.moveaxis(pixels, 0, 2)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pouf.data.base import Modality, Unlabelled
-from pouf.data.class_names import same_name
+from pouf.data.class_names import normalise_name
 from pouf.data.inputs import normalise
 from pouf.data.tables import BadRow, read_table
 from pouf.data.texts import Texts
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 class Labelled(NamedTuple):
+    """Inputs and their labels, in the same order."""
+
     inputs: Unlabelled
     labels: list[int]  # indices of classes; NO_LABEL for a row that is skipped
 
@@ -44,7 +46,7 @@ def read_labelled(
     a class. Texts: a file with a column of texts (two for pairs) and one of labels. Vectors: a file with a list of
     labels beside them. Case, spaces and underscores do not matter in labels.
     """
-    known = {same_name(name): i for i, name in enumerate(classes)}
+    known = {normalise_name(name): i for i, name in enumerate(classes)}
     if modality == "vector":
         return _labelled_vectors(path, classes, known, label_column)
     if modality == "image":
@@ -83,14 +85,14 @@ def _labelled_vectors(path: str | Path, classes: Sequence[str], known: dict[str,
 def _row_label(value: Any, known: dict[str, int]) -> int | str:
     if isinstance(value, BadRow):
         return NO_LABEL
-    return known.get(same_name(str(value)), str(value))
+    return known.get(normalise_name(str(value)), str(value))
 
 
 def _folder_label(folder: Path, identifier: str, known: dict[str, int]) -> int | str:
     folders = (folder.resolve().name, *Path(identifier).parts[:-1])
     # The nearest folder, or several with a / between them, as animal/dog.
     named = ("/".join(folders[first : last + 1]) for last in reversed(range(len(folders))) for first in range(last + 1))
-    return next((known[same_name(name)] for name in named if same_name(name) in known), folders[-1])
+    return next((known[normalise_name(name)] for name in named if normalise_name(name) in known), folders[-1])
 
 
 def _check_found(found: Sequence[int | str], classes: Sequence[str], source: str, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""Endless random batches whose state can be saved, so that a run resumes at the same batch."""
+"""Endless random batches with a state that can be saved, so that a run resumes at the same batch."""
 
 from __future__ import annotations
 

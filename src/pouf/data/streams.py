@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from pouf.data.base import Modality, Unlabelled, Unreadable
-from pouf.data.images import ImageFile, Images, undecoded
+from pouf.data.images import ImageFile, Images, as_item
 from pouf.data.random_batches import Draw, RandomBatches, ReplayedBatches
 from pouf.data.texts import Texts
 from pouf.errors import InputError
@@ -34,7 +34,7 @@ class Stream(Unlabelled):
     def __init__(
         self, open: Callable[[], Iterable[Any]], modality: Modality, source: str = "the stream", buffer: int = 4096
     ) -> None:
-        super().__init__(_Counted(), source)
+        super().__init__(_StreamIds(), source)
         self.open = open
         self.modality = modality
         self.buffer = buffer
@@ -56,14 +56,14 @@ class Stream(Unlabelled):
 
     def take(self, n: int) -> Images | Texts:
         """The first n samples, in memory."""
-        samples = [undecoded(sample) for sample in islice(self.open(), n)]
+        samples = [as_item(sample) for sample in islice(self.open(), n)]
         return Images(samples, source=self.source) if self.modality == "image" else Texts(samples, source=self.source)
 
     def read(self, index: int) -> Any:
         return self.read_for(index, None)
 
     def read_for(self, index: int, side: int | None) -> Any:
-        sample = undecoded(self.waiting[index])
+        sample = as_item(self.waiting[index])
         one: Images | Texts = (
             Images([sample]) if isinstance(sample, (Image.Image, ImageFile, Path)) else Texts([sample])
         )
@@ -81,7 +81,7 @@ class Stream(Unlabelled):
         seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
         pool: list[int] = []
         batch: list[Draw] = []
-        for position, sample in enumerate(self._passes()):
+        for position, sample in enumerate(self._repeat()):
             self.ids.total = position + 1  # type: ignore[attr-defined]
             self.waiting[position] = sample
             pool.append(position)
@@ -111,7 +111,7 @@ class Stream(Unlabelled):
             reason = next(iter(self.skipped.values()))
             raise InputError(f"none of the first {len(self.skipped)} samples of {self.source} can be read: {reason}")
 
-    def _passes(self) -> Iterator[Any]:
+    def _repeat(self) -> Iterator[Any]:
         while True:
             empty, first = True, not self.ids.total  # type: ignore[attr-defined]
             for sample in self.open():
@@ -126,7 +126,7 @@ class Stream(Unlabelled):
                 raise InputError(f"{self.source} is empty: {why}")
 
 
-class _Counted(Sequence[str]):
+class _StreamIds(Sequence[str]):
     """Ids are numbers in the order of arrival; the length is the number of samples read so far."""
 
     total = 0

@@ -20,7 +20,7 @@ from pouf.reading import encoding_of, read_bytes
 
 Columns = dict[str, list[Any]]  # by the requested names, all of one length
 DELIMITERS = (",", ";", "\t", "|")
-NO_DELIMITER = "\x1f"  # for files of one column, whose entries may contain all the others
+NO_DELIMITER = "\x1f"  # for files of one column: its entries may contain all the others
 logger = logging.getLogger(__name__)
 
 
@@ -42,7 +42,7 @@ def read_table(file: str | Path, *needed: str) -> Columns:
 
 
 def read_text_any_encoding(file: str | Path) -> str:
-    """The content of a text file whose encoding is detected."""
+    """The content of a text file; its encoding is detected."""
     try:
         content = read_bytes(file)
     except OSError as error:
@@ -52,7 +52,7 @@ def read_text_any_encoding(file: str | Path) -> str:
         return content.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        if encoding == "utf-8" and (text := _western(content)) is not None:
+        if encoding == "utf-8" and (text := _decode_windows_1252(content)) is not None:
             logger.warning(
                 "%s is not UTF-8 (line %d) and was read as Windows-1252. If letters look wrong, save it as UTF-8.",
                 file, line,
@@ -76,7 +76,7 @@ def detect_encoding(start: bytes) -> str:
     return "utf-8"
 
 
-def _western(content: bytes) -> str | None:
+def _decode_windows_1252(content: bytes) -> str | None:
     """Decode as Windows-1252, which Excel writes in much of Europe; None if the bytes look like something else."""
     letters = sum(byte >= 0x80 or chr(byte).isalpha() for byte in content)
     beyond_ascii = sum(byte >= 0x80 for byte in content)
@@ -119,7 +119,7 @@ def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> li
     return indices
 
 
-def _plain(file: Path, needed: Sequence[str]) -> Columns:
+def _plain_text(file: Path, needed: Sequence[str]) -> Columns:
     # Only line feeds and carriage returns end a line here: a text may hold Unicode's other separators.
     lines = io.StringIO(read_text_any_encoding(file), newline=None).read().split("\n")
     return _columns(lines[:-1] if not lines[-1] else lines, needed, str(file))
@@ -162,7 +162,7 @@ def _delimiter(text: str, needed: Sequence[str], usual: str) -> str:
 
 
 def _from_grid(rows: Sequence[Sequence[Any]], needed: Sequence[str], source: str) -> Columns:
-    """Columns of a table whose first row is its header. Blank rows count, except those at the end."""
+    """Columns of a table with its header as the first row. Blank rows count, except those at the end."""
     filled = [number for number, row in enumerate(rows) if any(value not in ("", None) for value in row)]
     if not filled:
         return {name: [] for name in needed}
@@ -280,5 +280,5 @@ TABLE_READERS: dict[str, Callable[[Path, Sequence[str]], Columns]] = {
     ".json": _json,
     ".parquet": _parquet,
     ".xlsx": _excel,
-    ".txt": _plain,
+    ".txt": _plain_text,
 }

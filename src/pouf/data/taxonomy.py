@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Taxonomy(NamedTuple):
-    """The common ancestors of k classes whose names are paths."""
+    """The common ancestors of k classes with paths as names."""
 
     classes: tuple[str, ...]
     members: dict[str, list[int]]  # classes below each ancestor, by its path; highest ancestors first

@@ -34,10 +34,10 @@ class Vectors(Unlabelled):
     originals: Images | Texts | None = None  # the inputs that the vectors were computed from
 
     def __init__(self, array: Array | Tensor, source: str = "the array") -> None:
-        values = as_table(array, source)
+        values = as_matrix(array, source)
         super().__init__(RowNumbers(len(values)), source)
         largest = row_maxima(values)
-        self.array = usual_scale(values, largest)
+        self.array = rescale_extreme_rows(values, largest)
         for row in np.flatnonzero(~np.isfinite(largest) | (largest == 0)):
             self.skipped[int(row)] = "the vector is zero, or not finite"
 
@@ -115,9 +115,9 @@ class Vectors(Unlabelled):
         return blake2b(f"{self.array.shape} {some.dtype}".encode() + some.tobytes(), digest_size=16).hexdigest()
 
 
-def as_table(array: Any, source: str) -> Array:
+def as_matrix(array: Any, source: str) -> Array:
     """Floats (n, d) that torch accepts, in native byte order. Integers are accepted in a list, not in an array."""
-    if isinstance(array, Tensor) and not _plain(array):
+    if isinstance(array, Tensor) and not _is_plain(array):
         kind = f"{array.layout}, {array.dtype} on {array.device}"
         raise InputError(f"{source}: expected a dense tensor of numbers (n, d), not {kind}")
     try:
@@ -151,7 +151,7 @@ def _maxima(values: Array) -> Array:
     return largest.view(values.dtype).astype(np.float32)
 
 
-def usual_scale(values: Array, largest: Array) -> Array:
+def rescale_extreme_rows(values: Array, largest: Array) -> Array:
     """The same directions; rows whose squares float32 can't hold are divided by their largest value."""
     unusual = np.isfinite(largest) & (largest > 0) & ((largest < 1e-8) | (largest > 1e15))
     if unusual.any():
@@ -160,7 +160,7 @@ def usual_scale(values: Array, largest: Array) -> Array:
     return values
 
 
-def _plain(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor) -> bool:
     """Whether it is a dense tensor with plain numbers."""
     return tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta and not tensor.is_conj()
 

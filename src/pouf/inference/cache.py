@@ -51,7 +51,7 @@ class FeatureCache:
 
 
 class InMemoryFeatureCache(FeatureCache):
-    """Features for the time of one run, in memory: where none are kept on disk, an input is still encoded once."""
+    """Features in memory for one run, so that inputs are encoded once without a cache on disk."""
 
     def __init__(self) -> None:
         self.every = math.inf  # seconds: nothing is lost by waiting
@@ -132,7 +132,7 @@ class CachedFeatures:
         return number
 
     def _drop(self, stem: str, why: Exception) -> None:
-        """Forget a shard that is damaged: what it held is computed again."""
+        """Forget a damaged shard: its features are computed again."""
         logger.warning("part of the cache in %s was damaged (%s) and is computed again", self.folder, why)
         if stem in self.stems:
             number = self.stems.index(stem)

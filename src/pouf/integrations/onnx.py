@@ -35,6 +35,8 @@ Tensors = Mapping[str, Tensor]
 
 
 class Exported(NamedTuple):
+    """The files of an export, and how close they are to torch."""
+
     folder: Path
     files: dict[str, str]  # by role: classifier, int8, image_encoder, text_encoder, …
     difference: float  # largest difference of a probability from torch, over the examples

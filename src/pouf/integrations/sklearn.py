@@ -1,4 +1,4 @@
-"""A scikit-learn estimator whose `fit` needs no labels."""
+"""A scikit-learn estimator; its `fit` needs no labels."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class PoufClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classifi
             classifier: Any = self.model
         elif not self._reads_vectors:
             if names is None:
-                raise InputError("no classes: give their names, or labels whose values are the names")
+                raise InputError("no classes: give their names, or labels with the names as values")
             classifier = Classifier.from_pretrained(self.model, names, self.templates, words=self.words)
         else:
             classifier = Classifier.from_vectors(self._prototypes(names), names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from pouf.losses.information import entropy, mutual_information
 from pouf.losses.optimal_transport import optimal_transport
 from pouf.losses.prior import PaperPrior, PriorEstimate
-from pouf.losses.supervised import divergence, squared_error
+from pouf.losses.supervised import divergence, divergence_by_sureness, squared_error
 from pouf.losses.transport import COSTS, conditional_transport
 
 if TYPE_CHECKING:
@@ -25,9 +25,15 @@ PRIORS: dict[str, Callable[[int, int], PaperPrior | PriorEstimate]] = {"paper": 
 
 
 class Loss(NamedTuple):
+    """The loss of a step, its terms, and the scores it was computed from."""
+
     total: Tensor  # scalar, differentiable
     terms: dict[str, Tensor]  # scalars before weighting, detached; smaller is better
     scores: Scores  # of the unlabelled batch, detached
+
+
+# Of a term of the loss: which of the scores of a step it is of, and their targets (n, k).
+Targets = Mapping[str, tuple[int, Tensor]]
 
 
 class Shares(NamedTuple):
@@ -38,7 +44,8 @@ class Shares(NamedTuple):
 
 
 class Objective:
-    """L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * L_labels(logits).
+    """L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * L_labels(logits)
+    + teacher * L_teacher(logits).
 
     Args:
         settings: the weights, and which transport, labels and prior.
@@ -54,14 +61,14 @@ class Objective:
         learned = known_shares is None and settings.prior in PRIORS
         self.prior = PRIORS[settings.prior](classes, steps) if learned else None
 
-    def __call__(self, scores: Sequence[Scores], targets: Tensor | None = None) -> Loss:
+    def __call__(self, scores: Sequence[Scores], targets: Targets | None = None) -> Loss:
         """The loss of a step, in fp32 or better. Updates the prior if it is learned.
 
         Args:
-            scores: of the unlabelled batch, and of the labelled one if that is another batch.
-            targets: (n, k), class probabilities of the labelled batch.
+            scores: of the unlabelled batch, and of those with labels or answers of a teacher, where these are others.
+            targets: class probabilities of the terms `labels` and `teacher`.
         """
-        (sim, logits, temperature), labelled = scores[0], scores[-1]
+        sim, logits, temperature = scores[0]
         settings, terms = self.settings, {}
         with torch.autocast(logits.device.type, enabled=False):
             shares = self._shares(scores[0]) if self.prior is not None or self.known_shares is not None else Shares()
@@ -75,8 +82,9 @@ class Objective:
                 terms["information"] = -mutual_information(logits, shares.marginal, self.known_shares is not None)
             if settings.entropy:
                 terms["entropy"] = entropy(logits)
-            if targets is not None:
-                terms["labels"] = LABEL_LOSSES[settings.label_loss](labelled.logits, targets)
+            for name, (place, wanted) in (targets or {}).items():
+                loss = divergence_by_sureness if name == "teacher" else LABEL_LOSSES[settings.label_loss]
+                terms[name] = loss(scores[place].logits, wanted)
             total = torch.stack([self.weights[name] * term for name, term in terms.items()]).sum()
         known = {name: term.detach() for name, term in terms.items()}
         return Loss(total, known, type(scores[0])(*(each.detach() for each in scores[0])))
@@ -84,7 +92,7 @@ class Objective:
     @property
     def used(self) -> set[str]:
         """The fields of the scores that the loss depends on."""
-        names = {"logits"} if self.settings.information or self.settings.entropy or self.settings.labels else set()
+        names = {"logits"} if self.weights.keys() - {"transport"} else set()
         if self.settings.transport:
             names |= {"sim", "temperature"} if self.settings.plan == "conditional" else {"sim"}
         return names

@@ -23,7 +23,7 @@ from pouf.files import write_tensors
 from pouf.models.adapter import Adapter
 from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, fill
 from pouf.models.text_side import TextSide
-from pouf.parallel.shards import full
+from pouf.parallel.shards import full_tensor
 from pouf.reading import read_tensors
 from pouf.recipe import Kind
 
@@ -170,7 +170,7 @@ class Backbone(nn.Module, ABC):
         return {}
 
     def use_windows(self) -> None:
-        """Read long texts in windows, whose features are pooled, instead of cutting them."""
+        """Read long texts in windows and pool their features, instead of cutting them."""
         if not self.supports_windows:
             raise InputError("windows are for long texts of a sentence encoder or a language model: leave them out")
         self.windows = True
@@ -276,7 +276,7 @@ def _digest_of(tensor: Tensor) -> bytes:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    return full(tensor).detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return full_tensor(tensor).detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
 def model_weights(weights: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
@@ -295,6 +295,7 @@ def class_means(rows: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def check_modality(backbone: Backbone, modality: Modality) -> None:
+    """Raise an error if the model does not read this modality."""
     if backbone.modality != modality:
         raise InputError(f"this model reads {backbone.modality}s, but the data are {modality}s: choose another model")
 

@@ -71,7 +71,7 @@ class Demonstrations:
         alone = Example(sample, own_limit=self.own_limit, shot_limit=self.shot_limit)
         if self.place == "before":
             return alone._replace(before=tuple(draw.sample(others, min(self.count, len(others)))))
-        # A class whose only shot is this sample itself has none left.
+        # If a class has no other shot than this sample, it has none left.
         by_class = [[shot for shot in others if shot[1] == label] for label in sorted({k for _, k in self.shots})]
         return alone._replace(after=tuple(draw.choice(shots) for shots in by_class if shots))
 
@@ -104,6 +104,7 @@ class DemonstrationEncoder:
         return self.backbone.prepare([example for sample in samples for example in self.demonstrations.views(sample)])
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
+        """Mean features over the draws of each sample: tensors of (n · samples, …) -> (n, d)."""
         ids, which = batch["input_ids"].unique(dim=0, return_inverse=True)  # all of one length
         one_of_each = torch.empty(len(ids), dtype=torch.long, device=ids.device)
         one_of_each[which] = torch.arange(len(which), device=ids.device)

@@ -17,7 +17,9 @@ from pouf.errors import InputError, did_you_mean
 from pouf.models.base import Backbone
 from pouf.models.causal_lm import CausalLM
 from pouf.models.cloze import Cloze
+from pouf.models.cross_encoder import CrossEncoder
 from pouf.models.dual_encoder import DualEncoder
+from pouf.models.image_encoder import ImageEncoder
 from pouf.models.masked_lm import HEADS, MaskedLM
 from pouf.models.open_clip import OPEN_CLIP_PREFIX as OPEN_CLIP
 from pouf.models.open_clip import load_open_clip
@@ -242,6 +244,40 @@ def load_sequence_classifier(
         new = {weight for weight in missing if not weight.startswith(encoder) or "pooler" in weight.split(".")}
         source.check_complete([weight for weight in missing if not fresh or weight not in new])
         return SequenceClassifier(model, source.tokenizer(), max_length, seed)
+
+
+def load_cross_encoder(
+    name_or_path: str | Path, revision: str | None = None, trust_model: bool = False
+) -> CrossEncoder | None:
+    """An NLI classifier or a reranker; None where the model is no sequence classifier."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    source = _ModelSource(_local_or_hub(name_or_path), revision, trust_model)
+    with _explain_errors(source, "cross-encoder/nli-deberta-v3-small"):
+        config = AutoConfig.from_pretrained(source.name, **source.options)
+        if not any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
+            return None
+        model, missing = source.load(AutoModelForSequenceClassification)
+        source.check_complete(missing)
+        return CrossEncoder(model, source.tokenizer(), str(name_or_path))
+
+
+def load_feature_encoder(name_or_path: str | Path, revision: str | None = None, trust_model: bool = False) -> Backbone:
+    """An encoder whose features alone are used: what `load_backbone` loads, or a vision model without a text side."""
+    from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel
+
+    if str(name_or_path).startswith(OPEN_CLIP):
+        return load_backbone(name_or_path)
+    source = _ModelSource(_local_or_hub(name_or_path), revision, trust_model)
+    with _explain_errors(source, "facebook/dinov2-small"):
+        config = AutoConfig.from_pretrained(source.name, **source.options)
+        kind = MODEL_MAPPING.get(type(config), None)
+        if getattr(kind, "main_input_name", "") == "pixel_values" and not hasattr(kind, "get_text_features"):
+            model, missing = source.load(AutoModel, config=config)
+            source.check_complete([weight for weight in missing if "pooler" not in weight.split(".")])
+            _zero_pooler(model, missing)
+            return ImageEncoder(model, AutoImageProcessor.from_pretrained(source.name, **source.options))
+    return load_backbone(name_or_path, None, revision, trust_model)
 
 
 def absolute_name(name_or_path: str | Path) -> str:

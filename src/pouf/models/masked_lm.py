@@ -20,7 +20,7 @@ from pouf.models.cloze import Cloze, Example, Slot, TextSample
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.text_side import describe_tokenizer, replaced_embeddings, tokenizer_facts
 from pouf.models.windows import WINDOW_WEIGHT, WINDOWS_AT_ONCE, encode_windows, stack
-from pouf.parallel.shards import full
+from pouf.parallel.shards import full_tensor
 from pouf.recipe import Kind
 
 TRANSPORT_TEMPERATURE = 0.1  # of the transport plan, the paper's for texts
@@ -194,7 +194,7 @@ class MaskedLM(Backbone):
             ids = self.tokenizer(words, add_special_tokens=False)["input_ids"]
             if not ids:
                 raise InputError("the context of prompt tuning is empty: give the words to start from")
-            self.input_prompt = nn.Parameter(full(self.embedding.weight).detach()[ids].clone())
+            self.input_prompt = nn.Parameter(full_tensor(self.embedding.weight).detach()[ids].clone())
         return self.input_prompt
 
     def preprocessing(self) -> str:

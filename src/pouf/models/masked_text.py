@@ -15,7 +15,7 @@ from pouf.models.cloze import Cloze, Example, Piece, TextSample
 from pouf.models.windows import split_evenly
 
 MASK_POSITION = "mask_position"
-MAX_CACHED_SEGMENTS = 4096  # filled templates whose encodings are cached
+MAX_CACHED_SEGMENTS = 4096  # encodings of filled templates
 
 
 class Span(NamedTuple):
@@ -79,8 +79,8 @@ class MaskedText:
         rows = [self._segments(sample) for sample in samples]
         self._tokenize([segment for row in rows for segment in row])
         rows = [self._shortened(row, sample, longest) for row, sample in zip(rows, samples, strict=True)]
-        ids = [[*self._start, *self._joined(row), *self._end] for row in rows]
-        ids = [_without_far_end(row, sample, total) for row, sample in zip(ids, samples, strict=True)]
+        ids = [[*self._start, *self._joined_ids(row), *self._end] for row in rows]
+        ids = [_cut_far_end(row, sample, total) for row, sample in zip(ids, samples, strict=True)]
         # Always on the right: the mask's index is counted from the left.
         batch = dict(
             self.tokenizer.pad({"input_ids": ids}, padding="longest", padding_side="right", return_tensors="pt")
@@ -119,11 +119,11 @@ class MaskedText:
         example = sample if isinstance(sample, Example) else Example(sample)
         own = self._fill(example.sample)
         first = next((i for i, piece in enumerate(own) if piece.is_text), 0)
-        own[first] = _at_most(example.own_limit, own[first])
+        own[first] = _with_limit(example.own_limit, own[first])
 
         def solved(demonstrations: Sequence[tuple[TextSample, int]]) -> list[list[Piece]]:
             filled = [self.cloze.solve(other, label) for other, label in demonstrations]
-            return [[_at_most(example.shot_limit, piece) for piece in pieces] for pieces in filled]
+            return [[_with_limit(example.shot_limit, piece) for piece in pieces] for pieces in filled]
 
         filled = [*solved(example.before), own, *solved(example.after)]
         separator = self._separator() if len(filled) > 1 else ""
@@ -132,7 +132,7 @@ class MaskedText:
             Segment(self._escape_special(pieces), separator if i else "", separator if i < last else "")
             for i, pieces in enumerate(filled)
         ]
-        return [self._limited(segment) for segment in segments]
+        return [self._within_limits(segment) for segment in segments]
 
     def _separator(self) -> str:
         if self.tokenizer.sep_token is None:
@@ -164,13 +164,13 @@ class MaskedText:
         ids: list[int] = encoding.ids
         return ids[bool(segment.left) : len(ids) - bool(segment.right)]
 
-    def _joined(self, row: Sequence[Segment]) -> list[int]:
+    def _joined_ids(self, row: Sequence[Segment]) -> list[int]:
         ids = self._ids_of(row[0])
         for segment in row[1:]:
             ids = [*ids, self.tokenizer.sep_token_id, *self._ids_of(segment)]
         return ids
 
-    def _limited(self, segment: Segment) -> Segment:
+    def _within_limits(self, segment: Segment) -> Segment:
         """The segment with texts cut to their own limits, as `{text_a:first=240}`."""
         limits = [piece.limit for piece in segment.pieces if piece.is_text]
         if all(limit is None for limit in limits):
@@ -191,10 +191,10 @@ class MaskedText:
             own = len(sample.before)
             return [*row[:own], *self._shortened(row[own : own + 1], sample.sample, longest), *row[own + 1 :]]
         removable = len(sample.before) if isinstance(sample, Example) else 0
-        while removable and len(self._joined(row)) > longest:
+        while removable and len(self._joined_ids(row)) > longest:
             row = [row[1]._replace(left=""), *row[2:]]
             removable -= 1
-        while (surplus := len(self._joined(row)) - longest) > 0:
+        while (surplus := len(self._joined_ids(row)) - longest) > 0:
             encodings = self._tokenize(row)
             texts = [(i, len(tokens)) for i, segment in enumerate(row) for tokens in _tokens_of(encodings[i], segment)]
             keep = [n for _, n in texts]
@@ -213,13 +213,14 @@ class MaskedText:
         return row
 
     def one_token(self, word: str) -> int:
-        ids = self._in_context(word)
+        """The id of a word that is a single token, or an error with similar words that are."""
+        ids = self._tokens_in_context(word)
         if len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids:
             return ids[0]
         if len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id:
             raise InputError(f"label word {word!r} is a special token of this model: give a word of its language")
         parts = " + ".join(self.tokenizer.convert_ids_to_tokens(ids))
-        near = self._near(word)
+        near = self._similar_words(word)
         hint = f" Try {', '.join(near)}." if near else " Try a more common word."
         raise InputError(
             f"label word {word!r} is {len(ids)} tokens ({parts}) for this model; a prototype is one row of its "
@@ -228,7 +229,7 @@ class MaskedText:
             else f"label word {word!r} is unknown to this model's tokenizer ({parts}).{hint}"
         )
 
-    def _in_context(self, word: str) -> list[int]:
+    def _tokens_in_context(self, word: str) -> list[int]:
         """The tokens of a word in the template's gap: with a leading space, or joined to the preceding character."""
         before = self.cloze.template.partition("[MASK]")[0]
         if not before or before[-1].isspace() or before[-1] == "}":
@@ -240,7 +241,7 @@ class MaskedText:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def _near(self, word: str) -> list[str]:
+    def _similar_words(self, word: str) -> list[str]:
         """Words of the vocabulary with similar spelling that are one token."""
         known_words = {token.lstrip("Ġ▁ ") for token in self.tokenizer.get_vocab() if not token.startswith("##")}
         stem = word.lower()[: max(3, len(word) // 2)]
@@ -248,17 +249,17 @@ class MaskedText:
         close = difflib.get_close_matches(word, sorted(alike), n=12, cutoff=0.3)
         if len(close) < 3:
             close += difflib.get_close_matches(word, sorted(w for w in known_words if len(w) > 2), n=6, cutoff=0.6)
-        return [w for w in dict.fromkeys(close) if len(self._in_context(w)) == 1][:3]
+        return [w for w in dict.fromkeys(close) if len(self._tokens_in_context(w)) == 1][:3]
 
 
-def _without_far_end(ids: list[int], sample: TextSample | Example, longest: int) -> list[int]:
+def _cut_far_end(ids: list[int], sample: TextSample | Example, longest: int) -> list[int]:
     """Cut as LM-BFF does: at the start if demonstrations come before the sample, else at the end."""
     if len(ids) <= longest:
         return ids
     return ids[-longest:] if isinstance(sample, Example) and sample.before else ids[:longest]
 
 
-def _at_most(limit: int | None, piece: Piece) -> Piece:
+def _with_limit(limit: int | None, piece: Piece) -> Piece:
     """The piece with the lower of its own limit and this one, if it is a text."""
     if limit is None or not piece.is_text:
         return piece

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import ClassSet
-from pouf.data.vectors import CLASS_KEYS, PROTOTYPE_KEYS, Vectors, as_table, read_arrays, row_maxima, usual_scale
+from pouf.data.vectors import (
+    CLASS_KEYS,
+    PROTOTYPE_KEYS,
+    Vectors,
+    as_matrix,
+    read_arrays,
+    rescale_extreme_rows,
+    row_maxima,
+)
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors
 from pouf.reading import read_tensors
@@ -36,12 +44,12 @@ class Precomputed(Backbone):
 
     def __init__(self, prototypes: Tensor, temperature: float = CLIP_TEMPERATURE) -> None:
         super().__init__()
-        table = as_table(prototypes, "the prototypes")
+        table = as_matrix(prototypes, "the prototypes")
         largest = row_maxima(table)
         bad = ~np.isfinite(largest) | (largest == 0)
         if bad.any():
             raise InputError(f"prototype {int(bad.argmax())} is zero, or not finite: give one vector per class")
-        unit = nn.functional.normalize(torch.from_numpy(usual_scale(table, largest)).float(), dim=1)
+        unit = nn.functional.normalize(torch.from_numpy(rescale_extreme_rows(table, largest)).float(), dim=1)
         self.table = nn.Parameter(unit.clone())
         self.map: nn.Parameter | None = None
         self.register_buffer("start", unit)  # the zero-shot prototypes, saved too
@@ -118,7 +126,7 @@ def read_prototypes(file: str | Path) -> tuple[Tensor, list[str] | None]:
     """One vector per class, (k, d), and the names of the classes if the file has them."""
     arrays = read_arrays(file)
     named = arrays.first(CLASS_KEYS)
-    prototypes = torch.from_numpy(np.array(as_table(arrays.vectors(PROTOTYPE_KEYS), str(file)), dtype=np.float32))
+    prototypes = torch.from_numpy(np.array(as_matrix(arrays.vectors(PROTOTYPE_KEYS), str(file)), dtype=np.float32))
     if named is not None and named.ndim != 1:
         raise InputError(f"{str(file)!r}: expected a list of names beside the prototypes, not shape {named.shape}")
     return prototypes, None if named is None else [str(name) for name in named.tolist()]

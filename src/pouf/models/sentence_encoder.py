@@ -31,10 +31,12 @@ def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def max_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Maximum over the tokens that are not padding: (n, l, d), (n, l) -> (n, d)."""
     return hidden.masked_fill(mask[..., None] == 0, -math.inf).amax(1)
 
 
 def first_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """The first token: (n, l, d), (n, l) -> (n, d)."""
     return hidden[:, 0]
 
 

@@ -16,6 +16,8 @@ MAX_CACHED_CHUNKS = 1024  # tokenized sets of prompts that are cached: at least 
 
 
 class PromptChunk(NamedTuple):
+    """Tokenized sentences that are encoded together."""
+
     positions: Tensor  # (m,), indices of its sentences
     tokens: dict[str, Tensor]  # (m, length)
 

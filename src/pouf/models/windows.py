@@ -21,7 +21,7 @@ Tensors = dict[str, Tensor]
 T = TypeVar("T")
 WINDOW_WEIGHT = "window_weight"  # (n, w), tokens of each window; 0 for padding windows
 WINDOWS_AT_ONCE = 256  # windows encoded at once when no gradient is needed
-MAX_MEASURED_TEXTS = 1000  # texts whose length is measured
+MAX_MEASURED_TEXTS = 1000  # for an estimate of their lengths
 
 
 def split_evenly(tokens: Sequence[T], room: int) -> list[Sequence[T]]:
@@ -81,7 +81,7 @@ class Cut(NamedTuple):
     cut: int  # of these, longer than the model reads
     lost: float  # share of all tokens
     room: int  # tokens of a text that are read
-    measured: int  # texts whose length was measured
+    measured: int  # texts that this is an estimate from
 
     def __str__(self) -> str:
         about = "about " if self.measured < self.texts else ""
@@ -91,7 +91,7 @@ class Cut(NamedTuple):
         )
 
 
-def warn_of_cut(backbone: Backbone, data: Unlabelled, remedy: str) -> None:
+def warn_about_cut_texts(backbone: Backbone, data: Unlabelled, remedy: str) -> None:
     """Log how many of these texts are cut, and how much of them is lost."""
     if (found := measure_cut(backbone, data)) is not None:
         logger.warning("%s%s", found, f"; {remedy}" if backbone.supports_windows else "")

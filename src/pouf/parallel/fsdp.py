@@ -27,7 +27,7 @@ from pouf.parallel.process_group import (
     processes,
     started_processes,
 )
-from pouf.parallel.shards import full, is_main, is_shard, load_weights, local
+from pouf.parallel.shards import full_tensor, is_main, is_shard, load_weights, local
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
@@ -54,7 +54,7 @@ def shard_classifier(classifier: Classifier) -> None:
 
 
 def sync_weights(classifier: Classifier, recipe: Recipe) -> None:
-    """All processes get the weights of the first: its shards where these are asked for, else copies."""
+    """Give all processes the weights of the first: as shards if the recipe says so, else as copies."""
     if asks_to_shard(classifier, recipe):
         shard_classifier(classifier)
     elif not classifier.backbone.sharded:
@@ -139,7 +139,7 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     """The norm of all gradients, of shards and whole ones, before they are cut to the limit."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     parts = [[g for g in gradients if is_shard(g) is sharded] for sharded in (False, True)]
-    norm: Tensor = torch.stack([full(nn.utils.get_total_norm(part)) for part in parts if part]).norm()
+    norm: Tensor = torch.stack([full_tensor(nn.utils.get_total_norm(part)) for part in parts if part]).norm()
     if math.isfinite(limit):
         for gradient in gradients:
             local(gradient).mul_((limit / (norm + 1e-6)).clamp(max=1.0))

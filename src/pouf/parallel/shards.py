@@ -22,7 +22,7 @@ def is_shard(tensor: Any) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def full(tensor: Any) -> Tensor:
+def full_tensor(tensor: Any) -> Tensor:
     """The whole of a shard on every process; any other tensor as it is."""
     return tensor.detach().full_tensor() if is_shard(tensor) else tensor  # type: ignore[no-any-return]
 

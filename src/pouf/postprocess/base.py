@@ -20,7 +20,7 @@ class Postprocessor(nn.Module):
         neighbours: (m, d), features of length 1 whose classes were found together.
         votes: (m, k), those classes, rows sum to 1: the mean of ten neighbours' counts as much as the input's own.
         pull: (m, k), those classes: a third of what three neighbours say is added to the logits.
-        answers: (m, k), logits that were found for the neighbours themselves: five of them are asked, weighted by
+        answers: (m, k), logits of the neighbours; an input gets those of its five nearest, weighted by
             1 / (1 - cos), so that an input that was among them gets its own.
         own: how much the logits themselves count, 1 unless given.
     """
@@ -62,12 +62,12 @@ class Postprocessor(nn.Module):
         if self.neighbours is not None and self.pull is not None:
             logits = logits + weighted_votes(nearest(unit, self.neighbours, itself=True, count=3), self.pull) / 3
         if self.neighbours is not None and self.answers is not None:
-            cosines, places = nearest(unit, self.neighbours, itself=True, count=5)
+            cosines, rows = nearest(unit, self.neighbours, itself=True, count=5)
             weights = 1 / (1 - cosines).clamp_min(1e-6)
-            logits = logits + weighted_votes((weights / weights.sum(1, keepdim=True), places), self.answers)
+            logits = logits + weighted_votes((weights / weights.sum(1, keepdim=True), rows), self.answers)
         if self.neighbours is not None and self.votes is not None:
-            near, places = nearest(unit, self.neighbours, itself=True)
-            logits = vote((near / near.sum(1, keepdim=True), places), self.votes, logits.softmax(1)).log()
+            near, rows = nearest(unit, self.neighbours, itself=True)
+            logits = vote((near / near.sum(1, keepdim=True), rows), self.votes, logits.softmax(1)).log()
         return logits
 
 
@@ -78,8 +78,8 @@ def nearest(queries: Tensor, keys: Tensor, itself: bool, count: int = 10) -> Nea
     """Cosines (at least 1e-6) and positions of the nearest keys, (n, m) each."""
     count = min(count, len(keys) - (not itself))
     if count < 1:
-        raise InputError("neighbours can't be asked of one input alone: give at least two inputs")
-    weights, places = [], []
+        raise InputError("one input alone has no neighbours: give at least two inputs")
+    weights, rows = [], []
     # An exported graph has no number of rows to count to.
     blocks = [queries] if torch.compiler.is_exporting() else queries.split(ROWS)
     for number, block in enumerate(blocks):
@@ -89,16 +89,16 @@ def nearest(queries: Tensor, keys: Tensor, itself: bool, count: int = 10) -> Nea
             near[own, own + number * ROWS] = -2
         top = near.topk(count, dim=1)
         weights.append(top.values.clamp_min(1e-6))
-        places.append(top.indices)
-    return torch.cat(weights), torch.cat(places)
+        rows.append(top.indices)
+    return torch.cat(weights), torch.cat(rows)
 
 
 def weighted_votes(near: Near, votes: Tensor) -> Tensor:
     """Σ_j weight_ij votes_j: (n, k)."""
-    weights, places = near
+    weights, rows = near
     # One neighbour after the other: (n, m, k) would not fit for many classes.
     start = torch.zeros(len(weights), votes.shape[1]).to(votes)
-    return sum((weights[:, [j]] * votes[places[:, j]] for j in range(weights.shape[1])), start)
+    return sum((weights[:, [j]] * votes[rows[:, j]] for j in range(weights.shape[1])), start)
 
 
 def vote(near: Near, votes: Tensor, own: Tensor) -> Tensor:

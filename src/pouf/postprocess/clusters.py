@@ -50,7 +50,7 @@ def clusters(
     trust = _trust(logits) if prior is None else 1.0
     bias = relaxed_offsets(own, prior, trust, iterations=50)
     q = (own + bias).softmax(1)
-    others = _scaled(leave_one_out(x, q), spread)
+    others = scaled(leave_one_out(x, q), spread)
     agreement = kappa((own + bias).argmax(1), others.argmax(1))
     if agreement < MIN_AGREEMENT or share_of_classes(usage) < MIN_USAGE:
         logger.info("clusters of the features agree too little with the class names (kappa %.2f)", agreement)
@@ -60,7 +60,7 @@ def clusters(
         moved = OWN * own + (1 - OWN) * others + symmetrised(near, q)
         bias = relaxed_offsets(moved, prior, trust, iterations=10, start=bias)
         q = (moved + bias).softmax(1)
-        others = _scaled(leave_one_out(x, q), spread)
+        others = scaled(leave_one_out(x, q), spread)
     centroids = F.normalize(q.T @ x, dim=1)
     cosines = x @ centroids.T
     weight = (1 - OWN) * spread / _spread(cosines) * centroids
@@ -104,6 +104,6 @@ def _spread(cosines: Tensor) -> Tensor:
     return cosines.std(1).mean().clamp_min(1e-6)
 
 
-def _scaled(cosines: Tensor, spread: Tensor) -> Tensor:
+def scaled(cosines: Tensor, spread: Tensor) -> Tensor:
     """Rows centred, with the given mean standard deviation."""
     return (cosines - cosines.mean(1, keepdim=True)) * (spread / _spread(cosines))

@@ -19,16 +19,16 @@ from pouf.postprocess.stata import NEIGHBOURS, fit_anchored
 logger = logging.getLogger(__name__)
 LITTLE = 0.25  # share of what there is to tell about the classes
 UNSURE = 0.1  # of log k: mean entropy of a prediction
-AGREED = 0.7  # kappa of StatA with and without the shares
+MIN_AGREEMENT = 0.7  # kappa of StatA with and without the shares
 
 
 def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
-    """StatA on predictions with their gated shares, then evened as far as is safe. Nothing, where that is in doubt.
+    """StatA on predictions with their gated shares, then evened as far as is safe.
 
     A model that can't see most of the classes predicts few of them too, and shares that follow it would empty classes
-    that are there. So predictions are left as they are where they are `too_unsure`, and where StatA without these
-    shares, which holds on to every class, comes to other predictions: a kappa below 0.7. A prior that was given is
-    trusted wholly.
+    that are there. So predictions are left as they are where they are `too_unsure`; and where StatA without these
+    shares, which holds on to every class, comes to other predictions (a kappa below 0.7), it is what is used. A prior
+    that was given is trusted wholly.
     """
     logits = scores.logits.float()
     x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
@@ -43,9 +43,10 @@ def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Ten
     offsets = relaxed_offsets(moved, prior, trust)
     fitted.bias += offsets
     if prior is None:
-        plain = fit_anchored(x, anchors, near, logits, logits.new_zeros(1, logits.shape[1]))
-        if kappa((moved + offsets).argmax(1), plain(features, logits).argmax(1)) < AGREED:
-            return _nothing(logits, "two ways to find out which of the classes are there come to different ones")
+        anchored = fit_anchored(x, anchors, near, logits, logits.new_zeros(1, logits.shape[1]))
+        if kappa((moved + offsets).argmax(1), anchored(features, logits).argmax(1)) < MIN_AGREEMENT:
+            logger.info("too little is known about which classes occur: no class is removed")
+            return anchored
     return fitted
 
 

@@ -28,8 +28,8 @@ def propagation(
     logits = scores.logits.float()
     bias = torch.zeros(logits.shape[1]).to(logits) if prior is None else relaxed_offsets(logits, prior)
     start = (logits + bias).softmax(1)
-    weights, places = nearest(unit, unit, itself=False, count=NEIGHBOURS)
-    near = (weights / weights.sum(1, keepdim=True), places)
+    weights, rows = nearest(unit, unit, itself=False, count=NEIGHBOURS)
+    near = (weights / weights.sum(1, keepdim=True), rows)
     votes = start
     for _ in range(ROUNDS):
         votes = vote(near, votes, start)

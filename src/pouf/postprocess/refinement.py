@@ -40,27 +40,27 @@ def refinement(
     anchor: float = 1.0,
     rounds: int = 10,
 ) -> Postprocessor:
-    """A transductive pass: classes are seen where their inputs lie, and their shares are evened as far as is safe.
+    """A transductive pass: classes move to the mean of their inputs, and their shares are evened as far as is safe.
 
         u_ik  ∝ exp(logits_ik + c μ_k·f_i + b_k)             b from `relaxed_offsets` with trust t
         μ_k   = unit vector along  sum_i u_ik f_i + anchor · m_k
         t     = `trust_in_equal_shares` of mean_i p_i
 
-    μ is where a class's inputs lie, held by m, where the prototypes alone put it; c is `sharpness` / T. Evening the
-    shares helps where all classes are there and destroys predictions where few are; t tells these apart without labels,
-    and leaves data with few classes as they are. A prior that was given is trusted wholly: b gives these shares to the
-    probabilities, and where the predictions are then off by three points, to the predictions.
+    μ is the mean of a class's inputs, pulled towards m, where the prototypes alone put it; c is `sharpness` / T.
+    Evening the shares helps if all classes occur and destroys predictions if few do; t tells these cases apart without
+    labels, and leaves data with few classes unchanged. A given prior is trusted fully: b gives these shares to the
+    probabilities, and if the predictions are then off by three points, to the predictions.
     """
     unit, logits = F.normalize(features.float(), dim=1), scores.logits.float()
     shares = log_marginal(logits).exp()
     trust = trust_in_equal_shares(shares.cpu()) if prior is None else 1.0
     scale = sharpness / float(scores.temperature)
-    held = F.normalize(logits.softmax(1).T @ unit, dim=1)
-    weight, moved = torch.zeros_like(held), logits
+    start = F.normalize(logits.softmax(1).T @ unit, dim=1)
+    weight, moved = torch.zeros_like(start), logits
     bias = relaxed_offsets(logits, prior, trust, iterations=50)
     for _ in range(rounds):
         u = (moved + bias).softmax(1)
-        weight = scale * F.normalize(u.T @ unit + anchor * held, dim=1)
+        weight = scale * F.normalize(u.T @ unit + anchor * start, dim=1)
         moved = torch.addmm(logits, unit, weight.T)  # (n, k)
         bias = relaxed_offsets(moved, prior, trust, iterations=5, start=bias)
     if prior is not None:

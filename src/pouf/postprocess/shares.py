@@ -27,7 +27,7 @@ def shares(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor |
 
 
 def known_shares(proportions: Sequence[float] | Tensor, k: int) -> Tensor:
-    """The share of each of k classes in the data, as whoever knows them gives them: (k,), sums to 1."""
+    """The given share of each of k classes in the data, checked: (k,), sums to 1."""
     shares = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
     if shares.shape != (k,) or not bool((shares > 0).all()) or not bool(shares.isfinite().all()):
         raise InputError(f"expected one proportion above 0 for each of the {k} classes, not {list(proportions)}")

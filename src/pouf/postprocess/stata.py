@@ -16,7 +16,7 @@ NEIGHBOURS = 3
 def stata(
     features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None, rounds: int = 10
 ) -> Postprocessor:
-    """StatA: predictions z, and a Gaussian (μ_k, σ_k) per class that starts at its prototype and is held by it.
+    """StatA: predictions z, and a Gaussian (μ_k, σ_k) per class that starts at its prototype and is pulled towards it.
 
         z_i ∝ ŷ_i exp{[ℓ_ik - ½ Σ log σ²_k] / 50 + ⅓ Σ_{j near i} cos_ij z_j}       ℓ_ik = -½ Σ (x_i - μ_k)² / σ²_k
         μ_k = unit(β_k unit(mean_z x) + (1 - β_k) t_k)                                β_k = n_k / (n_k + 1)
@@ -53,8 +53,8 @@ def fit_anchored(
         likelihood = bias + x @ weight.T + x**2 @ curvature.T
         for _ in range(5):
             z = (logits + likelihood + symmetrised(near, z)).softmax(1)
-        held = torch.bincount(z.argmax(1), minlength=k).to(z)[:, None]
-        beta, total = held / (held + 1), z.sum(0).clamp_min(1e-9)[:, None]
+        counts = torch.bincount(z.argmax(1), minlength=k).to(z)[:, None]
+        beta, total = counts / (counts + 1), z.sum(0).clamp_min(1e-9)[:, None]
         centre = z.T @ x / total
         means = F.normalize(beta * F.normalize(centre, dim=1) + (1 - beta) * anchors, dim=1)
         spread = z.T @ x**2 / total - 2 * means * centre + means**2
@@ -73,6 +73,6 @@ def gaussian(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def symmetrised(near: Near, z: Tensor) -> Tensor:
     """⅙ (W + Wᵀ) z: what an input's neighbours say, and those whose neighbour it is."""
     back = torch.zeros_like(z)
-    for weight, place in zip(*(part.T for part in near), strict=True):
-        back.index_add_(0, place, weight[:, None] * z)
+    for weight, row in zip(*(part.T for part in near), strict=True):
+        back.index_add_(0, row, weight[:, None] * z)
     return (weighted_votes(near, z) + back) / 6

@@ -39,6 +39,8 @@ class FeatureView(NamedTuple):
 
 
 class Comparison(NamedTuple):
+    """The same inputs before and after adaptation."""
+
     before: FeatureView
     after: FeatureView
     inputs: Unlabelled  # of both views, in their order
@@ -92,7 +94,7 @@ def compare_features(
 
 
 def stars(view: FeatureView) -> list[int]:
-    """The classes whose prototypes are drawn: all, or the 100 with the most inputs."""
+    """The classes with drawn prototypes: all, or the 100 with the most inputs."""
     k = len(view.prototypes)
     counts = torch.bincount(view.labels, minlength=k)
     return (
@@ -233,7 +235,7 @@ def _labels(
             continue
         (x, y), name = stars[group[0]], shorten(", ".join(names[k] for k in group), 40)
         half = 3.0 * len(name) + 2
-        for across, down in _around(x, y, half):
+        for across, down in _positions_around(x, y, half):
             inside = half <= across <= MAP_SIDE - half and 8 <= down <= height - 8
             free = all(abs(across - a) > half + b or abs(down - d) > 12 for a, d, b in taken)
             if inside and free and all(abs(across - a) > half + 3 or abs(down - b) > 9 for a, b in points):
@@ -255,7 +257,7 @@ def _overlapping(stars: Sequence[Sequence[float]]) -> list[list[int]]:
     return groups
 
 
-def _around(x: float, y: float, half: float) -> Iterator[tuple[float, float]]:
+def _positions_around(x: float, y: float, half: float) -> Iterator[tuple[float, float]]:
     """Positions for a name around a star, nearest first."""
     for away in range(11, 90, 8):
         yield from ((x + away + half, y), (x - away - half, y))

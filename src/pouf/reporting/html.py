@@ -25,18 +25,17 @@ from pouf.reporting.figures import CLASSES, Comparison, both_maps, compare_featu
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail
 from pouf.reporting.svg import LIGHT
 from pouf.runs.folder import Run
-from pouf.runs.names import RECIPE
+from pouf.runs.names import RECIPE, REPORT
 from pouf.saving import Use
 from pouf.training.adaptation import Adaptation
-from pouf.validation.diagnostics import rows_of
 from pouf.validation.evaluation import wilson
+from pouf.validation.rules import rows_of
 from pouf.validation.verdict import Verdict
 
 MAX_POINTS = 500  # inputs in a figure
 MAX_CHANGED_SHOWN = 30
 MAX_PAIRS_SHOWN = 12  # pairs of confused classes
 THUMBNAIL_SIDE = 48  # pixels
-REPORT = "report.html"
 BEGIN, END = "<!--verdict-->", "<!--/verdict-->"  # around the part that a review updates
 TUNED = {
     "full": "all weights", "prompt": "a soft prompt", "layernorm": "the LayerNorm weights",
@@ -119,7 +118,7 @@ def _page(run: Run, comparison: Comparison, n: int, evaluation: dict[str, Any] |
     maps = list(zip(SIDES, both_maps(comparison), strict=True))
     return render(
         "report.html",
-        title=f"pouf: {run.folder.resolve().name}",
+        title=f"pouf: {run.name}",
         about=_about(run, comparison, n, steps),
         verdict_block=Markup(BEGIN + render("verdict.html", verdict=verdict) + END),
         verdict=verdict,
@@ -173,7 +172,7 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
     method = manifest.get("method", "pouf")
     if not steps:
         return f"{text}; {method} changed no weight."
-    recipe = Recipe.load(run.folder / RECIPE)
+    recipe = Recipe.load(run.files / RECIPE)
     trainable, total = manifest.get("trainable"), manifest.get("total")
     size = ""
     if trainable and total:
@@ -230,8 +229,8 @@ def _facts(
         trained = f"step {step} of {verdict.last}" if verdict.last else "no training"
         facts += [("advised", "zero-shot" if verdict.advised == "zero-shot" else trained)]
     changed = comparison.changed()
-    shown = f" (of {len(changed):,})" if len(changed) < n else ""
-    facts += [(f"predictions changed{shown}", f"{_percent(np.mean(changed))} %")]
+    drawn = f" (of {len(changed):,})" if len(changed) < n else ""
+    facts += [(f"predictions changed{drawn}", f"{_percent(np.mean(changed))} %")]
     if drift is not None:
         facts += [("predictions unchanged among other names", f"{_percent(drift['agreement'])} %")]
     return facts + ([("training time", f"{steps[-1]['seconds']:.0f} s")] if steps else [])
@@ -258,7 +257,7 @@ def _item(comparison: Comparison, i: int) -> dict[str, str]:
 
 
 def _changed(items: list[dict[str, str]], comparison: Comparison) -> list[dict[str, str]]:
-    """Inputs whose predicted class changed, the largest change of probabilities first."""
+    """Inputs with a changed prediction, the largest change of probabilities first."""
     before, after = (view.probabilities for view in comparison[:2])
     other = before.argmax(1) != after.argmax(1)
     order = (before - after).abs().sum(1).argsort(descending=True).tolist()
@@ -286,6 +285,8 @@ def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names
 
 
 class Curve(NamedTuple):
+    """A curve over the steps of a run."""
+
     caption: str
     points: list[tuple[float, float]]
     span: tuple[float, float] | None = None  # minimum range of the axis

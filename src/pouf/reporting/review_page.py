@@ -22,10 +22,10 @@ from pouf.reading import read_json
 from pouf.reporting.html import update_verdict
 from pouf.reporting.pages import as_text, render, script_data, thumbnail
 from pouf.runs.folder import Run
-from pouf.runs.names import VERDICT
+from pouf.runs.names import REVIEW, VERDICT
 from pouf.validation.review import NO_CLASS, Review, ReviewQuestion, ReviewResult, read_answers
 
-PLAN, TABLE, PAGE = "review.json", "review.csv", "review.html"
+TABLE, PAGE = "review.csv", "review.html"
 KEYS = "123456789abcdefghijklmnopqrstuvwxyz"  # 0 is none of the classes
 
 
@@ -41,14 +41,15 @@ def write_review(run: Path, review: Review, samples: Sequence[Any], classes: Seq
     for question, sample in zip(review.questions, samples, strict=True):
         writer.writerow([question.id, as_text(sample), answered.get(question.id, "")])
     writer.writerows([id, texts.get(id, ""), label] for id, label in answered.items() if id not in ids)
-    write_json(run / PLAN, review._replace(questions=[*review.questions, *earlier]).to_json())
+    (run / REVIEW).parent.mkdir(exist_ok=True)
+    write_json(run / REVIEW, review._replace(questions=[*review.questions, *earlier]).to_json())
     write_text(run / TABLE, table.getvalue())
     write_text(run / PAGE, _page(run, review.questions, samples, classes))
     return run / TABLE, run / PAGE
 
 
 def _texts(file: Path) -> dict[str, str]:
-    """id -> text of a table, whose text column may have been removed."""
+    """id -> text of a table; its text column may have been removed."""
     if "text" not in header(file, ("id", "text")):
         return {}
     table = read_table(file, "id", "text")
@@ -57,16 +58,17 @@ def _texts(file: Path) -> dict[str, str]:
 
 def _earlier_questions(run: Path, counts: dict[str, dict[str, int]]) -> list[ReviewQuestion]:
     """The questions of the existing review, if it is about the same predictions, so that its answers still count."""
-    if not (run / PLAN).is_file():
+    if not (run / REVIEW).is_file():
         return []
     before = read_review(run)
     return before.questions if before.counts == counts else []
 
 
 def read_review(run: Path) -> Review:
-    if not (run / PLAN).is_file():
+    """The review in a run folder, or an error."""
+    if not (run / REVIEW).is_file():
         raise InputError(f"no review in {str(run)!r}: create one first")
-    return read_json(run / PLAN, Review, "create the review again")
+    return read_json(run / REVIEW, Review, "create the review again")
 
 
 def _page(run: Path, questions: Sequence[ReviewQuestion], samples: Sequence[Any], classes: Sequence[str]) -> str:
@@ -82,7 +84,7 @@ def _page(run: Path, questions: Sequence[ReviewQuestion], samples: Sequence[Any]
     # The key under which the browser stores the answers to these questions.
     key = hashlib.sha256(json.dumps([run.resolve().name, [q.id for q in questions]]).encode()).hexdigest()[:16]
     many = len(classes) > len(KEYS)
-    page_data = {"key": key, "items": items, "classes": _keyed(classes), "none": NO_CLASS, "many": many}
+    page_data = {"key": key, "items": items, "classes": _class_keys(classes), "none": NO_CLASS, "many": many}
     return render(
         "review.html",
         title=f"pouf: {plural(len(items), 'question')} about {run.resolve().name}",
@@ -93,7 +95,7 @@ def _page(run: Path, questions: Sequence[ReviewQuestion], samples: Sequence[Any]
     )
 
 
-def _keyed(classes: Sequence[str]) -> list[dict[str, str]]:
+def _class_keys(classes: Sequence[str]) -> list[dict[str, str]]:
     """Each class with its keys: one key, in the given order; for many classes two keys, in alphabetical order."""
     length = next(length for length in count(1) if len(KEYS) ** length >= len(classes))
     names = classes if length == 1 else sorted(classes, key=lambda name: (name.casefold(), name))
@@ -104,5 +106,6 @@ def _keyed(classes: Sequence[str]) -> list[dict[str, str]]:
 def record(run: Path, result: ReviewResult) -> None:
     """Write the result of a review into the run's verdict and its report, if there is one."""
     verdict = replace(Run(run).verdict, review=result)
+    (run / VERDICT).parent.mkdir(exist_ok=True)
     write_json(run / VERDICT, verdict.to_json())
     update_verdict(run)

@@ -57,6 +57,7 @@ def write_svg(figure: Markup, file: Path) -> Path:
 
 
 def path(points: Iterable[tuple[float, float]]) -> str:
+    """Points as the value of an SVG attribute."""
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 

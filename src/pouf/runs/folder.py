@@ -1,9 +1,4 @@
-"""The run folder: everything needed to use, judge and repeat one adaptation.
-
-run/                pouf.json and weights: the classifier that the run advises
-run/last, chosen    the other states of the run, where they differ
-verdict.json, plan.json, recipe.toml, classes.txt, metrics.jsonl, skipped.jsonl, run.json, predictions.csv, report.html
-"""
+"""A run folder that is there: what it says of itself. `runs/names.py` lists its files."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,11 +16,10 @@ from pouf.data.remote import as_url
 from pouf.errors import InputError
 from pouf.files import write_json
 from pouf.reading import read_json, read_text
-from pouf.runs.names import MANIFEST, METRICS, SKIPPED, VERDICT
+from pouf.runs.names import MANIFEST, METRICS, SKIPPED, UNFINISHED, VERDICT
 from pouf.saving import Use, read_card, stored
 from pouf.validation.verdict import Verdict, nothing_to_judge
 
-T = TypeVar("T")
 PACKAGES = (
     "pouf",
     "torch",
@@ -85,15 +79,17 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.card = read_card(self.folder)
-        self.manifest = read_manifest(self.folder)
-        place = stored(self.folder)  # with the classifier it speaks of
-        verdict = read_json(place / VERDICT, Verdict) if (place / VERDICT).is_file() else None
+        self.files = stored(self.folder)  # where its parts are complete
+        self.manifest = read_manifest(self.files)
+        verdict = read_json(self.files / VERDICT, Verdict) if (self.files / VERDICT).is_file() else None
         if verdict is None and self.manifest.get("status", "running") != "running":
             raise InputError(f"{VERDICT!r} is missing in {str(folder)!r}: restore it, or adapt again")
         self.verdict = verdict or nothing_to_judge()
 
-    def _read(self, name: str, kind: type[T]) -> T | None:
-        return read_json(self.folder / name, kind) if (self.folder / name).is_file() else None
+    @property
+    def name(self) -> str:
+        folder = self.folder.resolve()
+        return folder.parent.name if folder.name == UNFINISHED else folder.name
 
     @property
     def adapted(self) -> Use:
@@ -101,7 +97,7 @@ class Run:
         return self.verdict.adapted
 
     def lines(self, name: str) -> list[str]:
-        file = self.folder / name
+        file = self.files / name
         return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
 
     def steps(self) -> list[dict[str, Any]]:
@@ -113,7 +109,7 @@ class Run:
         return self._rows(SKIPPED, _Skipped)
 
     def _rows(self, name: str, kind: type[_Part]) -> list[dict[str, Any]]:
-        file = self.folder / name
+        file = self.files / name
         lines = read_text(file).splitlines(keepends=True) if file.is_file() else []
         rows = []
         for number, line in enumerate(line for line in lines if line.endswith("\n")):
@@ -144,7 +140,7 @@ class Run:
         return source
 
 
-def note(folder: str | Path, **facts: Any) -> None:
+def update_manifest(folder: str | Path, **facts: Any) -> None:
     """Add facts to the manifest of a run that is there."""
     file = Path(folder) / MANIFEST
     write_json(file, read_json(file, dict[str, Any]) | facts)

@@ -1,20 +1,26 @@
-"""What the files of a run folder are called."""
+"""What the files of a run folder are called.
+
+run/report.html, predictions.csv    for people
+run/model/                          the classifier that the run advises
+run/details/                        how it came about: settings, plan, steps, verdict, and the other states of the run
+run/unfinished/                     while a run is under way, or can be resumed: a run folder with checkpoints
+"""
 
 from __future__ import annotations
 
 from pouf.model_card import README
-from pouf.saving import BEFORE, CARD, CHECKPOINTS, SAVED
+from pouf.saving import CARD, DETAILS, MODEL_FOLDER, SAVED
 
-VERDICT, PREDICTIONS, TRIALS, PLAN = "verdict.json", "predictions.csv", "search.json", "plan.json"
-RECIPE, CLASSES, METRICS, MANIFEST, SKIPPED = "recipe.toml", "classes.txt", "metrics.jsonl", "run.json", "skipped.jsonl"
-DESCRIPTIONS = "classes.json"  # where the classes have descriptions, in the place of classes.txt
-# But for the parts of a classifier, which its card lists. What people write (review.csv, answers.csv) is theirs.
-WRITTEN_BY_POUF = (
-    CARD, SAVED, MANIFEST, VERDICT, RECIPE, CLASSES, DESCRIPTIONS, METRICS, SKIPPED, PREDICTIONS, TRIALS, PLAN, README,
-    "last", "chosen", "report.html", "review.html", "review.json", "tensorboard", "onnx", "merged",
-)  # fmt: skip
+PREDICTIONS, REPORT, UNFINISHED, CHECKPOINTS = "predictions.csv", "report.html", "unfinished", "checkpoints"
+VERDICT, TRIALS, PLAN = f"{DETAILS}/verdict.json", f"{DETAILS}/search.json", f"{DETAILS}/plan.json"
+RECIPE, METRICS = f"{DETAILS}/recipe.toml", f"{DETAILS}/metrics.jsonl"
+MANIFEST, SKIPPED = f"{DETAILS}/run.json", f"{DETAILS}/skipped.jsonl"
+CLASSES = f"{DETAILS}/classes.txt"
+DESCRIPTIONS = f"{DETAILS}/classes.json"  # where the classes have descriptions, in the place of classes.txt
+REVIEW = f"{DETAILS}/review.json"
+MODEL_CARD = f"{MODEL_FOLDER}/{README}"
 
 __all__ = [
-    "BEFORE", "CARD", "CHECKPOINTS", "CLASSES", "DESCRIPTIONS", "MANIFEST", "METRICS", "PLAN", "PREDICTIONS", "README",
-    "RECIPE", "SKIPPED", "TRIALS", "VERDICT", "WRITTEN_BY_POUF",
+    "CARD", "CHECKPOINTS", "CLASSES", "DESCRIPTIONS", "DETAILS", "MANIFEST", "METRICS", "MODEL_CARD", "MODEL_FOLDER",
+    "PLAN", "PREDICTIONS", "RECIPE", "REPORT", "REVIEW", "SAVED", "SKIPPED", "TRIALS", "UNFINISHED", "VERDICT",
 ]  # fmt: skip

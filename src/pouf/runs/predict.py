@@ -13,7 +13,7 @@ from pouf.data.texts import Texts
 from pouf.errors import InputError
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.models.windows import warn_of_cut
+from pouf.models.windows import warn_about_cut_texts
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.runs.folder import Run
 from pouf.runs.inputs import load_classifiers, read_inputs
@@ -107,7 +107,7 @@ def _predict(
     data = _read(run, classifier, inputs, options)
     if group.size > 1:
         group.check_equal(data.fingerprint(), "inputs")
-    warn_of_cut(classifier.backbone, data, "adapt with windows=True (--windows) to read them whole")
+    warn_about_cut_texts(classifier.backbone, data, "adapt with windows=True (--windows) to read them whole")
     together = options.use == CORRECTED or options.prior is not None
     if (together or options.abstain is not None) and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded

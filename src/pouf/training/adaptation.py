@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,9 +14,10 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
+from pouf.data.teacher import Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
-from pouf.inference.encode import InferenceConfig
+from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
@@ -22,11 +25,13 @@ from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.plan import Plan, look_at_data, start_as_recipe_says
 from pouf.training.pseudo_labels import pseudo_labelled
 from pouf.training.recipe_for_data import TargetShares
-from pouf.training.trainer import Training, train, watched
+from pouf.training.trainer import Training, make_checkpoints, train
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.drift import Drift
 from pouf.validation.selectors import Choice
 from pouf.validation.verdict import Verdict, assess, not_judged, nothing_to_judge
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -90,7 +95,7 @@ def _place(checkpoints: Checkpoints, verdict: Verdict, use: Use) -> Checkpoint:
     use = verdict.advised if use == "advised" else use
     if use == "zero-shot" or (use == "chosen" and verdict.chosen == 0 != verdict.last):
         return ZERO_SHOT
-    return checkpoints.of(verdict.chosen) if use == "chosen" and verdict.chosen is not None else checkpoints.last
+    return checkpoints.at_step(verdict.chosen) if use == "chosen" and verdict.chosen is not None else checkpoints.last
 
 
 @by_all_processes
@@ -154,24 +159,24 @@ def run_adaptation(
     inputs = data if data is not None else shots.inputs if shots is not None else None
     training = Training([], 0, None)
     if recipe.steps > 0:
-        training = train(classifier, data, recipe, shots, inference, told, checkpoint_dir, held, resume=resume)
+        training = train(
+            classifier, data, recipe, shots, inference, told, checkpoint_dir, held, resume=resume, teacher=plan.teacher
+        )  # fmt: skip
     elif recipe.postprocess != "none" and inputs is not None:
-        training = Training([], 0, watched(classifier, inputs, recipe, inference, checkpoint_dir, held))
+        training = Training([], 0, make_checkpoints(classifier, inputs, recipe, inference, checkpoint_dir, held))
     checkpoints = training.checkpoints
     told.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
     choice = processes().broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
-    if recipe.postprocess != "none":
-        if inputs is None:
-            raise InputError(f"nothing to fit {recipe.postprocess!r} on: give unlabelled data")
-        if not keep_tuned and checkpoints is not None and checkpoints.tuner and checkpoints.tuner.touches_inputs:
-            inference = replace(inference, cache=None)
-        last = training.history[-1].step if training.history else 0
-        if checkpoints is not None and choice is not None and choice.step not in (0, last):
-            chosen = checkpoints.classifier(Checkpoint(choice.step))
-            correct(chosen, inputs, recipe, inference, checkpoints, choice.step, held.predictions)
-            del chosen
-            checkpoints.refill(training.history[-1].step)
-        correct(classifier, inputs, recipe, inference, checkpoints, last, held.predictions)
+    if recipe.postprocess != "none" and inputs is None:
+        raise InputError(f"nothing to fit {recipe.postprocess!r} on: give unlabelled data")
+    if not keep_tuned and checkpoints is not None and checkpoints.tuner and checkpoints.tuner.touches_inputs:
+        inference = replace(inference, cache=None)
+    last = training.history[-1].step if training.history else 0
+    finish = partial(finish_step, inputs, recipe, inference, checkpoints, held.predictions)
+    if checkpoints is not None and choice is not None and choice.step not in (0, last):
+        finish(choice.step, checkpoints.classifier(Checkpoint(choice.step)))
+        checkpoints.refill(last)
+    finish(last, classifier)
     total = sum(p.numel() for p in classifier.parameters())
     if checkpoints is not None:
         verdict = processes().broadcast(assess(checkpoints, choice or _corrected(checkpoints)))
@@ -186,7 +191,7 @@ def run_adaptation(
 
 
 def _why_unjudged(recipe: Recipe) -> str:
-    """Why a run has no checkpoints: see `watched`."""
+    """Why a run has no checkpoints: see `make_checkpoints`."""
     if recipe.pseudo_labels:
         return "this method learns from the surest predictions alone and looks at no other input on its way"
     if not recipe.objective.needs_unlabelled:
@@ -196,21 +201,46 @@ def _why_unjudged(recipe: Recipe) -> str:
     return "the data are a stream, which can't be looked at again along the way"
 
 
-def correct(
-    classifier: Classifier,
-    data: Unlabelled,
+def finish_step(
+    data: Unlabelled | None,
     recipe: Recipe,
     inference: InferenceConfig,
     checkpoints: Checkpoints | None,
-    step: int,
     prior: Tensor | None,
+    step: int,
+    classifier: Classifier,
 ) -> None:
-    """Fit the recipe's correction to what the classifier predicts now: that of another step would not fit it."""
-    classifier.postprocessor = None
-    encoded = classifier.store(inference).share(data)
-    classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior)
-    if checkpoints is not None:
-        checkpoints.take_postprocessed(step, classifier)
+    """Complete a step that may be advised: the recipe's correction, fitted to its predictions, and what its verdict
+    needs.
+
+    Where a teacher's answers are learned from, and predictions agree less with them once they are corrected, they stay
+    as they are; not where a correction gives them shares of the classes.
+
+    Args:
+        prior: (k,), of corrected predictions.
+        classifier: at this step; it gets the correction.
+    """
+    corrects = recipe.postprocess != "none" and data is not None
+    if corrects and data is not None:
+        classifier.postprocessor = None  # that of another step would not fit
+        encoded = classifier.store(inference).share(data)
+        teacher = checkpoints.teacher if checkpoints is not None else None
+        before = _agreeing(classifier, encoded, teacher)
+        classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior)
+        if recipe.postprocess != "shares" and prior is None and _agreeing(classifier, encoded, teacher) < before:
+            logger.info("predictions are not corrected together: they would agree less with the teacher")
+            classifier.postprocessor = None
+    if checkpoints is not None and (corrects or step):
+        checkpoints.take_final(step, classifier, corrects, inference.cache)
+
+
+def _agreeing(classifier: Classifier, encoded: FeatureSet, teacher: Teacher | None) -> int:
+    """How many of the answers of a teacher are predicted, over all processes."""
+    if teacher is None:
+        return 0
+    answers = teacher.probabilities[encoded.indices]
+    same = classifier.log_probabilities(encoded).argmax(1) == answers.argmax(1)
+    return int(processes().sum((same & (answers.sum(1) > 0)).sum()))
 
 
 def _corrected(checkpoints: Checkpoints) -> Choice:

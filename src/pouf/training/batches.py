@@ -19,6 +19,7 @@ from pouf.data.base import Transform, Unlabelled
 from pouf.data.labelled import Shots
 from pouf.data.loader import BatchReader, ReadBatch, read_batches
 from pouf.data.random_batches import Draw
+from pouf.data.teacher import Teacher
 from pouf.data.views import AUGMENTATIONS, Augmentation
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
@@ -39,6 +40,7 @@ class Batches(Iterator[Batch]):
 
     Args:
         data: what is learned from without labels, or the shots alone.
+        teacher: of the data.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Batches(Iterator[Batch]):
         shots: Shots | None,
         recipe: Recipe,
         inference: InferenceConfig,
+        teacher: Teacher | None = None,
     ) -> None:
         def batches_of(source: Unlabelled) -> InputBatches:
             # Each with random numbers of its own, so that what is read ahead of one does not change another.
@@ -56,37 +59,39 @@ class Batches(Iterator[Batch]):
             return InputBatches(classifier, tuner, source, recipe, generator, inference)
 
         # Before the first step: what training leaves alone is encoded here, once.
-        self.inputs = batches_of(data)
-        self.labelled = batches_of(shots.inputs) if shots is not None and shots.inputs is not data else None
-        self.labels = shots.targets.to(classifier.device) if shots is not None else None
+        self.sources = {"inputs": batches_of(data)}
+        self.tables: dict[str, tuple[int, Tensor]] = {}
+
+        learned = {"labels": shots, "teacher": teacher.shots(data) if teacher is not None else None}
+        for term, given in learned.items():
+            if given is None:
+                continue
+            if given.inputs is not data:
+                self.sources[term] = batches_of(given.inputs)
+            index = list(self.sources).index(term) if term in self.sources else 0
+            self.tables[term] = (index, given.targets.to(classifier.device))
         total, sharded = sum(classifier.prompts_per_class()), classifier.backbone.sharded
         self.prompts = partial(prompt_side, total, tuner.touches_prompts, sharded, recipe.compute.chunk, processes())
         self.any_prompts = total > 0
         self.seeds = random.Random(recipe.seed)
 
     def __next__(self) -> Batch:
-        inputs, seed = [next(self.inputs)], self.seeds.getrandbits(62)
-        if self.labelled is not None:
-            inputs.append(next(self.labelled))
-        return Batch(inputs, self.prompts(seed) if self.any_prompts else None, seed, self.labels)
+        inputs, seed = [next(source) for source in self.sources.values()], self.seeds.getrandbits(62)
+        return Batch(inputs, self.prompts(seed) if self.any_prompts else None, seed, self.tables)
 
     def close(self) -> None:
         """No more are wanted: worker processes end, and the model can be freed."""
-        for source in (self.inputs, self.labelled):
-            if source is not None:
-                source.close()
+        for source in self.sources.values():
+            source.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "inputs": self.inputs.state_dict(),
-            "labelled": self.labelled.state_dict() if self.labelled is not None else None,
-            "dropout": random_state(self.seeds),
+        return {name: source.state_dict() for name, source in self.sources.items()} | {
+            "dropout": random_state(self.seeds)
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inputs.load_state_dict(state["inputs"])
-        if self.labelled is not None:
-            self.labelled.load_state_dict(state["labelled"])
+        for name, source in self.sources.items():
+            source.load_state_dict(state[name])
         set_random_state(self.seeds, state["dropout"])
 
 

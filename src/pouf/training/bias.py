@@ -91,7 +91,7 @@ def read_margins(classifier: Classifier, data: Unlabelled, inference: InferenceC
         return after
 
     by_content = data.content_order()  # what is drawn must not depend on the order of a file
-    there = [by_content[place] for place in range(len(data)) if by_content[place] not in data.skipped]
+    there = [by_content[i] for i in range(len(data)) if by_content[i] not in data.skipped]
     some = Subset(data, sorted(random.Random(0).sample(there, min(MOST, len(there)))))
     plain, (first, second) = margins(some), followed(some)
     empty = followed(Texts(list(EMPTY)))

@@ -1,4 +1,4 @@
-"""Who is told of a run while it goes on. Subclass `Callback` and write the methods that matter to you.
+"""Callbacks of a run. Subclass `Callback` and override the methods you need.
 
     class Watch(Callback):
         def on_step(self, step):
@@ -50,7 +50,7 @@ class Callback:
         """Something begins that has so many parts: `encoding images`, 2,000. 0 where their number is not known."""
 
     def on_progress(self, n: int) -> None:
-        """So many more parts of the phase are done. Steps of training are told by `on_step`."""
+        """n more parts of the phase are done. Steps of training are reported by `on_step`."""
 
     def on_start(self, recipe: Recipe, trainable: int, total: int) -> None:
         """Before the first step: all settings, and how many parameters are trained of how many."""
@@ -140,7 +140,7 @@ class Callbacks:
         self.notify(lambda callback: callback.on_error(error))
 
     def watching(self, inference: InferenceConfig, phase: str) -> InferenceConfig:
-        """The same, and everything that is encoded is told as this phase."""
+        """The same configuration, with its progress reported as this phase."""
         return replace(inference, on_start=lambda n: self.phase(phase, n), on_batch=self.progress)
 
     def state_dict(self) -> dict[str, Any]:

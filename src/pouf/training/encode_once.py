@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
+from pouf.data.teacher import Teacher
 from pouf.data.views import perturbation
 from pouf.inference.encode import InferenceConfig, View
 from pouf.recipe import Recipe
 from pouf.training.batches import make_crop
-from pouf.validation.checkpoints import PERTURBED, sample_places
+from pouf.validation.sample import changes_features, sample_positions, sample_size
 
 LEAVES_INPUTS = ("prompt", "prototypes")  # tuners after which a dual encoder gives the same features of images
 
 
 def encode_once(
-    classifier: Classifier, data: Unlabelled | None, recipe: Recipe, inference: InferenceConfig, shares_given: bool
+    classifier: Classifier,
+    data: Unlabelled | None,
+    recipe: Recipe,
+    inference: InferenceConfig,
+    shares_given: bool,
+    teacher: Teacher | None = None,
 ) -> None:
     """Put what zero-shot makes of images, of changed ones and of their crops into the cache, each opened once.
 
@@ -29,10 +35,11 @@ def encode_once(
     plain = looked_up and (crop is None or recipe.postprocess != "none")
     every = plain or not recipe.steps or (asked and not shares_given)
     sample = recipe.snapshots > 0 and recipe.objective.needs_unlabelled
-    places = sample_places(data, recipe.seed) if sample else []
+    size = sample_size(len(data), len(classifier.classes), recipe, changes_features(classifier, recipe))
+    places = sample_positions(data, recipe.seed, size, teacher) if sample else []
     views = [View()] if every else [View(only=set(places))]
     if sample:
-        views.append(View(perturbation(data.modality), set(places[:PERTURBED])))
+        views.append(View(perturbation(data.modality), set(places[: size.perturbed])))
     if recipe.steps and looked_up and crop is not None:
         views += [View(crop.view(recipe.seed, number)) for number in range(recipe.views)]
     classifier.store(inference).fill(data, views)

@@ -78,11 +78,11 @@ class Engine:
 def as_launched(recipe: Recipe, world: ProcessGroup) -> Recipe:
     """With the precision and the sharding that `accelerate launch` asks for."""
     changes: dict[str, Any] = {}
-    said, own = launched_precision(), recipe.compute.precision
-    if said is not None and own not in ("fp32", said):
-        raise InputError(f"accelerate asks for mixed_precision {said}, the recipe for {own}: set one of them only")
-    if said is not None:
-        changes["compute.precision"] = said
+    launched, own = launched_precision(), recipe.compute.precision
+    if launched is not None and own not in ("fp32", launched):
+        raise InputError(f"accelerate asks for mixed_precision {launched}, the recipe for {own}: set one of them only")
+    if launched is not None:
+        changes["compute.precision"] = launched
     if launched_sharding():
         changes["compute.shard"] = True
     recipe = recipe.with_settings(changes) if changes else recipe

@@ -26,7 +26,7 @@ from pouf.training.model import precision
 from pouf.training.optim import make_optimizer
 from pouf.training.recipe_for_data import COUNTED
 from pouf.tuners import TUNERS, Target, Tuner
-from pouf.validation.checkpoints import PERTURBED, SAMPLE
+from pouf.validation.sample import SampleSize, changes_features, sample_size
 
 logger = logging.getLogger(__name__)
 clock = time.perf_counter
@@ -93,13 +93,15 @@ def estimate(
     batch = min(max(recipe.batch_size, recipe.batch_per_class * k), n)
     reading, forward, trained = _inputs(classifier, tuner, data, recipe, batch)
     once = reading + forward
-    missing, sample = FeatureStore(classifier.backbone, inference).missing(data), min(n, PERTURBED)
+    missing, size = FeatureStore(classifier.backbone, inference).missing(data), SampleSize(0, 0)
+    if recipe.snapshots:
+        size = sample_size(n, k, recipe, changes_features(classifier, recipe))
     if looked_up:
         encoded = missing * (recipe.views if cropped else 1)
-        inputs, per_step = encoded + (sample if recipe.snapshots else 0), 0.0
+        inputs, per_step = encoded + size.perturbed, 0.0
     else:
         encoded = 0
-        looks = (min(recipe.snapshots, recipe.steps) + 1) * (min(n, SAMPLE) + sample) if recipe.snapshots else 0
+        looks = (min(recipe.snapshots, recipe.steps) + 1) * size.inputs + 2 * size.perturbed
         inputs = looks + n * ((recipe.postprocess != "none") + report + bool(recipe.min_class_usage))
         # In chunks the features are computed twice, the first time without a gradient.
         chunked = 0 < recipe.compute.chunk < batch and tuner.touches_inputs

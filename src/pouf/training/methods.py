@@ -14,7 +14,7 @@ from pouf.data.labelled import Shots
 from pouf.errors import InputError
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess import Postprocessor
-from pouf.recipe import DEFAULTS, PRESETS, Kind, Recipe, is_named
+from pouf.recipe import DEFAULTS, PRESETS, Kind, Recipe, is_builtin
 
 # A tuner brings settings of its own: at full tuning's 5e-7 a soft prompt does not move.
 TUNER_RECIPES: dict[tuple[Kind, str], str] = {
@@ -97,7 +97,7 @@ class Method:
         """
         settings, changes = dict(self.settings), dict(changes or {})
         if kind == "vector" and settings.get("tuner.name") == "prompt":
-            settings["tuner.name"] = "prototypes"  # there is no prompt, only what came of it
+            settings["tuner.name"] = "prototypes"  # there is no prompt, only its prototypes
         usual = Recipe.load(self.recipes[kind])
 
         def read(base: Recipe) -> Recipe:
@@ -110,7 +110,7 @@ class Method:
         if tuner != usual.tuner.name and (kind, tuner) in TUNER_RECIPES:
             own = Recipe.load(TUNER_RECIPES[kind, tuner])
             given = read(own)  # what a file does not name comes from there
-            named = recipe is not None and not isinstance(recipe, Recipe) and is_named(recipe)
+            named = recipe is not None and not isinstance(recipe, Recipe) and is_builtin(recipe)
             sets_rate = not named and "lr" in given.optimisation.model_fields_set
             if tuner != given.tuner.name and not sets_rate:
                 given = given.with_settings({f"optimisation.{name}": getattr(own.optimisation, name) for name in RATE})
@@ -157,7 +157,7 @@ METHODS: dict[str, Method] = {
     "prior-correction": Method("predictions over their mean", {**_UNTRAINED, "postprocess": "prior-correction"}),
     "sinkhorn": Method("every class gets its share of the inputs", {**_UNTRAINED, "postprocess": "sinkhorn"}),
     "em": Method("shares of the classes by expectation maximisation", {**_UNTRAINED, "postprocess": "em"}),
-    "stata": Method("classes as Gaussians, held by their prototypes", {**_UNTRAINED, "postprocess": "stata"}),
+    "stata": Method("classes as Gaussians, anchored at their prototypes", {**_UNTRAINED, "postprocess": "stata"}),
     "few-classes": Method("StatA on em, for few of many classes", {**_UNTRAINED, "postprocess": "few-classes"}),
     "transclip": Method("Gaussians of one width, set by the surest inputs", {**_UNTRAINED, "postprocess": "transclip"}),
     "zlap": Method("labels spread from classes over a graph of inputs", {**_UNTRAINED, "postprocess": "zlap"}),
@@ -191,7 +191,7 @@ METHODS: dict[str, Method] = {
         kinds=("cloze",),
     ),
     "lm-bff": Method(
-        "labelled shots, one of each class shown after each text", _LABELS_ONLY, FEW_SHOT, needs_shots=True,
+        "labelled shots, one of each class after each text", _LABELS_ONLY, FEW_SHOT, needs_shots=True,
         demonstrations="after", kinds=("cloze",),
     ),
     "lm-bff-pouf": Method(

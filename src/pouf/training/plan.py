@@ -8,10 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.inputs import Inputs
 from pouf.data.labelled import Shots, read_shots
+from pouf.data.teacher import Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
@@ -20,6 +23,7 @@ from pouf.parallel.fsdp import asks_to_shard, sync_weights
 from pouf.parallel.process_group import processes
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
+from pouf.training import teachers
 from pouf.training.encode_once import encode_once
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
@@ -28,6 +32,7 @@ from pouf.training.trainer import check_shots
 
 logger = logging.getLogger(__name__)
 NO_PREPARATION = Preparation()
+TEACHER_WEIGHT = 3.0  # where none is set
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Plan:
     method: str = "pouf"  # what it is called
     preparation: Preparation = NO_PREPARATION  # of the classifier
     targets: TargetShares = FREE  # shares of the classes that training holds to
+    teacher: Teacher | None = None  # of `data`, corrected
     decisions: tuple[str, ...] = ()  # what the data decided, in words
 
     def sources(self) -> dict[str, Unlabelled]:
@@ -58,7 +64,7 @@ class Plan:
     def estimate(self, classifier: Classifier, cache: FeatureCache, report: bool) -> Estimate | None:
         """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that
         need not fit where it would be timed."""
-        if self.data is None or self.data.streamed or not self.recipe.steps:
+        if self.data is None or self.data.streamed or not len(self.data) or not self.recipe.steps:
             return None
         if asks_to_shard(classifier, self.recipe):
             return None
@@ -83,7 +89,7 @@ class Plan:
         from_labels = self.shots is not None or bool(self.recipe.pseudo_labels)
         recipe, targets, decisions = recipe_for_data(
             self.recipe, look.classifier.classes if look else (), look, learns_from_shots=from_labels,
-            known_shares=self.targets.known,
+            known_shares=self.targets.known, teacher=self.teacher,
         )  # fmt: skip
         for decision in decisions:
             logger.info("%s", decision)
@@ -98,6 +104,7 @@ class Plan:
             "target_shares": shares.tolist() if shares is not None else None,
             "shares_are_known": self.targets.known is not None,
             "overpredicted": self.targets.overpredicted,
+            "teacher": self.teacher.to_json() if self.teacher is not None else None,
             "new_head": self.preparation.head_seed is not None,
             "demonstrations": self.preparation.demonstrations is not None,
             "recipe": self.recipe.model_dump(),
@@ -131,7 +138,7 @@ def look_at_data(classifier: Classifier, plan: Plan, inference: InferenceConfig)
     if plan.inputs is None:
         return None
     known = plan.shots is not None or plan.targets.known is not None
-    encode_once(classifier, plan.data, plan.recipe, inference, known)
+    encode_once(classifier, plan.data, plan.recipe, inference, known, plan.teacher)
     if not plan.inputs.streamed:
         plan.inputs.check_readable()
     return DataLook(classifier, plan.inputs, inference)
@@ -168,7 +175,9 @@ def draft_plan(
             "this classifier was adapted before: what this run compares with, and calls zero-shot, is the classifier "
             "as it is now"
         )
-    plan_with = partial(resolve_plan, classifier, unlabelled(classifier, data))
+    inputs = unlabelled(classifier, data)
+    options = _with_teacher(options, classifier, inputs, InferenceConfig(cache=cache))
+    plan_with = partial(resolve_plan, classifier, inputs)
     if options.max_minutes is None:
         return plan_with(options)
     if options.recipe is not None:
@@ -182,7 +191,7 @@ def draft_plan(
 
 def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
-    method, recipe, shots, prior = options.method, options.recipe, options.shots, options.prior
+    method, recipe, shots = options.method, options.recipe, options.shots
     settings: dict[str, Any] = {full_name(name): value for name, value in (options.settings or {}).items()}
     if method == "pouf":
         recipe = preset_for_classes(classifier.kind, len(classifier.classes), recipe, settings)
@@ -207,9 +216,9 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
         chosen = replace(chosen, demonstrations="after")
     if data is None and shots is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
-    preparation, known = chosen.preparation(shots, settled.seed), None
-    if prior is not None and not isinstance(prior, str):
-        known = known_shares(prior, len(classifier.classes))
+    settled, teacher = _with_weight(settled, options), options.teacher
+    preparation, known = chosen.preparation(shots, settled.seed), given_shares(options, classifier)
+    if known is not None:
         trains = settled.steps and settled.objective.needs_unlabelled
         few = (
             len(classifier.classes) <= settled.keep_shares_max_classes
@@ -226,7 +235,38 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     own = method == "pouf" and isinstance(recipe, (str, Path)) and not settled.objective.needs_unlabelled
     told = Path(str(recipe)).stem if own else method
     inputs = None if learns_from_shots_alone and shots is not None else data
-    return Plan(inputs, settled, learns, told, preparation, TargetShares(known, known))
+    return Plan(inputs, settled, learns, told, preparation, TargetShares(known, known), teacher)
+
+
+def _with_teacher(
+    options: AdaptOptions, classifier: Classifier, data: Unlabelled | None, inference: InferenceConfig
+) -> AdaptOptions:
+    """With the answers themselves in the place of who gives them."""
+    teacher, prior = options.teacher, given_shares(options, classifier)
+    if teacher is not None:
+        teacher = teachers.read(teacher, classifier, data, inference, prior)
+    if options.second_features is not None:
+        teacher = teachers.second_opinion(options.second_features, classifier, data, inference, prior, teacher)
+    return replace(options, teacher=teacher, second_features=None)
+
+
+def given_shares(options: AdaptOptions, classifier: Classifier) -> Tensor | None:
+    """(k,), shares of the classes that whoever knows the data gave."""
+    prior = options.prior
+    return None if prior is None or isinstance(prior, str) else known_shares(prior, len(classifier.classes))
+
+
+def _with_weight(recipe: Recipe, options: AdaptOptions) -> Recipe:
+    """The recipe with a weight for the teacher's answers, or an error if nothing can learn from them."""
+    if options.teacher is None:
+        if recipe.objective.teacher:
+            raise InputError("the recipe weighs a teacher, but there is none: give one, or set objective.teacher to 0")
+        return recipe
+    if not recipe.steps or not recipe.objective.needs_unlabelled or recipe.pseudo_labels:
+        raise InputError(
+            f"method {options.method!r} learns nothing from a teacher: take one that trains on unlabelled data, as pouf"
+        )
+    return recipe if recipe.objective.teacher else recipe.with_settings({"objective.teacher": TEACHER_WEIGHT})
 
 
 def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:

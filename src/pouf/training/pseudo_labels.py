@@ -24,8 +24,8 @@ def pseudo_labelled(
         surest.see(block)
     for others in processes().gather_objects(surest.best):
         surest.add(others)
-    places, labels = processes().broadcast(surest.found())
-    return Shots(Subset(data, places), F.one_hot(torch.tensor(labels), len(classifier.classes)).float())
+    indices, labels = processes().broadcast(surest.found())
+    return Shots(Subset(data, indices), F.one_hot(torch.tensor(labels), len(classifier.classes)).float())
 
 
 class Surest:
@@ -37,17 +37,17 @@ class Surest:
 
     def see(self, block: Predictions) -> None:
         sureness, label = block.log_probabilities.max(1)
-        seen: dict[int, list[tuple[float, int]]] = {}
-        for place, value, k in zip(block.indices, sureness.tolist(), label.tolist(), strict=True):
-            seen.setdefault(k, []).append((value, place))
-        self.add(seen)
+        candidates: dict[int, list[tuple[float, int]]] = {}
+        for index, value, k in zip(block.indices, sureness.tolist(), label.tolist(), strict=True):
+            candidates.setdefault(k, []).append((value, index))
+        self.add(candidates)
 
-    def add(self, seen: dict[int, list[tuple[float, int]]]) -> None:
+    def add(self, candidates: dict[int, list[tuple[float, int]]]) -> None:
         """What was met elsewhere, or here already."""
-        for k, found in seen.items():
+        for k, found in candidates.items():
             every = dict.fromkeys([*self.best.get(k, ()), *found])
             self.best[k] = sorted(every, key=lambda pair: -pair[0])[: self.n]
 
     def found(self) -> tuple[list[int], list[int]]:
-        pairs = [(place, k) for k, found in sorted(self.best.items()) for _, place in found]
-        return [place for place, _ in pairs], [k for _, k in pairs]
+        pairs = [(index, k) for k, found in sorted(self.best.items()) for _, index in found]
+        return [index for index, _ in pairs], [k for _, k in pairs]

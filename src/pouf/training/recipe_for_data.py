@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +13,12 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
+from pouf.data.teacher import Teacher
 from pouf.errors import InputError, plural
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.losses.prior import share_of_classes
 from pouf.parallel.process_group import processes
+from pouf.postprocess.shares import predicted_shares, share_offsets
 from pouf.recipe import Kind, Recipe
 from pouf.training.bias import find_bias
 
@@ -90,6 +92,7 @@ def recipe_for_data(
     *,
     learns_from_shots: bool = False,
     known_shares: Tensor | None = None,
+    teacher: Teacher | None = None,
 ) -> DataFit:
     """The recipe as it fits the inputs and the classes, and the shares that training holds to.
 
@@ -97,6 +100,7 @@ def recipe_for_data(
         look: of the inputs; None where there are none.
         learns_from_shots: labelled examples, or predictions that are taken for labels.
         known_shares: (k,), of the classes in these data.
+        teacher: its shares of two classes are kept instead of zero-shot's.
     """
     inputs, decisions = look.inputs if look is not None else None, list[str]()
     if recipe.postprocess != "none" and inputs is not None and (inputs.streamed or len(inputs) == 1):
@@ -110,10 +114,11 @@ def recipe_for_data(
         decisions.append(f"{recipe.batch_size} samples per step for {len(classes)} classes, instead of {batch}")
     targets = TargetShares(known_shares, known_shares)
     if known_shares is None and not learns_from_shots and look is not None and not look.inputs.streamed:
-        if recipe.steps and recipe.min_class_usage and len(look.inputs) > 1:
+        if recipe.steps and recipe.min_class_usage and teacher is None and len(look.inputs) > 1:
             recipe = _for_few_classes(recipe, look, decisions)
         if recipe.steps and recipe.keep_shares_max_classes >= len(classes) and recipe.objective.prior != "paper":
-            recipe, targets = _keep_shares(recipe, look, decisions)
+            keep = _keep_shares if teacher is None else partial(_keep_teacher_shares, teacher)
+            recipe, targets = keep(recipe, look, decisions)
     return DataFit(recipe, targets, tuple(decisions))
 
 
@@ -170,6 +175,20 @@ def _for_few_classes(recipe: Recipe, look: DataLook, decisions: list[str]) -> Re
         "nothing is trained, only predictions are corrected"
     )
     return recipe.with_settings(steps=0, postprocess="few-classes")
+
+
+def _keep_teacher_shares(
+    teacher: Teacher, recipe: Recipe, look: DataLook, decisions: list[str]
+) -> tuple[Recipe, TargetShares]:
+    """Hold to the shares that a teacher gives the classes: it knows more than zero-shot, also of these."""
+    answers = teacher.probabilities[teacher.answered]
+    predicted = predicted_shares(answers)
+    own = look.classifier.log_probabilities(look.features, look.prototypes)
+    shares = ", ".join(f"{p:.0%} {name}" for p, name in zip(predicted.tolist(), look.classifier.classes, strict=True))
+    decisions.append(f"the classes keep the shares that the teacher gives them ({shares}): if you know the true ones, "
+                     "give a prior")  # fmt: skip
+    targets = TargetShares(answers.mean(0), predicted, share_offsets(own, predicted))
+    return recipe.with_settings(postprocess="shares", keep_shares_lr_factor=1.0), processes().broadcast(targets)
 
 
 def _keep_shares(recipe: Recipe, look: DataLook, decisions: list[str]) -> tuple[Recipe, TargetShares]:

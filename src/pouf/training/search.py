@@ -18,10 +18,10 @@ from pouf.inference.encode import InferenceConfig
 from pouf.interruption import AtOnce
 from pouf.parallel.process_group import processes
 from pouf.recipe import Recipe
-from pouf.training.adaptation import Adaptation, correct
+from pouf.training.adaptation import Adaptation, finish_step
 from pouf.training.state import check_same, read_state, write_state
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
-from pouf.validation.diagnostics import alarms
+from pouf.validation.rules import alarms
 from pouf.validation.selectors import Choice, ensemble_labels
 from pouf.validation.verdict import assess
 
@@ -137,7 +137,7 @@ def search(
     the log are not run again.
     """
     if recipe.snapshots == 0:
-        raise InputError("a choice among settings needs checkpoints: set snapshots = 10")
+        raise InputError("a choice among settings needs checkpoints: set snapshots = 4")
     recipes = [recipe.with_settings(changes) for changes in settings]  # a wrong one is said before the first runs
     if not recipes:
         raise InputError("nothing to choose from: give the grid at least one value per setting")
@@ -196,9 +196,9 @@ def select_step(result: Adaptation, step: int, data: Unlabelled, inference: Infe
     """A trial as if it had chosen this step itself."""
     checkpoints = result.checkpoints
     assert checkpoints is not None
-    if result.recipe.postprocess != "none" and Checkpoint(step, True) not in checkpoints.postprocessors:
+    if step and not len(checkpoints.predictions[checkpoints.at_step(step)].perturbed):
         classifier = checkpoints.classifier(Checkpoint(step))
-        correct(classifier, data, result.recipe, inference, checkpoints, step, result.target_shares)
+        finish_step(data, result.recipe, inference, checkpoints, result.target_shares, step, classifier)
     verdict = processes().broadcast(assess(checkpoints, checkpoints.choose()._replace(step=step)))
     changed = replace(result, verdict=verdict)
     return replace(changed, classifier=checkpoints.classifier(changed.place("advised")))
@@ -213,9 +213,9 @@ def judge_trial(settings: dict[str, Any], checkpoints: Checkpoints, choice: Choi
     if at_the_end not in ([], ["not converged"]):
         return Trial(settings, {}, why_not=", ".join(at_the_end))
     believable = {
-        place.step: checkpoints.comparable(checkpoints.of(place.step)).probabilities
+        place.step: checkpoints.comparable(checkpoints.at_step(place.step)).probabilities
         for place in checkpoints.predictions
-        if place.step and not alarms(checkpoints.diagnose(checkpoints.of(place.step)))
+        if place.step and not alarms(checkpoints.diagnose(checkpoints.at_step(place.step)))
     }
     kept = frozenset(place.step for place in checkpoints.postprocessors)
     return Trial.of(settings, believable, ", ".join(at_the_end), kept)

@@ -132,7 +132,7 @@ class Saver:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_state(self.file, whole)
         if state.checkpoints is not None:
-            state.checkpoints.saved()
+            state.checkpoints.on_saved()
         now = time.monotonic()
         self.due = now + max(self.every, SHARE * (now - start))
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.labelled import Shots
+from pouf.data.teacher import Teacher
 from pouf.errors import Diverged, InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.interruption import defer_signals
@@ -31,7 +32,8 @@ from pouf.training.optim import learning_rate, make_optimizer, set_rate
 from pouf.training.recipe_for_data import FREE, TargetShares
 from pouf.training.state import Saver, TrainingState
 from pouf.training.two_pass import two_pass, whole
-from pouf.validation.checkpoints import Checkpoints, Sample
+from pouf.validation.checkpoints import Checkpoints
+from pouf.validation.sample import Sample, changes_features, sample_size
 from pouf.validation.selectors import snapshot_steps
 
 LOOKING, TRAINING = "looking at a sample", "training"
@@ -55,13 +57,16 @@ def train(
     checkpoint_dir: Path | None = None,
     shares: TargetShares = FREE,
     resume: bool = False,
+    teacher: Teacher | None = None,
 ) -> Training:
     """Tune a classifier in place, to its last step.
 
     L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * KL(shots)
+    + teacher * KL(teacher)
 
     Args:
         shares: class proportions to hold to, instead of what the recipe assumes.
+        teacher: of the data, position by position.
     """
     stream = data if data is not None else shots.inputs if shots is not None else None
     if stream is None:
@@ -75,11 +80,13 @@ def train(
     # Without dropout, unless asked for: its noise falls on features and prototypes unlike, and the plan between them
     # follows the noise.
     classifier.eval()
-    about = run_identity(classifier, stream, shots, recipe, shares.known) if checkpoint_dir is not None else {}
+    identity = (classifier, stream, shots, recipe, shares.known, teacher)
+    about = run_identity(*identity) if checkpoint_dir is not None else {}
     saver = Saver(checkpoint_dir, recipe.compute.save_every, about, classifier.backbone.sharded)
     saved = saver.read() if resume else None
     own_dir = checkpoint_dir if processes().is_main else None
-    checkpoints = watched(classifier, stream, recipe, callbacks.watching(inference, LOOKING), own_dir, shares)
+    watched = callbacks.watching(inference, LOOKING)
+    checkpoints = make_checkpoints(classifier, stream, recipe, watched, own_dir, shares, teacher)
     tuner = classifier.tune(recipe.tuner)
     if checkpoints is not None:
         checkpoints.begin(tuner)
@@ -87,7 +94,7 @@ def train(
     callbacks.notify(lambda callback: callback.on_start(recipe, tuner.trainable, total))
     objective = Objective(recipe.objective, len(classifier.classes), recipe.steps, shares.probabilities)
     engine = Engine(classifier, tuner, objective, recipe, processes())
-    batches = Batches(classifier, tuner, stream, shots, recipe, inference)
+    batches = Batches(classifier, tuner, stream, shots, recipe, inference, teacher)
     callbacks.phase(TRAINING, recipe.steps)
     start_weights = (
         [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.weight_pull else []
@@ -115,6 +122,7 @@ def run_identity(
     shots: Shots | None,
     recipe: Recipe,
     known_shares: Tensor | None,
+    teacher: Teacher | None,
 ) -> dict[str, Any]:
     """What must be the same where a run goes on, by what to call it."""
     settings = {name: value for name, value in recipe.flat().items() if name != SAVE_EVERY}
@@ -124,30 +132,33 @@ def run_identity(
         "the templates": list(classifier.templates),
         "the data": data.fingerprint(),
         "the shots": shots.fingerprint() if shots is not None else None,
+        "the teacher": teacher.fingerprint() if teacher is not None else None,
         "the proportions": known_shares.tolist() if known_shares is not None else None,
         "the number of processes": processes().size,
         "the sharding of weights": classifier.backbone.sharded,
     }
 
 
-def watched(
+def make_checkpoints(
     classifier: Classifier,
     data: Unlabelled,
     recipe: Recipe,
     inference: InferenceConfig,
     folder: Path | None,
     shares: TargetShares = FREE,
+    teacher: Teacher | None = None,
 ) -> Checkpoints | None:
     """Checkpoints with zero-shot as the first; None where there is no choice to be made."""
     if recipe.snapshots == 0 or data.streamed or not recipe.objective.needs_unlabelled:
         return None
     zero_shot = classifier.copy()
     zero_shot.demonstrations = None  # they have labels
-    sample = Sample(zero_shot, data, recipe.seed, inference)
+    size = sample_size(len(data), len(classifier.classes), recipe, changes_features(classifier, recipe))
+    sample = Sample(zero_shot, data, recipe.seed, size, inference, teacher)
     checkpoints = Checkpoints(
         classifier, zero_shot, sample, recipe.steps, folder if recipe.steps else None,
-        without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", keeps=shares.offsets,
-        known_shares=shares.known,
+        without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", target_offsets=shares.offsets,
+        known_shares=shares.known, teacher=teacher,
     )  # fmt: skip
     checkpoints.overpredicted = shares.overpredicted
     checkpoints.take_zero_shot()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.losses.objective import Loss, Objective
+from pouf.losses.objective import Loss, Objective, Targets
 from pouf.training.engine import Engine
 from pouf.training.model import Chunk
 
@@ -37,10 +37,10 @@ class Side:
 class Batch(NamedTuple):
     """What this process has of one step."""
 
-    inputs: list[Side]  # the unlabelled ones, and the labelled ones where those are others
+    inputs: list[Side]  # the unlabelled ones, and those with labels or answers of a teacher where those are others
     prompts: Side | None  # None where prototypes are not made of prompts
     seed: int  # of dropout, where they are not
-    labels: Tensor | None  # (shots, k), of all labelled samples
+    tables: Mapping[str, tuple[int, Tensor]]  # of all samples, by term: which of `inputs`, and targets (samples, k)
 
     @property
     def chunked(self) -> bool:
@@ -52,9 +52,9 @@ class Batch(NamedTuple):
         return self.inputs if self.prompts is None else [*self.inputs, self.prompts]
 
     @property
-    def targets(self) -> Tensor | None:
-        """(n, k), class probabilities of the labelled samples of this step, once they are read."""
-        return self.labels[self.inputs[-1].indices] if self.labels is not None else None
+    def targets(self) -> Targets:
+        """Class probabilities of the samples of this step, once they are read."""
+        return {term: (position, rows[self.inputs[position].indices]) for term, (position, rows) in self.tables.items()}
 
 
 def whole(engine: Engine, batch: Batch, objective: Objective) -> Loss:

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from pouf.errors import InputError
 from pouf.models.base import class_means
 from pouf.models.text_side import TextSide, replaced_embeddings
-from pouf.parallel.shards import full
+from pouf.parallel.shards import full_tensor
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
 
 def prompt(target: Target, settings: TunerSettings) -> Tuner:
     """Context vectors before the class names, and the temperature: 4 x 512 + 1 = 2,049 numbers for CLIP ViT-B/16.
 
-    For a masked language model, whose classes are fixed words, the vectors precede the embedded input.
+    For a masked language model, where classes are fixed words, the vectors precede the embedded input.
     """
     backbone = target.backbone
     if (vectors := backbone.add_input_prompt(settings.context)) is not None:
@@ -57,7 +57,7 @@ class SoftPrompt(nn.Module):
             raise InputError(
                 f"a class name or description is too long for the model's {text_side.max_length} tokens: shorten it"
             )
-        start = full(text_side.embedding.weight).detach()[words].clone()  # (p, h)
+        start = full_tensor(text_side.embedding.weight).detach()[words].clone()  # (p, h)
         if settings.class_specific:
             start = start.expand(len(texts), -1, -1).clone()
         self.vectors = nn.Parameter(start)

@@ -35,7 +35,7 @@ class PrototypeTable(nn.Module):
 
     Args:
         start: (k, d), their initial values, from the text side.
-        unit: normalise them; not for masked language models, whose logits depend on the norms.
+        unit: normalise them; not for masked language models: their logits depend on the norms.
     """
 
     def __init__(self, start: Tensor, unit: bool) -> None:

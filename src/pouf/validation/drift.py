@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.class_names import Classes, class_set, read_classes, same_name
+from pouf.data.class_names import Classes, class_set, normalise_name, read_classes
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError
 from pouf.inference.encode import InferenceConfig
@@ -50,8 +50,8 @@ def other_names(given: Classes | str, classifier: Classifier) -> tuple[str, ...]
         names = ordinary_words() if given == ORDINARY_WORDS else read_classes(given).names
     else:
         names = class_set(given).names
-    own = {same_name(name) for name in classifier.classes}
-    left = [name for name in names if same_name(name) not in own and classifier.backbone.can_name(name)]
+    own = {normalise_name(name) for name in classifier.classes}
+    left = [name for name in names if normalise_name(name) not in own and classifier.backbone.can_name(name)]
     if len(left) < 2:
         raise InputError(
             f"{len(left)} names are left without those of the task (and, for a masked language model, those of "

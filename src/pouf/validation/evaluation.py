@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pouf.classifier import INFERENCE, Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.class_names import same_name
+from pouf.data.class_names import normalise_name
 from pouf.data.labelled import Labelled
 from pouf.errors import InputError, plural
 from pouf.inference.cache import InMemoryFeatureCache
@@ -107,7 +107,7 @@ def compare(
     )
 
 
-class Score(NamedTuple):
+class LabelledScore(NamedTuple):
     """Accuracy and macro-F1 on labelled inputs; `print` shows it in a line."""
 
     n: int
@@ -124,20 +124,20 @@ class Score(NamedTuple):
         )
 
 
-def score(classifier: Classifier, inputs: Unlabelled, labels: Sequence[str | int]) -> Score:
+def score(classifier: Classifier, inputs: Unlabelled, labels: Sequence[str | int]) -> LabelledScore:
     """Compare predictions with labels, which are class names or indices."""
     if len(labels) != len(inputs):
         raise InputError(f"{plural(len(inputs), 'input')} and {plural(len(labels), 'label')}: give one label per input")
     classes = classifier.classes
-    known = {same_name(name): k for k, name in enumerate(classes)}
-    truth = [label if isinstance(label, int) else known.get(same_name(str(label)), -1) for label in labels]
+    known = {normalise_name(name): k for k, name in enumerate(classes)}
+    truth = [label if isinstance(label, int) else known.get(normalise_name(str(label)), -1) for label in labels]
     if wrong := [label for label, k in zip(labels, truth, strict=True) if not 0 <= k < len(classes)]:
         raise InputError(f"label {wrong[0]!r} is no class: expected one of {', '.join(classes[:20])}, or its index")
     found, counts = classifier.infer(inputs), Counts.none(len(classes))
     counts.add(found.log_probabilities.argmax(1), torch.tensor([truth[i] for i in found.indices]))
     n, right, recall = len(found.indices), counts.pairs.diagonal().tolist(), counts.pairs.sum(1).tolist()
     shares = {name: right[k] / recall[k] if recall[k] else None for k, name in enumerate(classes)}
-    return Score(n, counts.right / n, wilson(counts.right, n), counts.macro_f1(), shares)
+    return LabelledScore(n, counts.right / n, wilson(counts.right, n), counts.macro_f1(), shares)
 
 
 class Counts(NamedTuple):

@@ -21,12 +21,12 @@ from pouf.postprocess.clusters import names_agreement, sharpened
 from pouf.postprocess.few_classes import too_unsure
 
 logger = logging.getLogger(__name__)
-SETS = 300  # of words, that the names are compared with
-PROMPTS = 300  # that words are encoded in, in all
-FEWEST = 100  # words that a model must tell apart
-WORST = 3  # names that are told
-INPUTS = 30  # fewer tell nothing
-LOOKED_AT = 512  # inputs that wordings are compared on
+WORD_SETS = 300  # of words, that the names are compared with
+MAX_PROMPTS = 300  # that words are encoded in, in all
+MIN_WORDS = 100  # words that a model must tell apart
+MAX_LISTED = 3  # names, or pairs of names
+MIN_INPUTS = 30  # fewer tell nothing
+MAX_INPUTS = 512  # inputs that wordings are compared on
 
 
 class NamesFit(NamedTuple):
@@ -49,10 +49,10 @@ class Wording(NamedTuple):
 @torch.no_grad()
 def judge_wording(classifier: Classifier, data: Unlabelled, inference: InferenceConfig) -> Wording:
     """Before anything is trained: whether the model knows what the names mean in these inputs, 512 of them at most."""
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:LOOKED_AT].sort().values
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:MAX_INPUTS].sort().values
     encoded = classifier.encode(Subset(data, order.tolist()), inference)
-    if len(encoded.indices) < INPUTS:
-        raise InputError(f"{len(encoded.indices)} inputs tell too little about names: give at least {INPUTS}")
+    if len(encoded.indices) < MIN_INPUTS:
+        raise InputError(f"{len(encoded.indices)} inputs tell too little about names: give at least {MIN_INPUTS}")
     scores = classifier.scores(encoded)
     p = sharpened(scores)[1].softmax(1).cpu()
     fit = check_names(classifier, encoded.features)
@@ -67,9 +67,9 @@ def _confused(p: Tensor, classes: Sequence[str]) -> list[tuple[str, str]]:
     shared = p.T @ p
     own = shared.diagonal().clamp_min(1e-9).sqrt()
     overlap = (shared / own / own[:, None]).triu(1)
-    count = min(WORST, len(classes) * (len(classes) - 1) // 2)
-    places = overlap.flatten().topk(count).indices.tolist()
-    return [(classes[place // len(classes)], classes[place % len(classes)]) for place in places]
+    count = min(MAX_LISTED, len(classes) * (len(classes) - 1) // 2)
+    positions = overlap.flatten().topk(count).indices.tolist()
+    return [(classes[position // len(classes)], classes[position % len(classes)]) for position in positions]
 
 
 @lru_cache(1)
@@ -79,8 +79,8 @@ def ordinary_words() -> tuple[str, ...]:
 
 
 def check_names(classifier: Classifier, features: Tensor) -> NamesFit | None:
-    """How well the names of a classifier fit features (n, d) of its own; None where that can't be told."""
-    words = word_prototypes(classifier) if len(features) >= INPUTS else None
+    """How well the names of a classifier fit features (n, d) of its own; None if that can't be estimated."""
+    words = word_prototypes(classifier) if len(features) >= MIN_INPUTS else None
     if words is None:
         return None
     with torch.no_grad():
@@ -99,7 +99,7 @@ def word_prototypes(classifier: Classifier) -> Tensor | None:
     words = [word for word in ordinary_words() if word not in own]
     try:
         if backbone.reads_prompts:  # each word is several sentences
-            count = max(FEWEST, PROMPTS // len(classifier.templates))
+            count = max(MIN_WORDS, MAX_PROMPTS // len(classifier.templates))
             chosen = torch.randperm(len(words), generator=torch.Generator().manual_seed(0))[:count].tolist()
             words = [words[i] for i in chosen]
         found = backbone.name_prototypes([word for word in words if backbone.can_name(word)], classifier.templates)
@@ -110,7 +110,7 @@ def word_prototypes(classifier: Classifier) -> Tensor | None:
     # Words that a small tokenizer does not know are all one to it.
     different = torch.unique((1e3 * found).round(), dim=0, return_inverse=True)[1]
     first = {int(group): i for i, group in reversed(list(enumerate(different)))}
-    return found[sorted(first.values())] if len(first) >= FEWEST else None
+    return found[sorted(first.values())] if len(first) >= MIN_WORDS else None
 
 
 def names_fit(features: Tensor, prototypes: Tensor, words: Tensor, classes: Sequence[str], seed: int = 0) -> NamesFit:
@@ -125,13 +125,13 @@ def names_fit(features: Tensor, prototypes: Tensor, words: Tensor, classes: Sequ
     named = F.normalize(prototypes.float(), dim=1)
     draw = torch.Generator().manual_seed(seed)
     size = min(len(named), len(words) // 4)
-    null = _statistics(x, words, torch.stack([_some(len(words), size, draw) for _ in range(SETS)]))
+    null = _statistics(x, words, torch.stack([_some(len(words), size, draw) for _ in range(WORD_SETS)]))
     looks = 20 if size < len(named) else 1
     ours = _statistics(x, named, torch.stack([_some(len(named), size, draw) for _ in range(looks)])).mean(0)
     near, span = (null < ours).double().mean(0).tolist()
     count = max(1, len(x) // 20)
     own = (x @ named.T).topk(count, dim=0).values.mean(0)  # (k,), cosines of a name with the inputs nearest to it
-    return NamesFit(near, span, [classes[k] for k in own.argsort().tolist()[:WORST]])
+    return NamesFit(near, span, [classes[k] for k in own.argsort().tolist()[:MAX_LISTED]])
 
 
 def _some(n: int, size: int, draw: torch.Generator) -> Tensor:
@@ -143,12 +143,12 @@ def _statistics(x: Tensor, prototypes: Tensor, sets: Tensor) -> Tensor:
     sim, centred = x @ prototypes.T, x - x.mean(0)
     total = float((centred**2).sum())
     rows = []
-    for places in sets:
-        own = prototypes[places]
+    for indices in sets:
+        own = prototypes[indices]
         basis = torch.linalg.svd(own - own.mean(0), full_matrices=False)
-        kept = basis.Vh[basis.S / basis.S.max().clamp_min(1e-12) > 1e-4]
-        inside = float(((centred @ kept.T) ** 2).sum())
-        rows.append([float(sim[:, places].max(1).values.mean()), inside / max(total, 1e-12)])
+        directions = basis.Vh[basis.S / basis.S.max().clamp_min(1e-12) > 1e-4]
+        inside = float(((centred @ directions.T) ** 2).sum())
+        rows.append([float(sim[:, indices].max(1).values.mean()), inside / max(total, 1e-12)])
     return torch.tensor(rows)
 
 
@@ -158,7 +158,7 @@ def absent_names(classifier: Classifier, encoded: FeatureSet) -> list[str]:
 
     At most 16,384 inputs are looked at; of fewer than 30 nothing is said, nor where predictions are too unsure to tell.
     """
-    if len(encoded.indices) < INPUTS:
+    if len(encoded.indices) < MIN_INPUTS:
         return []
     order = torch.randperm(len(encoded.indices), generator=torch.Generator().manual_seed(0))[:FITTED_ON]
     some = FeatureSet([], encoded.features[order.sort().values])

@@ -14,12 +14,12 @@ import torch
 
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.class_names import same_name
+from pouf.data.class_names import normalise_name
 from pouf.data.labelled import Shots
 from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError, plural
 from pouf.inference.encode import InferenceConfig
-from pouf.validation.diagnostics import FEW_CLASSES
+from pouf.validation.rules import FEW_CLASSES
 
 DISAGREE, AGREE = "disagree", "agree"
 REVIEW_IMAGE_SIDE = 128  # pixels; images are displayed at up to twice this side
@@ -61,6 +61,8 @@ class ShareEstimate(NamedTuple):
 
 
 class ReviewResult(NamedTuple):
+    """Accuracies and advice by the answers of a review."""
+
     answered: int
     zero_shot: ShareEstimate
     adapted: ShareEstimate
@@ -138,7 +140,7 @@ def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[
     Args:
         id_columns: of the run's data. The first of them may replace the column id, in a table of the user.
     """
-    known = {same_name(NO_CLASS): NO_CLASS, "none": NO_CLASS} | {same_name(name): name for name in classes}
+    known = {normalise_name(NO_CLASS): NO_CLASS, "none": NO_CLASS} | {normalise_name(name): name for name in classes}
     answers: dict[str, str] = {}
     for identifier, label in _labels(file, id_columns[:1]):
         label = "" if label is None or isinstance(label, BadRow) else str(label).strip()
@@ -146,11 +148,11 @@ def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[
             continue
         if isinstance(identifier, BadRow):
             raise InputError(f"{str(file)!r}: a row has no id; expected the columns id and label")
-        if same_name(label) not in known:
+        if normalise_name(label) not in known:
             expected = f"{', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}, or {NO_CLASS!r}"
             raise InputError(f"{str(file)!r}: label {label!r} of {identifier} is no class: expected {expected}")
-        before = answers.setdefault(str(identifier).strip(), known[same_name(label)])
-        if before != known[same_name(label)]:
+        before = answers.setdefault(str(identifier).strip(), known[normalise_name(label)])
+        if before != known[normalise_name(label)]:
             raise InputError(f"{str(file)!r}: {identifier} has two labels, {before} and {label}: keep one")
     return answers
 
@@ -198,7 +200,7 @@ def score_answers(review: Review, answers: Mapping[str, str], classes: Sequence[
         return [getattr(q, which) == answers[q.id] for q in answered if q.stratum == stratum]
 
     zero_shot, adapted = (
-        _stratified({stratum: right(which, stratum) for stratum in review.sizes}, review.sizes)
+        _stratified_share({stratum: right(which, stratum) for stratum in review.sizes}, review.sizes)
         for which in ("zero_shot", "adapted")
     )
     wins, losses = sum(right("adapted", DISAGREE)), sum(right("zero_shot", DISAGREE))
@@ -230,7 +232,7 @@ def _shares_by_answers(
     predicted = [sum(n for (_, other), n in sizes.items() if other == name) / total for name in classes]
     shares = [
         # k - 1 comparisons (the shares sum to 1), corrected for a joint error rate of 5 %.
-        _stratified(
+        _stratified_share(
             {group: [each == name for each in given] for group, given in labels.items()}, sizes, len(classes) - 1
         )
         for name in classes
@@ -250,7 +252,7 @@ def _shares_by_answers(
     )
 
 
-def _stratified(right: Mapping[K, list[bool]], sizes: Mapping[K, int], comparisons: int = 1) -> ShareEstimate:
+def _stratified_share(right: Mapping[K, list[bool]], sizes: Mapping[K, int], comparisons: int = 1) -> ShareEstimate:
     """The share over all groups, weighted by their sizes. A group without answers may have any share from 0 to 1."""
     from scipy.stats import norm
 

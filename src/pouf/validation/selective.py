@@ -60,6 +60,7 @@ def reliability(
 
 
 def check_rate(rate: float) -> None:
+    """Raise an error unless the rate is from 0 to below 1."""
     if not 0 <= rate < 1:
         raise InputError(f"can't abstain at {rate:g}: expected a rate of errors from 0 to below 1, as 0.05")
 
@@ -80,7 +81,7 @@ class Unreliable(NamedTuple):
 
     left_out: list[int]
     reliability: dict[int, float]  # of each input
-    parents: dict[int, str]  # if classes are paths: inputs whose ancestor class is reliable enough
+    parents: dict[int, str]  # if classes are paths: inputs with a reliable enough ancestor class
 
 
 def unreliable(
@@ -127,7 +128,7 @@ def _within_error_rate_of_all(rate: float, estimated: Tensor) -> list[bool]:
 
 
 def out_of_distribution(classifier: Classifier, encoded: FeatureSet, near: float | None) -> list[int]:
-    """Indices of inputs whose cosine with the nearest prototype is below that of 99 % of the run's own inputs."""
+    """Indices of inputs with a cosine to the nearest prototype below that of 99 % of the run's own inputs."""
     if near is None:
         raise InputError("can't detect unknown inputs: this run has no checkpoints to take the usual similarity from")
     far = (encoded.nearness(classifier.fixed_prototypes()) < near).tolist()

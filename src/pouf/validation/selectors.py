@@ -1,7 +1,7 @@
 """Choosing a step without labels: which of a run's predictions to believe.
 
 What resembles the training loss favours over-training. The choice here is agreement with an ensemble of snapshots (as
-EnsV does): errors that come and go are outvoted. Two second opinions look at the features instead.
+EnsV does): errors that come and go are outvoted. Two second opinions come from the features instead.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def choose(predictions: Mapping[int, Tensor], features: Tensor, among: Collectio
         )
     candidates = [snapshot for snapshot in judged if among is None or snapshot.step in among]
     best = max(candidates, key=lambda snapshot: (snapshot.agreement, snapshot.step))
-    late = [seen.argmax(1) for step, seen in predictions.items() if last <= 3 * step < 3 * last]
+    late = [probabilities.argmax(1) for step, probabilities in predictions.items() if last <= 3 * step < 3 * last]
     convergence = min((kappa(labels, predictions[last].argmax(1)) for labels in late), default=1.0)
     return Choice(best.step, judged, convergence)
 

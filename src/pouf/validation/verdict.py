@@ -10,8 +10,9 @@ import torch
 from pouf.errors import Diverged
 from pouf.saving import Use
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoints
-from pouf.validation.diagnostics import Diagnostics, Finding, alarms, cautions
+from pouf.validation.diagnostics import Diagnostics
 from pouf.validation.review import ReviewResult
+from pouf.validation.rules import Finding, alarms, cautions
 from pouf.validation.selectors import Choice, Snapshot, opinion_fell
 
 ONLY_LABELS = "whether it beats zero-shot, only labels can show: `pouf review`"
@@ -86,7 +87,7 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
     # A run that ended badly was on its way there before. A choice of zero-shot, too, is told by how the run ended.
     at_the_end = checkpoints.diagnose(last, choice.convergence)
     found = alarms(at_the_end)
-    chosen = last if choice.step == last.step else ZERO_SHOT if choice.step == 0 else checkpoints.of(choice.step)
+    chosen = last if choice.step == last.step else ZERO_SHOT if choice.step == 0 else checkpoints.at_step(choice.step)
     diagnostics = at_the_end
     if not found and chosen != ZERO_SHOT:
         found = alarms(checkpoints.diagnose(chosen))
@@ -113,6 +114,8 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
         )
     if diagnostics.largest_class:
         message = f"{message} {_open_shares(diagnostics)}"
+    if diagnostics.teacher_inputs:
+        message = f"{message} {_three_states(diagnostics)}"
     if checkpoints.started_adapted:
         message = f"{message} {ADAPTED_BEFORE}"
     return Verdict(
@@ -136,6 +139,15 @@ def _open_shares(found: Diagnostics) -> str:
         f"{found.largest_class!r}, {kept}. If they are about equal, {found.uniform_changes:.0%} of the predictions "
         "change: `--prior uniform` (no new training: `pouf predict --prior uniform`, "
         '`result.with_prior("uniform")`). If you don\'t know: 50 answers, `pouf review`.'
+    )
+
+
+def _three_states(found: Diagnostics) -> str:
+    """Who agrees with whom."""
+    return (
+        f"Of the {found.teacher_inputs} inputs looked at that the teacher answered, it agrees with zero-shot on "
+        f"{found.teacher_zero_shot:.0%} and with the adapted model on {found.teacher_adapted:.0%}; zero-shot and "
+        f"adapted agree on {found.agreement:.0%} of all."
     )
 
 

@@ -21,7 +21,7 @@ from pouf import __version__
 from pouf.data.tables import TABLE_READERS
 from pouf.data.texts import Texts
 from pouf.errors import InputError
-from pouf.integrations.serve.guard import BUSY, RETRY, Budget, Guard, Limits, Metrics, fault
+from pouf.integrations.serve.guard import BUSY, RETRY, Budget, Guard, Limits, Metrics, error_response
 from pouf.integrations.serve.predictor import Answer, Batcher, Busy, RunPredictor
 from pouf.integrations.serve.reader import RequestReader
 from pouf.integrations.serve.schemas import (
@@ -127,7 +127,7 @@ def make_app(predictor: RunPredictor, limits: Limits | None = None, hosts: Seque
 
 def _add_pages(app: FastAPI, service: Service) -> None:
     run, info = service.predictor.run, service.info
-    page = render("serve.html", info=info, verdict=run.verdict, title=run.folder.resolve().name,
+    page = render("serve.html", info=info, verdict=run.verdict, title=run.name,
                   light=LIGHT, info_json=script_data(info.model_dump()))  # fmt: skip
 
     @app.get("/", include_in_schema=False)
@@ -189,18 +189,18 @@ def _handle_errors(app: FastAPI) -> None:
 
     async def explain(request: Request, error: Exception) -> Response:
         if isinstance(error, InputError):
-            return fault(422, str(error))
+            return error_response(422, str(error))
         if isinstance(error, Busy):
-            return fault(503, BUSY, RETRY)
+            return error_response(503, BUSY, RETRY)
         if isinstance(error, RequestValidationError):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
             problem = f"{where}: {first['msg']}" if where else first["msg"]
-            return fault(422, f"{problem}. What {request.url.path} takes is described at /docs")
+            return error_response(422, f"{problem}. What {request.url.path} takes is described at /docs")
         if isinstance(error, HTTPException):
-            return fault(error.status_code, str(error.detail), error.headers)
+            return error_response(error.status_code, str(error.detail), error.headers)
         logger.exception("an unexpected error", exc_info=error)
-        return fault(500, f"unexpected {type(error).__name__}: this is a bug in pouf")
+        return error_response(500, f"unexpected {type(error).__name__}: this is a bug in pouf")
 
     for kind in (InputError, Busy, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, explain)

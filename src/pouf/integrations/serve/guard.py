@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-ADDRESSES = 10_000  # of clients whose requests are counted
+ADDRESSES = 10_000  # of clients, for counting their requests
 # Nothing is loaded from other hosts, and no other page may embed this one.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -73,7 +73,7 @@ def _as_json(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
     return [*(pair for pair in headers if pair[0] != b"content-type"), (b"content-type", b"application/json")]
 
 
-def fault(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": message}, status, headers)
 
 
@@ -154,10 +154,10 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self.limits.upload:
-            return fault(413, self._too_large())
+            return error_response(413, self._too_large())
         if scope["path"].startswith("/api/") and not self._within_rate(scope["client"][0] if scope["client"] else ""):
             rate = self.limits.rate
-            return fault(429, f"more than {rate:g} requests per second: try again in a second", RETRY)
+            return error_response(429, f"more than {rate:g} requests per second: try again in a second", RETRY)
         return None
 
     def _too_large(self) -> str:

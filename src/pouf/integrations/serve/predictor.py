@@ -24,7 +24,7 @@ from pouf.models.demonstrations import DemonstrationEncoder
 from pouf.reporting.pages import as_text, shorten, thumbnail
 from pouf.runs.folder import Run
 
-THUMBNAIL_SIDE = 72  # pixels
+NEIGHBOUR_SIDE = 72  # pixels
 SHOWN_NEIGHBOURS = 4  # training inputs displayed with each answer
 
 
@@ -33,7 +33,7 @@ class Busy(Exception):
 
 
 class FixedClassifier:
-    """A classifier whose prototypes are computed once."""
+    """A classifier with prototypes that are computed once."""
 
     @torch.no_grad()
     def __init__(self, classifier: Classifier) -> None:
@@ -146,10 +146,10 @@ class RunPredictor:
 
 def _neighbour(data: Subset, index: int, predicted: str) -> Neighbour:
     try:
-        sample = data.show(index, THUMBNAIL_SIDE)
+        sample = data.show(index, NEIGHBOUR_SIDE)
     except Unreadable:  # deleted after it was encoded
         sample = ""
-    picture = thumbnail(sample, THUMBNAIL_SIDE) if isinstance(sample, Image.Image) else ""
+    picture = thumbnail(sample, NEIGHBOUR_SIDE) if isinstance(sample, Image.Image) else ""
     text = "" if picture or data.modality == "vector" else shorten(as_text(sample), 160)
     return Neighbour(str(data.ids[index]), picture, text, predicted)
 
