@@ -6,7 +6,7 @@
 Images with the presets fast and balanced, texts, a masked language model and vectors (twenty times as many), each with
 its default and written to a run folder without a report; texts and the masked model are installed packages or folders.
 The time of a run is divided into what its functions take, without what they call of one another: training (forward and
-backward passes of the steps), the optimizer, looking (at checkpoints, choosing, the verdict), reading, encoding (of the
+backward passes of the steps), the optimizer, looking (checkpoints, the choice, the verdict), reading, encoding (of the
 inputs before and after training), writing, and all else. The sum is given as a multiple of the arithmetic that the
 result is made of: passes of training, and for features that are looked up one encoding of each input. Expected: at most
 1.3. With --against, a commit before is run in turns with this one, from a worktree in a temporary folder.
@@ -117,12 +117,15 @@ def case(kind: str, n: int, data: Path, model: Path, sentences: Path) -> tuple[A
 
 
 def run(given: argparse.Namespace) -> dict[str, float]:
-    """One run in this process, which no other has warmed up. With `before`, of a version whose parts are not known."""
+    """One run in this process, after a short one for what is imported and loaded once. With `before`, of a version that
+    has other parts: its sum alone."""
     import torch
 
     torch.set_num_threads(1)
-    classifier, inputs, options = case(given.task, given.n, given.data, given.model, given.sentences)
-    classifier.predict(inputs[:2])
+    for n, changes in ((40, {"settings": {"steps": 2}}), (given.n, {})):
+        classifier, inputs, options = case(given.task, n, given.data, given.model, given.sentences)
+        if changes:
+            classifier.adapt(inputs, **options, **changes)
     with tempfile.TemporaryDirectory() as folder:
         if given.before:
             options |= {"output_dir": f"{folder}/run", "report": False}

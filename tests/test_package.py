@@ -72,3 +72,30 @@ def test_the_readmes_first_two_bash_blocks_are_one_line_each() -> None:
     blocks = [block.split("```")[0].strip() for block in text.split("```bash\n")[1:]]
     assert "pouf demo" in blocks[0] and "tools/check" in blocks[1]
     assert all("\n" not in block and "constraints.txt" in block for block in blocks[:2])
+
+
+def _listed_files() -> list[str]:
+    """Paths below src/pouf in the tree of CONTRIBUTING.md: two spaces of indentation per folder; folders end with /."""
+    tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("```text\nsrc/pouf/\n")[1].split("\n```")[0]
+    files, folders = [], [""]
+    for line in tree.splitlines():
+        name, about = line.split(maxsplit=1)
+        depth = (len(line) - len(line.lstrip(" "))) // 2
+        assert about and depth <= len(folders), f"{line!r}: expected two spaces per folder, a name and what it is"
+        del folders[depth:]
+        if name.endswith("/"):
+            folders.append(folders[-1] + name)
+        files.append(folders[-1] if name.endswith("/") else folders[-1] + name)
+    return files
+
+
+def test_the_source_tree_for_newcomers_lists_every_file_once() -> None:
+    """A package's own line stands for its __init__.py."""
+    listed, source = _listed_files(), ROOT / "src" / "pouf"
+    there = {file.relative_to(source).as_posix() for file in source.rglob("*.py") if file.name != "__init__.py"}
+    there |= {f"{file.parent.relative_to(source).as_posix()}/" for file in source.glob("*/**/__init__.py")}
+    assert len(set(listed)) == len(listed), "CONTRIBUTING.md lists a file twice: remove one of the lines"
+    assert set(listed) == there, (
+        f"in the tree of CONTRIBUTING.md, add a line for {sorted(there - set(listed))}, and remove those of "
+        f"{sorted(set(listed) - there)}"
+    )

@@ -21,22 +21,21 @@ from torch import Tensor, nn
 
 from pouf import saving
 from pouf.data.base import Transform, Unlabelled
-from pouf.data.class_names import Classes, ClassSet, class_set, number_duplicates
+from pouf.data.class_names import Classes, ClassSet, class_set
 from pouf.data.inputs import Inputs, NormalisedInput, normalise, split_columns
 from pouf.data.labelled import Shots
-from pouf.data.vectors import as_matrix
 from pouf.errors import InputError, explain_wrong_call, one_of
 from pouf.files import check_named
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
-from pouf.models import Backbone, load_backbone, load_sequence_classifier
-from pouf.models.base import Scores, class_means, evaluating
-from pouf.models.cloze import MAX_LENGTH, make_cloze
+from pouf.models import Backbone, load_sequence_classifier
+from pouf.models.base import Scores, class_means, evaluating, shared_objects, view
+from pouf.models.cloze import MAX_LENGTH
 from pouf.models.demonstrations import DemonstrationEncoder, Demonstrations
-from pouf.models.load import absolute_name
-from pouf.models.precomputed import Precomputed, read_prototypes
-from pouf.models.prompts import check_templates, class_texts, fill
-from pouf.options import AdaptOptions, KeepNames, Output
+from pouf.models.load import absolute_name, load_for_classes
+from pouf.models.precomputed import read_vectors
+from pouf.models.prompts import class_texts, fill
+from pouf.options import WRONG_ARGUMENTS, AdaptOptions, KeepNames, Output
 from pouf.parallel.padding import PROMPTS, in_pieces
 from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
@@ -53,15 +52,7 @@ if TYPE_CHECKING:
     from pouf.training.search import Search
     from pouf.validation.evaluation import LabelledScore
 
-_NO_LABELS = "No labels are needed, and none are taken: give the inputs alone; a few labelled examples go into shots="
-_OUTPUT = "Give output=Output('run', resume=…, overwrite=…, report=…)"
-WRONG_ARGUMENTS = {  # what callers of `adapt` try, and what to give instead
-    **{name: f"Give settings={{{name!r}: …}}" for name in (full.rsplit(".", 1)[-1] for full in Recipe().flat())},
-    **dict.fromkeys(("", "labels", "label", "y", "targets"), _NO_LABELS),
-    **dict.fromkeys(("output_dir", "resume", "overwrite", "report", "out"), _OUTPUT),
-}
 INFERENCE = InferenceConfig()
-_CONSTANT = ("transformers.", "tokenizers.")  # packages whose objects, but for modules, are never changed here
 
 
 class Predictions(NamedTuple):
@@ -102,7 +93,7 @@ class Classifier(nn.Module, ModelHubMixin):
         self.prompt: nn.Module | None = None  # gives the prototypes in the place of the text side
         self.postprocessor: Postprocessor | None = None
         self.demonstrations: Demonstrations | None = None  # solved examples to show beside each sample
-        self.base: str | None = None  # fingerprint of the weights before anything was tuned, once it was asked for
+        self.base: str | None = None  # fingerprint of the weights before anything was tuned, once it was computed
         self.model_card: str | None = None  # README.md of its folder; None writes one
         self.temperature: float | None = None
         if temperature is not None:
@@ -139,7 +130,7 @@ class Classifier(nn.Module, ModelHubMixin):
                                        {"number": ["a number", "a date or an amount"], "human": "a person"},
                                        ["The question asks about {}."])
 
-        A template with `[MASK]` makes it a masked language model, whose descriptions are single words:
+        A template with `[MASK]` makes it a masked language model; its descriptions are single words:
 
             Classifier.from_pretrained("roberta-base", {"negative": "terrible", "positive": ["great", "good"]},
                                        ["{text} It was [MASK]."])
@@ -164,8 +155,8 @@ class Classifier(nn.Module, ModelHubMixin):
                 raise InputError("give template or templates, and not both")
             templates = [template]
         if classes is None:
-            asked = {"templates": templates, "words": words, "max_length": max_length, "windows": windows or None}
-            if own := [name for name, value in asked.items() if value is not None]:
+            given = {"templates": templates, "words": words, "max_length": max_length, "windows": windows or None}
+            if own := [name for name, value in given.items() if value is not None]:
                 raise InputError(f"a run has its own {' and '.join(own)}: give classes too, or leave that out")
             classifier = saving.load(cls, saving.fetch(name_or_path, revision), use, backbone, trust_model)
             if temperature is not None:
@@ -173,19 +164,11 @@ class Classifier(nn.Module, ModelHubMixin):
         else:
             if use != "advised" or backbone is not None:
                 raise InputError("use and backbone are for a run that is loaded, which has its own classes")
-            given = class_set(classes)  # before the model is loaded, which may take long
-            cloze = make_cloze(given, templates, words, max_length)
-            if cloze is None and max_length is not None:
-                raise InputError("max_length is for a language model with a gap: give a template with [MASK] as well")
-            if cloze is None and templates is not None:
-                check_templates(templates)
-            loaded = load_backbone(name_or_path, cloze, revision, trust_model)
-            if windows:
-                loaded.use_windows()
+            loaded, question = load_for_classes(
+                name_or_path, classes, templates, words, max_length, windows, revision, trust_model
+            )
             named = {"model": absolute_name(name_or_path), "revision": revision}
-            # The descriptions of a masked language model are the words of its cloze.
-            told = given.as_given() if cloze is None else given.names
-            classifier = cls(loaded, told, templates, **named, temperature=temperature)
+            classifier = cls(loaded, question, templates, **named, temperature=temperature)
         return classifier if device is None else classifier.to(device)
 
     @classmethod
@@ -198,20 +181,8 @@ class Classifier(nn.Module, ModelHubMixin):
         The names of the classes may stand in the file, as `names`; a name that comes twice gets a number, since two
         prototypes can bear one (ImageNet has two kinds of "missile"). The temperature is CLIP's unless given.
         """
-        if isinstance(prototypes, (str, Path)):
-            prototypes, named = read_prototypes(prototypes)
-            classes = named if classes is None else classes
-        prototypes = torch.from_numpy(as_matrix(prototypes, "the prototypes"))
-        if isinstance(classes, (Mapping, Path)):
-            classes, described = class_set(classes)
-            if described is not None:
-                raise InputError("vectors come without a model that could read descriptions: give the names alone")
-        if classes is None or len(classes) != len(prototypes):
-            came = "none" if classes is None else len(classes)
-            raise InputError(
-                f"expected names for {len(prototypes)} prototypes, not {came}: give the classes in their order"
-            )
-        return cls(Precomputed(prototypes), number_duplicates(classes), temperature=temperature)
+        backbone, names = read_vectors(prototypes, classes)
+        return cls(backbone, names, temperature=temperature)
 
     @explain_wrong_call(WRONG_ARGUMENTS)
     def adapt(
@@ -254,7 +225,7 @@ class Classifier(nn.Module, ModelHubMixin):
                 settings end alike.
             shots: a few examples with labels to learn from as well; the data stay without.
             demonstrations: show a shot of each class beside every text, as LM-BFF does.
-            teacher: something that knows more, whose predictions are learned from as well: a file of its answers, a
+            teacher: soft labels to learn from as well: a file of answers, a
                 matrix (n, k) of probabilities, a `Classifier`, a run, or a model by name: one that `from_pretrained`
                 loads, or a cross-encoder (NLI, reranker). Inputs that it did not answer are unlabelled as ever.
             second_features: of the same inputs, from another frozen encoder that need know no text: a matrix (n, d), a
@@ -378,20 +349,10 @@ class Classifier(nn.Module, ModelHubMixin):
 
         Weights that are sharded over processes can't be copied: this and the copy then have one backbone together.
         """
-        memo: dict[int, Any] = {}
-        for part in (self.backbone, *self.backbone.modules(), self.backbone.text_side):
-            for value in vars(part).values() if part is not None else ():
-                # Tokenizers and configs stay as they are, and copying them takes long.
-                for each in (value, *(vars(value).values() if hasattr(value, "__dict__") else ())):
-                    if type(each).__module__.startswith(_CONSTANT) and not isinstance(each, nn.Module):
-                        memo[id(each)] = each
-        if self.backbone.sharded:
-            memo |= {id(shared): shared for shared in (self.backbone, self.backbone.text_side)}
-        for tensor in () if self.backbone.sharded else (*self.backbone.parameters(), *self.backbone.buffers()):
-            memo[id(tensor)] = _view(tensor)
+        memo = shared_objects(self.backbone)
         for part in (self.prompt, self.postprocessor):
             for tensor in (*part.parameters(), *part.buffers()) if part is not None else ():
-                memo.setdefault(id(tensor), _view(tensor))
+                memo.setdefault(id(tensor), view(tensor))
         memo[id(self.demonstrations)] = self.demonstrations
         copied = copy.deepcopy(self, memo)
         if not self.backbone.sharded:
@@ -432,7 +393,7 @@ class Classifier(nn.Module, ModelHubMixin):
     def prototypes(self) -> Tensor:
         """(k, d), differentiable unless called under `torch.no_grad()`.
 
-        Each of length 1, but for masked language models, whose logits need the decoder's own lengths.
+        Each of length 1, except for masked language models: their logits depend on the norms of the decoder's rows.
         """
         if self.prompt is not None:
             return self.prompt()  # type: ignore[no-any-return]
@@ -467,8 +428,6 @@ class Classifier(nn.Module, ModelHubMixin):
     def texts(self) -> tuple[tuple[str, ...], ...]:
         """What stands for each class in the templates: its descriptions, or its name."""
         return class_texts(ClassSet(self.classes, self.descriptions))
-
-    """A zero-shot classifier that predicts."""
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """`predict`; of a batch of tensors, `forward`."""
@@ -531,15 +490,15 @@ class Classifier(nn.Module, ModelHubMixin):
             text_column: of a file, where the texts are not in `text`; two, as "a,b", for pairs.
             abstain: None in the place of what is likely wrong, so that about this share of the rest is. An estimate,
                 without labels, from how surely and how steadily classes are predicted.
-            zero_shot: the classifier before it was adapted, whose predictions count in that estimate.
+            zero_shot: the classifier before it was adapted; its predictions count in that estimate.
         """
         given, encoded = self._complete(inputs, batch_size, text_column)
         names: list[str | None] = [self.classes[k] for k in self.log_probabilities(encoded).argmax(1).tolist()]
         if abstain is not None:
             from pouf import workflow
 
-            kept = workflow.reliable(self, given.data, encoded, abstain, zero_shot)
-            names = [name if keep else None for name, keep in zip(names, kept, strict=True)]
+            reliable = workflow.reliable(self, given.data, encoded, abstain, zero_shot)
+            names = [name if keep else None for name, keep in zip(names, reliable, strict=True)]
         return names[0] if given.single else names
 
     def evaluate(self, inputs: Inputs, labels: Sequence[str | int], *, text_column: str | None = None) -> LabelledScore:
@@ -630,23 +589,21 @@ class Classifier(nn.Module, ModelHubMixin):
     def with_prior(
         self, prior: str | Sequence[float], inputs: Inputs, inference: InferenceConfig = INFERENCE
     ) -> Classifier:
-        """A classifier whose predictions for these inputs, as a whole, have known shares. Nothing is trained.
+        """A classifier with known class shares of its predictions for these inputs. Nothing is trained.
 
         Args:
             prior: "uniform", or one share per class.
         """
         k = len(self.classes)
-        if isinstance(prior, str) and prior != "uniform":
-            raise InputError(f"expected 'uniform' or one share for each of the {k} classes, not {prior!r}")
-        shares = torch.full((k,), 1 / k) if isinstance(prior, str) else known_shares(prior, k)
-        # Two classes have a threshold and nothing else; more can be told apart by the clusters as well.
+        shares = known_shares(prior, k)
+        # Two classes have a threshold and nothing else; more classes can also be separated by clusters.
         clustered = k > 2 and self.postprocessor is not None and self.postprocessor.weight is not None
         return self.with_correction(inputs, inference, "clusters" if clustered else "shares", shares)
 
     def with_correction(
         self, inputs: Inputs, inference: InferenceConfig = INFERENCE, name: str = "", shares: Tensor | None = None
     ) -> Classifier:
-        """A classifier whose predictions are corrected for these inputs together, without training.
+        """A classifier with predictions that are corrected for these inputs together, without training.
 
         Args:
             name: of `POSTPROCESSORS`; by default prior correction for two classes and the clusters for more.
@@ -689,7 +646,7 @@ class Classifier(nn.Module, ModelHubMixin):
         """Write the classifier. After full tuning this is a normal transformers folder; otherwise kilobytes.
 
         Args:
-            merge: the normal folder also after LayerNorm tuning and LoRA, whose matrices are merged into the weights.
+            merge: the normal folder also after LayerNorm tuning and LoRA, with the matrices merged into the weights.
             push_to_hub: push it as well, as `repo_id`, by default the folder's name; see `push_to_hub` for more.
             config: of the mixin, through which `push_to_hub` says what to merge.
         """
@@ -712,9 +669,3 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         saving.check_shareable(self, merge)
         return str(super().push_to_hub(repo_id, config={"merge": merge}, **hub))
-
-
-def _view(tensor: Tensor) -> Tensor:
-    """Another tensor in the same memory: moving one of both to a device, or freezing it, leaves the other."""
-    view = tensor.detach()
-    return nn.Parameter(view, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else view

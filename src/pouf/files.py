@@ -63,9 +63,9 @@ def atomic_files(folder: Path) -> Iterator[Path]:
         for file in files:
             _to_disk(file)
         for file in files:
-            place = folder / file.relative_to(partial)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, place)
+            target = folder / file.relative_to(partial)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, target)
         _to_disk(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

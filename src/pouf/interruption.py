@@ -25,8 +25,8 @@ class AtOnce(KeyboardInterrupt):
     """The second Ctrl-C: nothing is to be saved."""
 
 
-_held = 0  # how many `held` are open
-_waiting = 0  # the exit code that a signal asked for meanwhile
+_deferring = 0  # how many `defer_signals` are open
+_waiting = 0  # the exit code of a signal that arrived meanwhile
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def catching() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _waiting = _waiting if _held else 0  # this ends what goes on as well
+        _waiting = _waiting if _deferring else 0  # this ends what goes on as well
         raise
     finally:
         for number, handler in before.items():
@@ -58,8 +58,8 @@ def defer_signals(pass_on: bool = False) -> Iterator[None]:
         pass_on: it waits for the end of the next such block instead: for what Python calls when an object goes, where
             an error would be lost.
     """
-    global _held, _waiting
-    _held += 1
+    global _deferring, _waiting
+    _deferring += 1
     try:
         yield
         code = 0 if pass_on else _waiting
@@ -67,15 +67,15 @@ def defer_signals(pass_on: bool = False) -> Iterator[None]:
         code = 0  # this ends what goes on as well
         raise
     finally:
-        _held -= 1
-        if not _held and not pass_on:
+        _deferring -= 1
+        if not _deferring and not pass_on:
             _waiting = 0
-    if code and not _held:
+    if code and not _deferring:
         raise ended(code)
 
 
 def asked_to_end() -> int:
-    """The exit code that a signal asked for, or 0."""
+    """The exit code of the signal that arrived, or 0."""
     return _waiting
 
 
@@ -95,11 +95,11 @@ def is_by_all(error: BaseException) -> bool:
 
 def _arrived(number: int, frame: Any) -> None:
     global _waiting
-    if _held and not _waiting:
+    if _deferring and not _waiting:
         _waiting = 128 + number
         if os.isatty(2):
             os.write(2, WAIT)  # not by way of a stream, which may be in the middle of something
-    elif not _held:
+    elif not _deferring:
         raise ended(128 + number)
     elif number == signal.SIGINT:  # others come twice: to all of a group, and again from the one that launched them
         raise AtOnce

@@ -12,6 +12,14 @@ from pouf.data.labelled import Labelled, Shots
 from pouf.files import check_named
 from pouf.recipe import Recipe
 
+_NO_LABELS = "No labels are needed, and none are taken: give the inputs alone; a few labelled examples go into shots="
+_OUTPUT = "Give output=Output('run', resume=…, overwrite=…, report=…)"
+WRONG_ARGUMENTS = {  # what callers of `adapt` try, and what to give instead
+    **{name: f"Give settings={{{name!r}: …}}" for name in (full.rsplit(".", 1)[-1] for full in Recipe().flat())},
+    **dict.fromkeys(("", "labels", "label", "y", "targets"), _NO_LABELS),
+    **dict.fromkeys(("output_dir", "resume", "overwrite", "report", "out"), _OUTPUT),
+}
+
 
 @dataclass(frozen=True)
 class Output:

@@ -221,7 +221,7 @@ class Recipe(Settings):
     keep_shares_max_classes: Count = Field(
         default=0,
         description="With at most this many classes, each keeps the share of the predictions that zero-shot gives it, "
-        "unless shares are known: with few classes, a bias of the model can't be told from a skew of the data.",
+        "unless shares are known: with few classes, a bias of the model looks like a skew of the data.",
     )
     find_bias: bool = Field(
         default=False,
@@ -230,8 +230,8 @@ class Recipe(Settings):
     )
     keep_shares_lr_factor: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0,
-        description="Factor of the learning rate if zero-shot's shares are kept: a higher rate would overfit single "
-        "texts.",
+        description="Factor of the learning rate if zero-shot's shares are preserved: a higher one would overfit "
+        "single texts.",
     )
     weight_pull: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0,

@@ -192,6 +192,12 @@ def test_splits_of_the_authors_are_read_whole(tmp_path: Path, name: str, parent:
             assert all(f"{split} {i} of {seed}" in text for i, text in enumerate(read.inputs.items))
     with pytest.raises(InputError, match=r"no '16-21' in .*only 16-13, 16-42"):
         read_task(task, tmp_path, "train", 21)
+    (tmp_path / parent / name / "16-42").rename(tmp_path / parent / name / "8-42")
+    with pytest.raises(InputError, match=r"no '16-42' in .*only 16-13, 8-42"):
+        read_task(task, tmp_path, "train", 42)
+    (tmp_path / parent / name / "16-13").rename(tmp_path / parent / name / "8-13")
+    with pytest.raises(InputError, match=r"no '16-42' in .*only 8-13, 8-42"):
+        read_task(task, tmp_path, "train", 42)
 
 
 def test_both_test_sets_of_mnli_have_one_dev_among_the_splits_of_the_authors(tmp_path: Path) -> None:

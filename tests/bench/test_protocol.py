@@ -115,6 +115,20 @@ def test_the_step_is_chosen_on_dev_and_judged_on_the_test() -> None:
     assert scores["MR"] == (0.3, 0.3, 0.3, 0.2), "last, chosen, oracle, and the first step, best on dev"
 
 
+@pytest.mark.parametrize(
+    ("task", "table", "method"),
+    [("SST-2", "language", "pouf"), ("MR", "language", "lm-bff"), ("office31:dslr", "images", "pouf-prompt"),
+     ("office31:dslr", "unseen", "seen"), ("office31:dslr", "ablation", "default")],
+)  # fmt: skip
+def test_a_run_is_evaluated_ten_times_as_the_papers(
+    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str, table: str, method: str
+) -> None:
+    spy = Spy(monkeypatch)
+    model = EMBEDDED if ":" in task else str(standins / LM)
+    run_cell(Cell(table, task, method, 0), Setting(str(standins), model, {"steps": 1, "batch_size": 4}, limit=2))
+    assert spy.recipe.snapshots == 10
+
+
 @pytest.mark.parametrize(("advised", "expected"), [("last", 0.3), ("chosen", 0.2), ("zero-shot", 0.1)])
 def test_chosen_without_labels_is_what_adapt_would_use(advised: str, expected: float) -> None:
     test = iter([0.1, 0.2, 0.3])

@@ -361,7 +361,7 @@ ERRORS = {
     "fewer than no steps": (["--steps", "-3"], "steps: should be greater than or equal to 0, not -3"),
     "texts for an image model": (["--images", "", "--texts", "texts.csv"], "this model reads images, but the data are"),
     "unknown optimizer": (["--optimizer", "magic"], "optimisation.name: 'magic' is not one of"),
-    "texts and images": (["--texts", "texts.csv"], "give one of --images DIR, --texts FILE"),
+    "texts and images": (["--texts", "texts.csv"], "give only one of --images DIR, --texts FILE"),
     "a setting without a value": (["--set", "steps"], "--set 'steps': expected name=value, as steps=50"),
     "an unknown setting": (["--set", "optimisation.momentun=0.8"], "Did you mean 'momentum'?"),
     "unknown device": (["--device", "abacus"], "can't use device 'abacus': give cpu, cuda or mps"),
@@ -474,7 +474,7 @@ def test_help_lists_what_users_need_first_and_every_command_helps(tmp_path: Path
     adapt, search = (pouf(command, "--help-all", cwd=tmp_path).stdout for command in ("adapt", "search"))
     options = _options_in(adapt)
     assert options >= {"--images", "--texts", "--lambda", "--no-refine", "--checkpointing", "--revision"}
-    assert options <= _options_in(search)
+    assert options - {"--plan"} <= _options_in(search)
     assert all("Usage" in pouf(command, "--help", cwd=tmp_path).stdout for command in commands)
 
 
@@ -488,6 +488,17 @@ def test_the_first_help_of_adapt_fits_a_screen(tmp_path: Path) -> None:
     assert len(help_text.splitlines()) <= 36 and len(examples) == 2
     assert 10 <= len(_options_in(help_text.split("Options")[-1])) <= 15
     assert all("--classes" in example for example in examples)
+
+
+def test_fewer_inputs_than_classes_are_named_before_anything_is_trained(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    np.save(tmp_path / "f.npy", draw.normal(size=(6, 8)))
+    np.savez(tmp_path / "p.npz", prototypes=draw.normal(size=(9, 8)))
+    usual = ("adapt", "--features", "f.npy", "--prototypes", "p.npz", "--steps", 1, "--no-report")
+    many = pouf(*usual, "--classes", ",".join("abcdefghi"), "--out", "many", cwd=tmp_path).stderr
+    assert "6 unlabelled vectors, 9 classes: too many" in many
+    np.savez(tmp_path / "p.npz", prototypes=draw.normal(size=(6, 8)))
+    assert "too many" not in pouf(*usual, "--classes", "a,b,c,d,e,f", "--out", "few", cwd=tmp_path).stderr
 
 
 def test_vectors_go_all_the_way(tmp_path: Path) -> None:
@@ -525,7 +536,7 @@ def test_vectors_go_all_the_way(tmp_path: Path) -> None:
             ["--features", "f.npz", "--prototypes", "f.npz", "--model", EMBEDDED, "--template", "a {}"],
             "--prototypes stand for a model and its prompts: leave out --model, --template",
         ),
-        (["--features", "f.npz", "--images", "."], "give one of --images DIR, --texts FILE and --features FILE"),
+        (["--features", "f.npz", "--images", "."], "give only one of --images DIR, --texts FILE and --features FILE"),
         (["--images", ".", "--model", EMBEDDED], "no classes: give --classes"),
         (
             ["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--method", "magic"],
@@ -560,7 +571,7 @@ def test_every_setting_with_an_option_is_described_by_the_recipe_and_set_reaches
 def test_search_takes_every_option_of_adapt() -> None:
     commands = typer.main.get_command(app).commands
     adapt, search = ({option for p in commands[name].params for option in p.opts} for name in ("adapt", "search"))
-    assert adapt - search == set() and search - adapt == {"--lrs", "--lambdas"}
+    assert adapt - search == {"--plan"} and search - adapt == {"--lrs", "--lambdas"}
 
 
 def test_a_recipe_without_the_papers_losses_goes_by_its_own_name(reviews: Path) -> None:

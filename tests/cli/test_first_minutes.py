@@ -19,7 +19,7 @@ from pouf.recipe import Recipe
 
 NAMES = ",".join(DIGITS)
 # The command line with a short patience: what takes minutes elsewhere takes seconds here.
-QUICK = "from pouf.cli import _progress as p, main; p.PATIENCE, p.EVERY = 0.001, 0.3; main()"
+QUICK = "from pouf.cli import _progress as p, main; p.FIRST_LINE_AFTER, p.LINE_EVERY = 0.001, 0.3; main()"
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,8 @@ def test_each_kind_of_data_has_a_model_and_without_a_network_the_error_names_it(
     ("given", "words"),
     [
         (["--preset", "fats"], "unknown preset 'fats': choose one of fast, balanced, paper. Did you mean 'fast'?"),
-        (["--preset", "fast", "--recipe", "demo"], "give one of --preset and --recipe, and not both"),
-        (["--preset", "fast", "--max-minutes", "3"], "give one of --preset and --max-minutes"),
+        (["--preset", "fast", "--recipe", "demo"], "give only one of --preset and --recipe, not both"),
+        (["--preset", "fast", "--max-minutes", "3"], "give only one of --preset and --max-minutes"),
         (["--max-minutes", "0.00001"], "even the preset 'fast' needs more than the 1e-05 minutes allowed"),
         (["--images", "."], "give either DATA or one of"),
     ],

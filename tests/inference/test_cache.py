@@ -192,7 +192,7 @@ def test_a_folder_that_can_not_be_written_is_a_warning(
     (tmp_path / "features").write_text("a file in the way")
     found = tiny.encode(Images(pictures), InferenceConfig(cache=FeatureCache(tmp_path)))
     assert torch.equal(found.features, tiny.encode(Images(pictures)).features)
-    assert "features can't be kept in the cache" in caplog.text
+    assert "features can't be stored in the cache" in caplog.text
 
 
 def flip(content: bytearray) -> bytearray:

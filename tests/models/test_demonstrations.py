@@ -274,7 +274,7 @@ def test_a_fresh_head_learns_from_shots_and_is_saved_as_the_library_saves_it(bas
         (None, None, "masked", "nothing to learn from"),
         (Texts(OTHERS), None, "lm-bff", "there are no labelled shots"),
         (Texts(OTHERS), shots(), "masked", "need a weight"),
-        (Texts(OTHERS), shots(), "lm-bff", "looks at labelled shots alone"),
+        (Texts(OTHERS), shots(), "lm-bff", "learns from labelled shots alone"),
         (None, Shots(Texts(BAD), torch.eye(4)), "lm-bff", r"shape \(4, 4\), expected one row for each of the 4"),
     ],
 )

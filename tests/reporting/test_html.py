@@ -144,7 +144,7 @@ def test_many_classes_have_pairs_instead_of_a_matrix(tmp_path: Path) -> None:
     labels[:20] = 7  # what is said of them stays the same
     vectors = Vectors(prototypes[torch.arange(200) % 50])
     page = write_report(tmp_path / "saved", vectors, labels.tolist()).read_text()
-    assert "Confusion matrix" not in page and "class 7 for class 3 (1)" in page
+    assert "Confusion matrix" not in page and "class 7 → class 3 (1)" in page
     assert "18 more classes are not shown" in page and "Nothing was trained" in page
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cli_runner import pouf
 from helpers import REVIEWS, groups
 from PIL import Image
 from small_models import masked_lm
@@ -247,3 +248,15 @@ def test_a_run_on_top_of_a_run_says_what_it_compares_with(tmp_path: Path, caplog
     assert second.verdict.started_adapted and "was adapted before" in second.verdict.message
     assert "adapted before" in json.loads((tmp_path / "run" / "details/run.json").read_text())["started_from"]
     assert [record.levelname for record in caplog.records if "was adapted before" in record.message] == ["WARNING"]
+
+
+def test_a_plan_is_shown_without_training_and_is_that_of_the_run(tmp_path: Path) -> None:
+    features, prototypes = groups()
+    np.save(tmp_path / "x.npy", features.numpy())
+    np.savez(tmp_path / "p.npz", prototypes=prototypes.numpy(), classes=list("abcdef"))
+    options = ["--features", "x.npy", "--prototypes", "p.npz", "--steps", 3, "--seed", 4]
+    plan = json.loads(pouf("adapt", *options, "--plan", "--json", cwd=tmp_path).stdout)
+    assert {each.name for each in tmp_path.iterdir()} == {"x.npy", "p.npz"}, "nothing is written"
+    assert "3 steps of" in pouf("adapt", *options, "--plan", cwd=tmp_path).stdout
+    pouf("adapt", *options, "--out", "run", "--quiet", cwd=tmp_path)
+    assert plan == json.loads((tmp_path / "run" / "details/plan.json").read_text())

@@ -182,7 +182,7 @@ def test_siglip_too_and_other_layers_by_name(tmp_path: Path) -> None:
 
 def test_layers_that_are_not_there_are_told_with_those_that_are(models: Path) -> None:
     classifier = open_model(models, "clip")
-    with pytest.raises(InputError, match=r"no linear layer called w_qs.*k_proj, out_proj, q_proj"):
+    with pytest.raises(InputError, match=r"no linear layer named w_qs.*k_proj, out_proj, q_proj"):
         classifier.tune(TunerSettings(name="lora", target_modules=["w_qs"]))
 
 

@@ -38,7 +38,7 @@ def test_going_back_takes_weights_and_correction_along() -> None:
     seen = {}
     for use in ("last", "chosen", "zero-shot", "advised"):
         classifier = result.at(use)
-        place = result.place(use)
+        place = result.checkpoint(use)
         seen[use] = classifier.predict_proba(data)
         expected = result.checkpoints.predictions[place].probabilities
         assert torch.allclose(surest(expected), surest(seen[use]), atol=1e-5), use
@@ -141,7 +141,7 @@ def test_without_snapshots_there_is_nothing_to_go_back_to() -> None:
     data, classifier = vectors()
     result = adapt(classifier, data, recipe(snapshots=0, postprocess="none"))
     assert result.checkpoints is None and "Not judged" in str(result.verdict)
-    with pytest.raises(ValueError, match="kept no checkpoints"):
+    with pytest.raises(ValueError, match="no checkpoints to go back to"):
         result.at("zero-shot")
 
 

@@ -53,7 +53,10 @@ def read_task(task: Task, folder: str | Path, split: Split, seed: int | None = N
     if drawn:
         found = found / f"{SHOTS}-{seed}"
         if found.name not in drawn:
-            raise InputError(f"no {found.name!r} in {str(found.parent)!r}, only {', '.join(drawn)}: choose their seeds")
+            raise InputError(
+                f"no {found.name!r} in {str(found.parent)!r}, only {', '.join(drawn)}: choose their seeds, or draw "
+                f"{SHOTS} shots of each class, as the paper's"
+            )
     test = task.layout.test
     if split == "test":
         file = _test_file(task, found, columns, drawn=bool(drawn))
@@ -71,7 +74,8 @@ def has_drawn_splits(task: Task, folder: str | Path) -> bool:
 
 
 def _drawn_splits(found: Path) -> list[str]:
-    return sorted(path.name for path in found.glob(f"{SHOTS}-*") if path.is_dir())
+    """The folders of seeds, `<shots>-<seed>`."""
+    return sorted(path.name for path in found.glob("[0-9]*-[0-9]*") if path.is_dir())
 
 
 def _find(found: Path, stems: Sequence[str]) -> Path | None:

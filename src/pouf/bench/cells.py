@@ -23,6 +23,7 @@ from pouf.bench.results import Cell, Result, Score, Setting
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.labelled import Labelled
 
+EVALUATIONS = 10  # along a run, of which the paper takes the best
 Judge = Callable[[Classifier], dict[str, float]]  # on labelled data, by column
 
 
@@ -80,9 +81,10 @@ def _facts(result: Adaptation) -> dict[str, float]:
 
 
 def _with_changes(recipe: Recipe, setting: Setting, seed: int) -> Recipe:
-    """With the seed and the user's changes; those of steps are for recipes that train."""
+    """With the paper's evaluations, the seed and the user's changes; those of steps are for recipes that train."""
+    evaluations = {"snapshots": EVALUATIONS} if recipe.snapshots else {}
     changes = {name: value for name, value in setting.changes.items() if name != "steps" or recipe.steps}
-    return recipe.with_settings(changes, seed=seed)
+    return recipe.with_settings(evaluations | changes, seed=seed)
 
 
 def _image_recipe(setting: Setting, task: str, tune: str) -> str:

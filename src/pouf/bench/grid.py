@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 
 from pouf import METHODS
@@ -18,7 +19,6 @@ from pouf.bench.cells import run_cell
 from pouf.bench.results import Cell, Result, Score, Setting
 from pouf.files import write_json
 from pouf.models.load import silence_libraries
-from pouf.runs.folder import versions
 
 
 class Grid:
@@ -88,10 +88,9 @@ class Grid:
                     yield Result(waiting[done], {}, {}, f"{type(error).__name__}: {error}")
 
     def _save(self, result: Result) -> None:
-        record = result._asdict() | {
-            "cell": vars(result.cell), "setting": vars(self.setting), "versions": versions(),
-        }  # fmt: skip
-        write_json(self.file(result.cell), record)
+        versions = {name: version(name) for name in ("pouf", "torch", "transformers")}
+        shared = {"cell": vars(result.cell), "setting": vars(self.setting), "versions": versions}
+        write_json(self.file(result.cell), result._asdict() | shared)
 
 
 def _end_with_parent() -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pouf.runs.folder import Run
     from pouf.runs.predict import Predicted
     from pouf.training.adaptation import Adaptation
+    from pouf.training.plan import Plan
     from pouf.training.search import Search
     from pouf.validation.evaluation import Evaluation
     from pouf.validation.verdict import Verdict
@@ -101,6 +102,11 @@ def show_methods() -> None:
 
     for known, entry in METHODS.items():
         print_out(f"{known:16} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
+
+
+def show_plan(plan: Plan, inputs: AdaptInputs, output: OutputOptions) -> None:
+    """Everything that would be done, by a run of the same options without --plan."""
+    show_result(plan.to_json(), str(plan), output)
 
 
 def show_adaptation(result: Adaptation, inputs: AdaptInputs, output: OutputOptions) -> None:
@@ -324,7 +330,7 @@ def show_verdict(verdict: Verdict, quiet: bool) -> None:
 
 def remind(verdict: Verdict, run: Run) -> None:
     """Print what speaks against a run: an alarm in full, of cautions the names, since the run has explained them."""
-    if verdict.level == "caution":
+    if verdict.level == "caution" and verdict.cautions:
         names, page = ", ".join(each.name for each in verdict.cautions), run.folder / "report.html"
         where = page if page.is_file() else f"`pouf report {run.folder}`"
         print_err(f"Caution about this run: {names}; see {where}", "yellow")

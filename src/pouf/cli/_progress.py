@@ -95,7 +95,10 @@ class ProgressReporter(Callback):
         """Describe the inputs; printed at the start, so that an error in the settings is printed alone."""
         parts = [plural(len(inputs.data), f"unlabelled {inputs.data.modality}")] if inputs.data is not None else []
         parts += [plural(len(inputs.shots.inputs), "labelled shot")] if inputs.shots is not None else []
-        self.about = f"{', '.join(parts)}, {len(inputs.classifier.classes)} classes"
+        k = len(inputs.classifier.classes)
+        self.about = f"{', '.join(parts)}, {k} classes"
+        if inputs.data is not None and len(inputs.data) < k:
+            self.about += ": too many for so few inputs; leave out classes that are not in the data"
 
     def on_estimate(self, estimate: Estimate) -> None:
         self._introduce()  # the library logs the estimate itself

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,10 @@ COMMON = (
 
 
 @grouped(*COMMON)
-def adapt(options: RunOptions) -> None:
+def adapt(
+    options: RunOptions,
+    plan: Annotated[bool, OutputOption("--plan", help="Show what would be done, and train nothing.")] = False,
+) -> None:
     """Adapt a model to unlabelled images or texts, given the names of the classes.
 
     \b
@@ -37,7 +41,18 @@ def adapt(options: RunOptions) -> None:
     def call(inputs: AdaptInputs, reporter: ProgressReporter, arguments: dict[str, Any]) -> Any:
         return inputs.classifier.adapt(inputs.data, **arguments)
 
-    _run(options, call, console.show_adaptation)
+    def make(inputs: AdaptInputs, reporter: ProgressReporter, arguments: dict[str, Any]) -> Any:
+        from pouf.options import AdaptOptions
+        from pouf.training.plan import make_plan
+
+        names = arguments.keys() & {each.name for each in fields(AdaptOptions)}
+        chosen = {name: arguments[name] for name in names}
+        return make_plan(inputs.classifier, inputs.data, AdaptOptions(**chosen), cache=arguments["cache"])
+
+    if plan:
+        _run(options, make, console.show_plan, writes=False)
+    else:
+        _run(options, call, console.show_adaptation)
 
 
 @grouped(*COMMON, "lrs", "lambdas")
@@ -67,6 +82,7 @@ def _run(
     options: RunOptions,
     call: Callable[[AdaptInputs, ProgressReporter, dict[str, Any]], Any],
     show: Callable[[Any, AdaptInputs, OutputOptions], None],
+    writes: bool = True,
 ) -> None:
     """Read the inputs, call the library, print the result."""
     from pouf.parallel.process_group import launched_sharding
@@ -77,7 +93,7 @@ def _run(
         console.show_methods()
         return
     check_options(options)
-    if console.is_main():
+    if writes and console.is_main():
         check_new(options.out, options.resume, options.overwrite)
     callbacks = trackers(options)
     with progress(options.hidden) as reporter:

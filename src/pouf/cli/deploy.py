@@ -123,7 +123,7 @@ def _distilled(found: Distilled, out: Path) -> str:
     smaller = found.teacher.parameters / max(found.student.parameters, 1)
     return "\n".join(
         [
-            f"On {plural(found.held_back, 'input')} whose answers it did not get, the student agrees with its teacher "
+            f"On {plural(found.held_back, 'input')} without its answers, the student agrees with its teacher "
             f"on {found.agreement:.0%} (its zero-shot: {found.before:.0%})",
             f"{1000 * found.student.seconds:.1f} ms per input, {faster:.1f} times as fast; "
             f"{found.student.parameters:,} parameters, {smaller:.1f} times as small. The student is in {out}",

@@ -8,26 +8,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.data.base import Transform, Unlabelled, Unreadable
-from pouf.data.loader import ReadBatch, read_batches, tensors_of
-from pouf.data.random_batches import Draw
+from pouf.data.base import Transform, Unlabelled
+from pouf.data.loader import read_batches
 from pouf.errors import InputError
 from pouf.inference.cache import CachedFeatures, FeatureCache
+from pouf.inference.views import View, ViewReader, ViewsRead, in_batches
 from pouf.models.base import Backbone, check_modality, evaluating
 from pouf.models.demonstrations import DemonstrationEncoder
-from pouf.parallel.padding import in_step
 from pouf.parallel.process_group import alone, processes
 from pouf.recipe import Compute
 
 MOST_WORKERS = 1024  # more is a slip of the pen
 FITTED_ON = 2**14  # inputs that a postprocessor is fitted on at most, drawn at random
-BLOCK = 2**14  # samples whose features are in memory at once, where they need not be all
+BLOCK = 2**14  # samples with features in memory at once, if not all are needed
 COUNTED, FEWEST_COUNTED = 1000, 16  # samples that are looked for in the cache, to tell how many are missing
 COUNTING = 0.1  # seconds that this may take, but for the first few
 logger = logging.getLogger(__name__)
@@ -40,9 +39,9 @@ class InferenceConfig:
     Args:
         batch_size: samples encoded at once.
         workers: processes that read and decode ahead.
-        cache: where features are kept and found again.
-        on_start: is told how many samples there are, before the first that is not kept is encoded.
-        on_batch: is told how many samples each batch had.
+        cache: where features are stored and looked up.
+        on_start: called with the number of samples, before the first that is not in the cache is encoded.
+        on_batch: called with the number of samples of each batch.
         skip_not_finite: leave out what the model has no finite answer to. While it is trained, that is no fault of the
             input, and its features are given as they are.
     """
@@ -101,16 +100,6 @@ class FeatureSet(NamedTuple):
         return (features @ F.normalize(prototypes.float(), dim=1).T).max(1).values.cpu()
 
 
-class View(NamedTuple):
-    """How samples are to be encoded: as they are, or transformed; all of them, or those at some positions."""
-
-    transform: Transform | None = None
-    only: Set[int] | None = None
-
-    def has(self, place: int) -> bool:
-        return self.only is None or place in self.only
-
-
 @dataclass(frozen=True)
 class FeatureStore:
     """The features that a model gives data: looked up in the cache, else computed and put there.
@@ -150,16 +139,16 @@ class FeatureStore:
         `share_skipped` has to be called at the end, by all processes.
         """
         config, rows = self.config, BLOCK if rows is None else max(rows, 1)
-        places = self._places(data)
+        indices = self._own_indices(data)
         ready = self.model.ready_features(data) if transform is None else None
         if ready is not None:
             data.check_readable()
-        if len(places) > rows:
-            config.begin(len(places))
+        if len(indices) > rows:
+            config.begin(len(indices))
             config = replace(config, on_start=None)
-        most = max(processes().gather_objects(len(places))) if self.model.sharded and ready is None else len(places)
+        most = max(processes().gather_objects(len(indices))) if self.model.sharded and ready is None else len(indices)
         for start in range(0, most, rows):
-            block = places[start : start + rows]
+            block = indices[start : start + rows]
             if ready is not None:
                 if config.on_start is None:
                     config.notify(len(block))
@@ -176,10 +165,10 @@ class FeatureStore:
             for view in views:
                 in_order(list(self.blocks(data, view.transform)))
         else:
-            places = self._places(data)
+            indices = self._own_indices(data)
             with evaluating(self._backbone):
-                for start in range(0, len(places), BLOCK):
-                    self._complete(data, places[start : start + BLOCK], [_Cached(self, view) for view in views])
+                for start in range(0, len(indices), BLOCK):
+                    self._complete(data, indices[start : start + BLOCK], [_Cached(self, view) for view in views])
 
     def some(self, own: FeatureSet, seed: int = 0) -> FeatureSet:
         """At most `FITTED_ON` rows of what all processes encoded, drawn at random: the same on every process.
@@ -208,15 +197,15 @@ class FeatureStore:
         if cached is None or not cached.places:
             return len(data)
         counted, missing, start = 0, 0, time.monotonic()
-        for place in random.Random(0).sample(range(len(data)), min(len(data), COUNTED)):
-            missing += data.digest(place) not in cached
+        for index in random.Random(0).sample(range(len(data)), min(len(data), COUNTED)):
+            missing += data.digest(index) not in cached
             counted += 1
             if counted >= FEWEST_COUNTED and time.monotonic() - start > COUNTING:
                 break
         return round(len(data) * missing / counted)
 
     def open_cache(self, transform: Transform | None) -> CachedFeatures | None:
-        """Where this model's features of samples, or of transformed ones, are kept."""
+        """The cache of this model's features of samples, or of transformed ones."""
         if self.config.cache is None:
             return None
         name = self.model.fingerprint() + (f" {transform.name}" if transform is not None else "")
@@ -226,35 +215,35 @@ class FeatureStore:
     def _backbone(self) -> Backbone:
         return self.model.backbone if isinstance(self.model, DemonstrationEncoder) else self.model
 
-    def _places(self, data: Unlabelled) -> list[int]:
+    def _own_indices(self, data: Unlabelled) -> list[int]:
         """Positions of this process's share, of data that the model can read."""
         check_modality(self._backbone, data.modality)
         if data.streamed:
             raise InputError(f"{data.source} has no known end: take some of it with take(n)")
-        return [place for place in processes().share(range(len(data))) if place not in data.skipped]
+        return [index for index in processes().share(range(len(data))) if index not in data.skipped]
 
-    def _block(self, data: Unlabelled, places: Sequence[int], transform: Transform | None) -> FeatureSet:
+    def _block(self, data: Unlabelled, indices: Sequence[int], transform: Transform | None) -> FeatureSet:
         with evaluating(self._backbone):
-            return self._encoded(data, places, transform)
+            return self._encoded(data, indices, transform)
 
-    def _encoded(self, data: Unlabelled, places: Sequence[int], transform: Transform | None) -> FeatureSet:
+    def _encoded(self, data: Unlabelled, indices: Sequence[int], transform: Transform | None) -> FeatureSet:
         if self.config.cache is None:
-            self.config.begin(len(places))
+            self.config.begin(len(indices))
             progress = _Progress(replace(self.config, on_start=None), 0)
-            return in_order([part for _, part in self._computed(data, places, [View(transform)], [None], progress)])
+            return in_order([part for _, part in self._computed(data, indices, [View(transform)], [None], progress)])
         cached = _Cached(self, View(transform))
-        self._complete(data, places, [cached])
-        return cached.look_up(data, places)
+        self._complete(data, indices, [cached])
+        return cached.look_up(data, indices)
 
-    def _complete(self, data: Unlabelled, places: Sequence[int], caches: Sequence[_Cached]) -> None:
+    def _complete(self, data: Unlabelled, indices: Sequence[int], caches: Sequence[_Cached]) -> None:
         """Compute what is missing in these caches, and put it there."""
-        progress = _Progress(self.config, sum(cached.view.has(place) for cached in caches for place in places))
+        progress = _Progress(self.config, sum(cached.view.has(index) for cached in caches for index in indices))
         damaged, first = True, True
         while damaged:
-            missing = [cached.missing(data, places) for cached in caches]
+            missing = [cached.missing(data, indices) for cached in caches]
             if first:
                 progress.found(progress.total - sum(map(len, missing)))
-            todo = [place for place in places if any(place in each for each in missing) and place not in data.skipped]
+            todo = [index for index in indices if any(index in each for each in missing) and index not in data.skipped]
             views, known = [cached.view for cached in caches], [cached.features for cached in caches]
             if todo or self.model.sharded:
                 for number, part in self._computed(data, todo, views, known, progress):
@@ -269,16 +258,18 @@ class FeatureStore:
     def _computed(
         self,
         data: Unlabelled,
-        places: Sequence[int],
+        indices: Sequence[int],
         views: Sequence[View],
         known: Sequence[CachedFeatures | None],
         progress: _Progress,
     ) -> Iterator[tuple[int, FeatureSet]]:
         """What is not known, batch by batch in the order of reading: (number of the view, features)."""
         config, model = self.config, self.model
-        reader = _Reader(data, model.prepare, model.image_size, views, known)
-        reads = read_batches(reader, data.batches(config.batch_size, places), config.workers)
-        for number, read, tensors in _in_batches(_noted(reads, data, progress), self, len(views)):
+        reader = ViewReader(data, model.prepare, model.image_size, views, known)
+        reads = read_batches(reader, data.batches(config.batch_size, indices), config.workers)
+        for number, read, tensors in in_batches(
+            _remembered(reads, data, progress), len(views), config.batch_size, model.sharded
+        ):
             progress.begin()
             if tensors:
                 given = {name: tensor.to(model.device) for name, tensor in tensors.items()}
@@ -301,46 +292,46 @@ class _Cached:
         self.uncached: list[FeatureSet] = []  # what can't be put
         self.last = time.monotonic()
 
-    def missing(self, data: Unlabelled, places: Sequence[int]) -> set[int]:
-        """Positions that are not in the cache, or whose digest nobody has computed yet."""
-        digests = {place: data.known_digest(place) for place in places if self.view.has(place)}
+    def missing(self, data: Unlabelled, indices: Sequence[int]) -> set[int]:
+        """Indices that are not in the cache, or without a known digest."""
+        digests = {index: data.known_digest(index) for index in indices if self.view.has(index)}
         self.features.check(digest for digest in digests.values() if digest)
-        return {place for place, digest in digests.items() if not digest or digest not in self.features}
+        return {index for index, digest in digests.items() if not digest or digest not in self.features}
 
-    def drop_damaged(self, data: Unlabelled, places: Sequence[int]) -> bool:
+    def drop_damaged(self, data: Unlabelled, indices: Sequence[int]) -> bool:
         """Whether the cache turns out not to have what it seemed to have."""
-        digests = [digest for place in places if self.view.has(place) and (digest := data.known_digest(place))]
+        digests = [digest for index in indices if self.view.has(index) and (digest := data.known_digest(index))]
         there = [digest for digest in digests if digest in self.features]
         self.features.check(there)
         return any(digest not in self.features for digest in there)
 
     def put(self, data: Unlabelled, part: FeatureSet) -> None:
         # Without a digest there is nothing to find them by.
-        digests = {place: data.known_digest(place) for place in part.indices}
-        named = [row for row, place in enumerate(part.indices) if digests[place]]
+        digests = {index: data.known_digest(index) for index in part.indices}
+        named = [row for row, index in enumerate(part.indices) if digests[index]]
         if len(named) < len(part.indices):
             self.uncached.append(part.rows([row for row in range(len(part.indices)) if row not in set(named)]))
             part = part.rows(named)
         self.waiting.append(part)
-        self.digests |= {place: digest for place in part.indices if (digest := digests[place])}
+        self.digests |= {index: digest for index in part.indices if (digest := digests[index])}
         if time.monotonic() - self.last >= self.every:
             self.flush()
 
     def flush(self) -> None:
         whole, digests = in_order(self.waiting), self.digests
         self.waiting, self.digests, self.last = [], {}, time.monotonic()
-        # The same content twice is kept once.
-        rows = {digests[place]: row for row, place in enumerate(whole.indices) if digests[place] not in self.features}
+        # Equal contents are stored once.
+        rows = {digests[index]: row for row, index in enumerate(whole.indices) if digests[index] not in self.features}
         try:
             if rows:
                 self.features.put(list(rows), whole.features[list(rows.values())])
         except OSError as error:
-            logger.warning("features can't be kept in the cache %s: %s", self.features.folder, error)
+            logger.warning("features can't be stored in the cache %s: %s", self.features.folder, error)
             self.uncached.append(whole)
 
-    def look_up(self, data: Unlabelled, places: Sequence[int]) -> FeatureSet:
-        at_hand = {place for part in self.uncached for place in part.indices}
-        digests = {place: data.known_digest(place) for place in places if place not in at_hand}
+    def look_up(self, data: Unlabelled, indices: Sequence[int]) -> FeatureSet:
+        at_hand = {index for part in self.uncached for index in part.indices}
+        digests = {index: data.known_digest(index) for index in indices if index not in at_hand}
         found = {p: digest for p, digest in digests.items() if digest and digest in self.features}
         looked_up = [FeatureSet(list(found), self.features.get(list(found.values())))] if found else []
         return in_order([*looked_up, *self.uncached]) if self.uncached or not found else looked_up[0]
@@ -367,54 +358,7 @@ class _Progress:
             self.waiting += n
 
 
-class _ViewsRead(NamedTuple):
-    views: list[ReadBatch]  # the samples of each view that are in no cache
-    failed: dict[int, str]
-    digests: dict[int, bytes]
-    found: int  # of all views, what is in their caches
-    size: int  # samples that were asked for
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads each sample once, for all views of it that are in no cache."""
-
-    data: Unlabelled
-    prepare: Callable[[Sequence[Any]], dict[str, Tensor]]
-    side: int | None
-    views: Sequence[View]
-    known: Sequence[CachedFeatures | None]
-
-    def __getitem__(self, draws: list[Draw]) -> _ViewsRead:
-        samples: list[list[Any]] = [[] for _ in self.views]
-        indices: list[list[int]] = [[] for _ in self.views]
-        failed: dict[int, str] = {}
-        digests: dict[int, bytes] = {}
-        found = 0
-        for index, _ in draws:
-            of_sample = [number for number, view in enumerate(self.views) if view.has(index)]
-            wanted = [number for number in of_sample if not self._is_known(number, index)]
-            found += len(of_sample) - len(wanted)
-            try:
-                sample = self.data.read_for(index, self.side) if wanted else None
-            except Unreadable as error:
-                failed[index] = str(error)
-                continue
-            digests[index] = self.data.known_digest(index) or b""
-            for number in wanted:
-                transform = self.views[number].transform
-                indices[number].append(index)
-                samples[number].append(sample if transform is None else transform.apply(sample, self.data.seed(index)))
-        tensors = [tensors_of(given, self.prepare) for given in samples]
-        reads = [ReadBatch(own, given, failed) for own, given in zip(indices, tensors, strict=True)]
-        return _ViewsRead(reads, failed, digests, found, len(draws))
-
-    def _is_known(self, number: int, index: int) -> bool:
-        known = self.known[number]
-        return known is not None and (digest := self.data.digest(index)) != b"" and digest in known
-
-
-def _noted(reads: Iterator[_ViewsRead], data: Unlabelled, progress: _Progress) -> Iterator[_ViewsRead]:
+def _remembered(reads: Iterator[ViewsRead], data: Unlabelled, progress: _Progress) -> Iterator[ViewsRead]:
     """The same, and `data` remembers what workers found out."""
     for read in reads:
         data.skipped.update(read.failed)
@@ -423,58 +367,6 @@ def _noted(reads: Iterator[_ViewsRead], data: Unlabelled, progress: _Progress) -
                 data.remember(index, digest)
         progress.found(read.found)
         yield read
-
-
-def _in_batches(
-    reads: Iterator[_ViewsRead], store: FeatureStore, views: int
-) -> Iterator[tuple[int, ReadBatch, dict[str, Tensor]]]:
-    """(number of the view, read, what to go through the model with), in batches as large as may be."""
-    if store.model.sharded:
-        for read, tensors in in_step(each.views[0] for each in reads):
-            yield 0, read, tensors
-        return
-    waiting = [_Batcher(store.config.batch_size) for _ in range(views)]
-    for each in reads:
-        for number, read in enumerate(each.views):
-            complete = len(read.indices) + len(read.failed) == each.size
-            yield from ((number, batch, batch.tensors) for batch in waiting[number].add(read, complete))
-    for number, batcher in enumerate(waiting):
-        yield from ((number, batch, batch.tensors) for batch in batcher.rest())
-
-
-class _Batcher:
-    """Makes full batches of what is left of some: of a view of few samples there may be one in each batch."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.waiting: list[ReadBatch] = []
-
-    def add(self, read: ReadBatch, complete: bool) -> Iterator[ReadBatch]:
-        if complete and not self.waiting:
-            yield read
-        elif read.indices:
-            if self.waiting and _shapes(self.waiting[0]) != _shapes(read):  # padded to another length
-                yield from self.rest()
-            self.waiting.append(read)
-            if sum(len(each.indices) for each in self.waiting) >= self.size:
-                indices = [index for each in self.waiting for index in each.indices]
-                tensors = {name: torch.cat([each.tensors[name] for each in self.waiting]) for name in read.tensors}
-                yield ReadBatch(indices[: self.size], {name: t[: self.size] for name, t in tensors.items()}, {})
-                rest = ReadBatch(indices[self.size :], {name: t[self.size :] for name, t in tensors.items()}, {})
-                self.waiting = [rest] if rest.indices else []
-
-    def rest(self) -> Iterator[ReadBatch]:
-        if self.waiting:
-            indices = [index for each in self.waiting for index in each.indices]
-            names = self.waiting[0].tensors
-            yield ReadBatch(
-                indices, {name: torch.cat([each.tensors[name] for each in self.waiting]) for name in names}, {}
-            )
-        self.waiting = []
-
-
-def _shapes(read: ReadBatch) -> dict[str, torch.Size]:
-    return {name: tensor.shape[1:] for name, tensor in read.tensors.items()}
 
 
 def share_skipped(data: Unlabelled, readable: int) -> int:

@@ -31,6 +31,7 @@ Tensors = dict[str, Tensor]
 
 # Fields of a transformers config that do not change what the model computes.
 CONFIG_METADATA = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+CONSTANT = ("transformers.", "tokenizers.")  # packages whose objects, but for modules, are never changed here
 
 
 class Scores(NamedTuple):
@@ -310,3 +311,25 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def view(tensor: Tensor) -> Tensor:
+    """Another tensor in the same memory: moving one of both to a device, or freezing it, leaves the other."""
+    same = tensor.detach()
+    return nn.Parameter(same, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else same
+
+
+def shared_objects(backbone: Backbone) -> dict[int, Any]:
+    """The memo of a deep copy that has the backbone's tensors in the same memory.
+
+    Tokenizers and configs stay as they are, and copying them takes long. Of a sharded backbone there is no copy.
+    """
+    memo: dict[int, Any] = {}
+    for part in (backbone, *backbone.modules(), backbone.text_side):
+        for value in vars(part).values() if part is not None else ():
+            for each in (value, *(vars(value).values() if hasattr(value, "__dict__") else ())):
+                if type(each).__module__.startswith(CONSTANT) and not isinstance(each, nn.Module):
+                    memo[id(each)] = each
+    if backbone.sharded:
+        return memo | {id(shared): shared for shared in (backbone, backbone.text_side)}
+    return memo | {id(tensor): view(tensor) for tensor in (*backbone.parameters(), *backbone.buffers())}

@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pouf.data.class_names import Classes, class_set
 from pouf.errors import InputError, did_you_mean
 from pouf.models.base import Backbone
 from pouf.models.causal_lm import CausalLM
-from pouf.models.cloze import Cloze
+from pouf.models.cloze import Cloze, make_cloze
 from pouf.models.cross_encoder import CrossEncoder
 from pouf.models.dual_encoder import DualEncoder
 from pouf.models.image_encoder import ImageEncoder
 from pouf.models.masked_lm import HEADS, MaskedLM
 from pouf.models.open_clip import OPEN_CLIP_PREFIX as OPEN_CLIP
 from pouf.models.open_clip import load_open_clip
+from pouf.models.prompts import check_templates
 from pouf.models.sentence_encoder import LAYOUT_FILES, SentenceEncoder, read_layout
 from pouf.models.sequence_classifier import SequenceClassifier
 from pouf.reading import check_finite
@@ -85,6 +87,30 @@ def load_backbone(
         source.check_complete([weight for weight in missing if "pooler" not in weight.split(".")])
         _zero_pooler(model, missing)
         return _sentence_encoder(source, config, model, tokenizer)
+
+
+def load_for_classes(
+    name_or_path: str | Path,
+    classes: Classes,
+    templates: Sequence[str] | None,
+    words: Sequence[str] | Sequence[Sequence[str]] | None,
+    max_length: int | None,
+    windows: bool,
+    revision: str | None,
+    trust_model: bool,
+) -> tuple[Backbone, Classes]:
+    """A backbone for these classes, and the classes as it reads them. See `Classifier.from_pretrained`."""
+    given = class_set(classes)  # before the model is loaded, which may take long
+    cloze = make_cloze(given, templates, words, max_length)
+    if cloze is None and max_length is not None:
+        raise InputError("max_length is for a language model with a gap: give a template with [MASK] as well")
+    if cloze is None and templates is not None:
+        check_templates(templates)
+    backbone = load_backbone(name_or_path, cloze, revision, trust_model)
+    if windows:
+        backbone.use_windows()
+    # The descriptions of a masked language model are the words of its cloze.
+    return backbone, given.as_given() if cloze is None else given.names
 
 
 def _load_language_model(source: _ModelSource, config: Any, cloze: Cloze) -> MaskedLM:
@@ -263,7 +289,7 @@ def load_cross_encoder(
 
 
 def load_feature_encoder(name_or_path: str | Path, revision: str | None = None, trust_model: bool = False) -> Backbone:
-    """An encoder whose features alone are used: what `load_backbone` loads, or a vision model without a text side."""
+    """An encoder for features only: what `load_backbone` loads, or a vision model without a text side."""
     from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel
 
     if str(name_or_path).startswith(OPEN_CLIP):

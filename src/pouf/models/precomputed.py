@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
-from pouf.data.class_names import ClassSet
+from pouf.data.class_names import Classes, ClassSet, class_set, number_duplicates
 from pouf.data.vectors import (
     CLASS_KEYS,
     PROTOTYPE_KEYS,
@@ -120,6 +120,24 @@ class Precomputed(Backbone):
                 "take both from the same model"
             )
         return vectors
+
+
+def read_vectors(prototypes: Tensor | str | Path, classes: Classes | None) -> tuple[Precomputed, Sequence[str]]:
+    """Prototypes and the names of their classes, which may stand in the same file. See `Classifier.from_vectors`."""
+    if isinstance(prototypes, (str, Path)):
+        prototypes, names = read_prototypes(prototypes)
+        classes = names if classes is None else classes
+    prototypes = torch.from_numpy(as_matrix(prototypes, "the prototypes"))
+    if isinstance(classes, (Mapping, Path)):
+        classes, descriptions = class_set(classes)
+        if descriptions is not None:
+            raise InputError("vectors come without a model that could read descriptions: give the names alone")
+    if classes is None or len(classes) != len(prototypes):
+        found = "none" if classes is None else len(classes)
+        raise InputError(
+            f"expected names for {len(prototypes)} prototypes, not {found}: give the classes in their order"
+        )
+    return Precomputed(prototypes), number_duplicates(classes)
 
 
 def read_prototypes(file: str | Path) -> tuple[Tensor, list[str] | None]:

@@ -26,8 +26,12 @@ def shares(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor |
     return Postprocessor(share_offsets(logits, torch.full((k,), 1 / k) if prior is None else prior))
 
 
-def known_shares(proportions: Sequence[float] | Tensor, k: int) -> Tensor:
-    """The given share of each of k classes in the data, checked: (k,), sums to 1."""
+def known_shares(proportions: str | Sequence[float] | Tensor, k: int) -> Tensor:
+    """The given share of each of k classes in the data, "uniform" or one number per class, checked: (k,), sums to 1."""
+    if isinstance(proportions, str):
+        if proportions != "uniform":
+            raise InputError(f"expected 'uniform' or one share for each of the {k} classes, not {proportions!r}")
+        return torch.full((k,), 1 / k)
     shares = torch.as_tensor(proportions, dtype=torch.float32).detach().cpu()
     if shares.shape != (k,) or not bool((shares > 0).all()) or not bool(shares.isfinite().all()):
         raise InputError(f"expected one proportion above 0 for each of the {k} classes, not {list(proportions)}")

@@ -21,7 +21,7 @@ from pouf.training import teachers
 from pouf.training.adaptation import Adaptation
 from pouf.validation.diagnostics import share
 
-HELD_OUT = 0.2  # of the inputs, whose answers the student does not get
+HELD_OUT = 0.2  # share of the inputs without answers for the student
 TIMED = 256  # inputs of these, at most, that both predict
 
 
@@ -36,7 +36,7 @@ class Distilled(NamedTuple):
     """The student's run, and how it compares with its teacher."""
 
     result: Adaptation
-    agreement: float  # with the teacher, on inputs whose answers it did not get
+    agreement: float  # with the teacher, on inputs without its answers
     before: float  # the same of the student's zero-shot
     held_back: int
     teacher: Side

@@ -2,7 +2,7 @@
 
 run/report.html, predictions.csv    for people
 run/model/                          the classifier that the run advises
-run/details/                        how it came about: settings, plan, steps, verdict, and the other states of the run
+run/details/                        how it was made: settings, plan, steps, verdict, and the other states of the run
 run/unfinished/                     while a run is under way, or can be resumed: a run folder with checkpoints
 """
 

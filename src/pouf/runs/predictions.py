@@ -130,14 +130,14 @@ def own_part(file: Path) -> Path:
     A folder of Parquet files is one table to pandas, DuckDB and Spark; so are CSV and JSON lines to the latter two.
     """
     group = processes()
-    place = file / f"part-{group.rank:05}-of-{group.size:05}{file.suffix}" if group.size > 1 else file
+    own = file / f"part-{group.rank:05}-of-{group.size:05}{file.suffix}" if group.size > 1 else file
     if group.size > 1 and group.is_main:
         # What an earlier run left, alone or with more processes.
         for old in [file] if file.is_file() else file.glob("part-*"):
             old.unlink()
     group.gather_objects(0)  # nobody writes before that is done
-    check_writable(place)
-    return place
+    check_writable(own)
+    return own
 
 
 def rows_by_rank(rows: Iterator[Row]) -> Iterator[Row]:
@@ -195,14 +195,14 @@ def predict_share(
         if not count and processes().size == 1:
             data.check_readable()
 
-    place = own_part(file) if file is not None else None
+    own = own_part(file) if file is not None else None
     rows = prediction_rows(classifier.classes, data, blocks(), extras)
     begun = list(islice(rows, 1))  # by all processes at once: they share the prompts
     rows, collected = chain(begun, rows), list[Row]()
-    if place is None:
+    if own is None:
         collected = list(rows_by_rank(rows))
     elif begun:
-        write_rows(place, rows, extras.safe_csv)
+        write_rows(own, rows, extras.safe_csv)
     n = share_skipped(data, count)
     if not n:
         data.check_readable()

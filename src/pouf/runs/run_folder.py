@@ -260,7 +260,6 @@ class RunFolder:
         """What was learned so far, as the last step of a run that advises zero-shot or this."""
         verdict, classifier = failed_verdict(error), self.classifier
         _clear_states(self.unfinished)
-        (self.unfinished / DETAILS).mkdir(parents=True, exist_ok=True)  # if somebody removed it
         if verdict.advised != "zero-shot":
             write(classifier, self.unfinished / MODEL_FOLDER)
         else:
@@ -338,9 +337,9 @@ def _write_states(result: Adaptation, folder: Path) -> None:
     states: dict[Checkpoint, tuple[Use, ...]] = {}
     uses: tuple[Use, ...] = ("chosen", "last")
     for use in uses:
-        checkpoint = result.place(use)
+        checkpoint = result.checkpoint(use)
         states[checkpoint] = (*states.get(checkpoint, ()), use)
-    advised = states.pop(result.place("advised"), ())
+    advised = states.pop(result.checkpoint("advised"), ())
     for own in states.values():
         write(result.at(own[0]), folder / DETAILS / own[0], own)
     write(result.at("advised"), folder / MODEL_FOLDER, advised)
@@ -348,8 +347,10 @@ def _write_states(result: Adaptation, folder: Path) -> None:
 
 def _clear_states(folder: Path) -> None:
     """Of the run before it was resumed."""
-    for name in (MODEL_FOLDER, f"{DETAILS}/chosen", f"{DETAILS}/last") if is_main() else ():
-        discard(folder / name)
+    if is_main():
+        for name in (MODEL_FOLDER, f"{DETAILS}/chosen", f"{DETAILS}/last"):
+            discard(folder / name)
+        (folder / DETAILS).mkdir(parents=True, exist_ok=True)  # somebody may have removed it
 
 
 def _all_can_save(classifier: Classifier, error: BaseException, wanted: bool) -> bool:

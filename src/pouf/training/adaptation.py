@@ -52,23 +52,23 @@ class Adaptation:
     )  # class names that seem not to occur, where predictions were written
     # What it learned from, by what to call it, with what this run could not read of it.
     sources: dict[str, Unlabelled] = field(default_factory=dict, repr=False)
-    drift: Drift | None = None  # of names outside of the task, where some are to be kept
+    drift: Drift | None = None  # of names outside of the task, where a loss of others is measured
     files: dict[str, Path] = field(default_factory=dict)  # the run, its predictions and its report, where written
 
     def at(self, use: Use | Literal["adapted"]) -> Classifier:
         """The classifier before training (zero-shot), adapted whether advised or not, or at a step: last or chosen.
 
         Each call gives one of its own, whose weights are read from the disk. Where weights are sharded, there is one
-        set of them, and all classifiers of the run have those that were asked for last.
+        set of them, and all classifiers of the run have those of the latest call.
         """
         known: dict[str, Use] = {**{each: each for each in USES}, "adapted": self.verdict.adapted}
         use = one_of("use", use, known)
-        place, sharded = self.place(cast("Use", use)), self.classifier.backbone.sharded
-        if place == self.place("advised") and not sharded:
+        checkpoint, sharded = self.checkpoint(cast("Use", use)), self.classifier.backbone.sharded
+        if checkpoint == self.checkpoint("advised") and not sharded:
             return self.classifier
         if self.checkpoints is None:
-            raise InputError("this run kept no checkpoints to go back to: give it snapshots")
-        found = self.checkpoints.classifier(place)
+            raise InputError("this run has no checkpoints to go back to: set snapshots above 0")
+        found = self.checkpoints.classifier(checkpoint)
         found.model_card = self.classifier.model_card
         return found
 
@@ -83,7 +83,7 @@ class Adaptation:
         """Write what the verdict advises; options as of `Classifier.save_pretrained`."""
         return self.classifier.save_pretrained(folder, **options)
 
-    def place(self, use: Use) -> Checkpoint:
+    def checkpoint(self, use: Use) -> Checkpoint:
         use = self.verdict.advised if use == "advised" else use
         if self.checkpoints is None:  # then there is one state, the last
             changed = self.history or self.classifier.postprocessor is not None
@@ -147,32 +147,32 @@ def run_adaptation(
         checkpoint_dir: where weights wait until `checkpoints.release()`, and the state of a run that was interrupted;
             by default weights wait in a temporary folder, and the run can't be resumed.
         resume: continue from the state in `checkpoint_dir`, if there is one.
-        keep_tuned: features of the tuned weights stay in the cache too, for whoever looks at the data next.
+        keep_tuned: features of the tuned weights stay in the cache too, for the next prediction of the data.
 
     Raises:
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last copy.
     """
-    told, data, recipe, shots, held = Callbacks(callbacks), plan.data, plan.recipe, plan.shots, plan.targets
-    inference = told.watching(plan.inference(cache), "encoding")
+    notify, data, recipe, shots, targets = Callbacks(callbacks), plan.data, plan.recipe, plan.shots, plan.targets
+    inference = notify.watching(plan.inference(cache), "encoding")
     if recipe.pseudo_labels:
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None
     training = Training([], 0, None)
     if recipe.steps > 0:
         training = train(
-            classifier, data, recipe, shots, inference, told, checkpoint_dir, held, resume=resume, teacher=plan.teacher
-        )  # fmt: skip
+            classifier, data, recipe, shots, inference, notify, checkpoint_dir, targets, resume, plan.teacher
+        )
     elif recipe.postprocess != "none" and inputs is not None:
-        training = Training([], 0, make_checkpoints(classifier, inputs, recipe, inference, checkpoint_dir, held))
+        training = Training([], 0, make_checkpoints(classifier, inputs, recipe, inference, checkpoint_dir, targets))
     checkpoints = training.checkpoints
-    told.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
+    notify.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
     choice = processes().broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
     if recipe.postprocess != "none" and inputs is None:
         raise InputError(f"nothing to fit {recipe.postprocess!r} on: give unlabelled data")
     if not keep_tuned and checkpoints is not None and checkpoints.tuner and checkpoints.tuner.touches_inputs:
         inference = replace(inference, cache=None)
     last = training.history[-1].step if training.history else 0
-    finish = partial(finish_step, inputs, recipe, inference, checkpoints, held.predictions)
+    finish = partial(finish_step, inputs, recipe, inference, checkpoints, targets.predictions)
     if checkpoints is not None and choice is not None and choice.step not in (0, last):
         finish(choice.step, checkpoints.classifier(Checkpoint(choice.step)))
         checkpoints.refill(last)
@@ -185,7 +185,7 @@ def run_adaptation(
     if checkpoints is not None:
         classifier = checkpoints.hand_over(_place(checkpoints, verdict, "advised"))
     return Adaptation(
-        classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, held.predictions,
+        classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, targets.predictions,
         plan.method, sources=plan.sources(),
     )  # fmt: skip
 
@@ -193,7 +193,7 @@ def run_adaptation(
 def _why_unjudged(recipe: Recipe) -> str:
     """Why a run has no checkpoints: see `make_checkpoints`."""
     if recipe.pseudo_labels:
-        return "this method learns from the surest predictions alone and looks at no other input on its way"
+        return "this method learns from the surest predictions alone and at no other input"
     if not recipe.objective.needs_unlabelled:
         return "this method learns from labelled shots alone, and no unlabelled input was there to judge it by"
     if recipe.snapshots == 0:

@@ -6,7 +6,8 @@ from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.teacher import Teacher
 from pouf.data.views import perturbation
-from pouf.inference.encode import InferenceConfig, View
+from pouf.inference.encode import InferenceConfig
+from pouf.inference.views import View
 from pouf.recipe import Recipe
 from pouf.training.batches import make_crop
 from pouf.validation.sample import changes_features, sample_positions, sample_size
@@ -25,21 +26,21 @@ def encode_once(
     """Put what zero-shot makes of images, of changed ones and of their crops into the cache, each opened once.
 
     Args:
-        shares_given: shots or shares of the classes are there, so that zero-shot is not asked about all inputs.
+        shares_given: shots or shares of the classes are there, so that zero-shot need not predict all inputs.
     """
     if data is None or data.streamed or data.modality != "image" or classifier.demonstrations is not None:
         return
     crop = make_crop(classifier, data, recipe)
     looked_up = recipe.tuner.name in LEAVES_INPUTS and (crop is None or recipe.views > 0)
-    asked = recipe.min_class_usage > 0 or recipe.keep_shares_max_classes >= len(classifier.classes)
+    predicts_all = recipe.min_class_usage > 0 or recipe.keep_shares_max_classes >= len(classifier.classes)
     plain = looked_up and (crop is None or recipe.postprocess != "none")
-    every = plain or not recipe.steps or (asked and not shares_given)
+    every = plain or not recipe.steps or (predicts_all and not shares_given)
     sample = recipe.snapshots > 0 and recipe.objective.needs_unlabelled
     size = sample_size(len(data), len(classifier.classes), recipe, changes_features(classifier, recipe))
-    places = sample_positions(data, recipe.seed, size, teacher) if sample else []
-    views = [View()] if every else [View(only=set(places))]
+    positions = sample_positions(data, recipe.seed, size, teacher) if sample else []
+    views = [View()] if every else [View(only=set(positions))]
     if sample:
-        views.append(View(perturbation(data.modality), set(places[: size.perturbed])))
+        views.append(View(perturbation(data.modality), set(positions[: size.perturbed])))
     if recipe.steps and looked_up and crop is not None:
         views += [View(crop.view(recipe.seed, number)) for number in range(recipe.views)]
     classifier.store(inference).fill(data, views)

@@ -1,4 +1,4 @@
-"""How long a run will take, told before it starts: a small batch is timed, and the rest is counted."""
+"""How long a run will take, before it starts: a small batch is timed, and the rest is counted."""
 
 from __future__ import annotations
 
@@ -78,18 +78,18 @@ def estimate(
 
     Args:
         report: predictions and a report are written at the end.
-        demonstrations: solved examples will be shown beside each input.
+        demonstrations: each input will be read with solved examples.
         known_shares: those of the classes are known, and need not be looked for.
     """
     classifier, n, k = classifier.copy(), len(data), len(classifier.classes)
-    few, shown = min(k, TIMED), demonstrations or classifier.demonstrations is not None
+    few, with_examples = min(k, TIMED), demonstrations or classifier.demonstrations is not None
     # Of a few classes: a thousand prompts would take longer than the answer is worth.
     tuner: Tuner = TUNERS[recipe.tuner.name](
         Target(classifier.backbone, classifier.texts()[:few], None, lambda: _some_prototypes(classifier, few)),
         recipe.tuner,
     )
     cropped = recipe.augment != "none" and data.modality == "image"
-    looked_up = not (tuner.touches_inputs or shown) and (recipe.views or not cropped)
+    looked_up = not (tuner.touches_inputs or with_examples) and (recipe.views or not cropped)
     batch = min(max(recipe.batch_size, recipe.batch_per_class * k), n)
     reading, forward, trained = _inputs(classifier, tuner, data, recipe, batch)
     once = reading + forward
@@ -106,8 +106,8 @@ def estimate(
         # In chunks the features are computed twice, the first time without a gradient.
         chunked = 0 < recipe.compute.chunk < batch and tuner.touches_inputs
         per_step = batch * (trained if tuner.touches_inputs else once) + chunked * batch * once
-    asks = recipe.find_bias and recipe.keep_shares_max_classes >= k and not (known_shares or shown)
-    if asks and supports_bias_probe(classifier):
+    probes = recipe.find_bias and recipe.keep_shares_max_classes >= k and not (known_shares or with_examples)
+    if probes and supports_bias_probe(classifier):
         inputs += 2 * min(n, MOST)
     prototypes = _stand_ins(classifier, few)
     loss = _loss(classifier, recipe, batch, prototypes) + _update(tuner, recipe) if recipe.steps else 0.0

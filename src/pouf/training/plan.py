@@ -20,7 +20,7 @@ from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard, sync_weights
-from pouf.parallel.process_group import processes
+from pouf.parallel.process_group import by_all_processes, processes
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
 from pouf.training import teachers
@@ -144,6 +144,7 @@ def look_at_data(classifier: Classifier, plan: Plan, inference: InferenceConfig)
     return DataLook(classifier, plan.inputs, inference)
 
 
+@by_all_processes
 def make_plan(
     classifier: Classifier, data: Inputs | None, options: AdaptOptions, *, cache: FeatureCache | None = None
 ) -> Plan:
@@ -197,7 +198,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
         recipe = preset_for_classes(classifier.kind, len(classifier.classes), recipe, settings)
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
-        settings = {"temperature": classifier.temperature, **settings}  # its own, unless told otherwise
+        settings = {"temperature": classifier.temperature, **settings}  # its own, unless another is set
     settled = chosen.recipe(classifier.kind, recipe, _changes(chosen, replace(options, settings=settings)))
     if isinstance(shots, (str, Path)):
         shots = read_shots(shots, classifier.classes, classifier.backbone.modality, classifier.columns)
@@ -231,11 +232,11 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     learns = shots if settled.steps and settled.objective.labels else None
     if settled.steps and not settled.pseudo_labels:
         check_shots(learns, settled, classifier)  # now, and not after a batch was timed
-    # A recipe that leaves the paper's losses out is told by its own name.
+    # A recipe that leaves the paper's losses out goes by its own name.
     own = method == "pouf" and isinstance(recipe, (str, Path)) and not settled.objective.needs_unlabelled
-    told = Path(str(recipe)).stem if own else method
+    name = Path(str(recipe)).stem if own else method
     inputs = None if learns_from_shots_alone and shots is not None else data
-    return Plan(inputs, settled, learns, told, preparation, TargetShares(known, known), teacher)
+    return Plan(inputs, settled, learns, name, preparation, TargetShares(known, known), teacher)
 
 
 def _with_teacher(

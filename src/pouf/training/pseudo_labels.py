@@ -33,7 +33,7 @@ class Surest:
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self.best: dict[int, list[tuple[float, int]]] = {}  # class -> sureness and place, the surest first
+        self.best: dict[int, list[tuple[float, int]]] = {}  # class -> sureness and position, the surest first
 
     def see(self, block: Predictions) -> None:
         sureness, label = block.log_probabilities.max(1)

@@ -31,14 +31,14 @@ RATES = (1 / 3, 1.0, 3.0)  # times the recipe's learning rate: what is tried whe
 class Trial(NamedTuple):
     """One setting, and its checkpoints that no alarm speaks against. One with a `why_not` is not chosen.
 
-    Of many trials at once: no more is held of each than the choice needs.
+    Of many trials at once: only what the choice needs is stored of each.
     """
 
     settings: dict[str, Any]
     believable: dict[int, Tensor]  # step -> (n,) predicted classes; without zero-shot
     vote: Tensor | None = None  # (n, k), probabilities of the last of these steps
     why_not: str = ""
-    kept: frozenset[int] | None = None  # the steps whose weights are there and can be chosen; None is all
+    steps: frozenset[int] | None = None  # that have weights and can be chosen; None is all
 
     @classmethod
     def of(cls, settings: dict[str, Any], predictions: Mapping[int, Tensor], *rest: Any) -> Trial:
@@ -57,7 +57,7 @@ class Ranking(NamedTuple):
 
 @dataclass
 class Search:
-    """What came of a search: all trials, and the adaptation of the one that was chosen."""
+    """The result of a search: all trials, and the adaptation of the one that was chosen."""
 
     trials: list[Trial] = field(repr=False)
     ranking: Ranking
@@ -75,11 +75,11 @@ class Search:
         return self.trials[self.ranking.best].settings if self.ranking.best is not None else None
 
     def to_json(self) -> dict[str, Any]:
-        told = []
+        rows = []
         for i, trial in enumerate(self.trials):
             steps = {str(step): value for (which, step), value in self.ranking.agreement.items() if which == i}
-            told.append({"settings": trial.settings, "agreement": steps, "why_not": trial.why_not})
-        return {"best": self.ranking.best, "step": self.ranking.step, "trials": told}
+            rows.append({"settings": trial.settings, "agreement": steps, "why_not": trial.why_not})
+        return {"best": self.ranking.best, "step": self.ranking.step, "trials": rows}
 
 
 def all_combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -105,21 +105,21 @@ class TrialLog:
         self.trials: list[Trial] = []
 
     def read(self) -> None:
-        there = self.file is not None and processes().is_main and self.file.is_file()
-        stored = processes().broadcast(read_state(self.file) if there and self.file is not None else None)
+        exists = self.file is not None and processes().is_main and self.file.is_file()
+        stored = processes().broadcast(read_state(self.file) if exists and self.file is not None else None)
         if stored is not None:
             check_same(stored["about"], self.about, "search")
-        for settings, labels, vote, why_not, kept in stored["trials"] if stored is not None else ():
-            self.trials.append(Trial(settings, labels, vote, why_not, frozenset(kept) if kept is not None else None))
+        for settings, labels, vote, why_not, steps in stored["trials"] if stored is not None else ():
+            self.trials.append(Trial(settings, labels, vote, why_not, frozenset(steps) if steps is not None else None))
 
     def add(self, trial: Trial) -> None:
         self.trials.append(trial)
         if self.file is not None and processes().is_main:
-            rows = [[*each[:-1], sorted(each.kept) if each.kept is not None else None] for each in self.trials]
+            rows = [[*each[:-1], sorted(each.steps) if each.steps is not None else None] for each in self.trials]
             write_state(self.file, {"about": self.about, "trials": rows})
 
 
-# The recipe of a trial and its number -> what came of adapting a copy of the classifier.
+# The recipe of a trial and its number -> the result of adapting a copy of the classifier.
 Adapt = Callable[[Recipe, int], Adaptation]
 
 
@@ -132,9 +132,9 @@ def search(
 ) -> Search:
     """Adapt with each setting, and choose among all their steps.
 
-    Weights are kept of the best trial so far alone. Where the vote of all ends elsewhere, that trial is run again: it
-    repeats itself to the bit. An interruption ends the search with the trials that have come to their end; those in
-    the log are not run again.
+    Only the best trial so far has its weights on disk. Where the vote of all ends elsewhere, that trial is run again:
+    it repeats itself to the bit. An interruption ends the search with the trials that are finished; those in the log
+    are not run again.
     """
     if recipe.snapshots == 0:
         raise InputError("a choice among settings needs checkpoints: set snapshots = 4")
@@ -147,15 +147,15 @@ def search(
         return adapt(recipes[number], number)
 
     trials: list[Trial] = []
-    kept: int | None = None  # the best trial so far
-    result: Adaptation | None = None  # what came of it, unless it was run before an interruption
+    best: int | None = None  # the best trial so far
+    result: Adaptation | None = None  # its result, unless it was run before an interruption
     ended_by: BaseException | None = None
     for number, changes in enumerate(map(dict, settings)):
-        came: Adaptation | None = None
+        outcome: Adaptation | None = None
         if number == len(log.trials):
             try:
-                came = run(number)
-                log.add(_judged(changes, came))
+                outcome = run(number)
+                log.add(_judged(changes, outcome))
             except Diverged as error:
                 log.add(Trial(changes, {}, why_not=str(error)))
             except BaseException as error:
@@ -164,19 +164,21 @@ def search(
                 ended_by = error
                 break
         trials.append(log.trials[number])
-        if trials[-1].kept is not None and (kept is None or processes().broadcast(choose_trial(trials)).best == number):
-            kept, result, came = number, came, result
-        _forget(came)
-    if kept is None:
+        if trials[-1].steps is not None and (
+            best is None or processes().broadcast(choose_trial(trials)).best == number
+        ):
+            best, result, outcome = number, outcome, result
+        _forget(outcome)
+    if best is None:
         raise InputError(f"every trial diverged; the last one: {trials[-1].why_not}")
     ranking = processes().broadcast(choose_trial(trials))
-    wanted = ranking.best if ranking.best is not None else kept
-    if result is None or (kept != wanted and ended_by is None):
+    wanted = ranking.best if ranking.best is not None else best
+    if result is None or (best != wanted and ended_by is None):
         _forget(result)
-        kept, result = wanted, None  # its weights can go before others come
+        best, result = wanted, None  # its weights are deleted before others are written
         result = run(wanted)
-    if kept != wanted:  # there is no time to run it again
-        ranking = ranking._replace(best=kept, step=result.verdict.chosen or 0)
+    if best != wanted:  # there is no time to run it again
+        ranking = ranking._replace(best=best, step=result.verdict.chosen or 0)
     return Search(trials, ranking, result, ended_by)
 
 
@@ -201,24 +203,24 @@ def select_step(result: Adaptation, step: int, data: Unlabelled, inference: Infe
         finish_step(data, result.recipe, inference, checkpoints, result.target_shares, step, classifier)
     verdict = processes().broadcast(assess(checkpoints, checkpoints.choose()._replace(step=step)))
     changed = replace(result, verdict=verdict)
-    return replace(changed, classifier=checkpoints.classifier(changed.place("advised")))
+    return replace(changed, classifier=checkpoints.classifier(changed.checkpoint("advised")))
 
 
 def judge_trial(settings: dict[str, Any], checkpoints: Checkpoints, choice: Choice) -> Trial:
     """The steps of a trial that no alarm speaks against; none where it ended badly, as the verdict sees it.
 
-    A trial that has not converged may still vote: where there are others, it is they who outvote it.
+    A trial that has not converged may still vote: where there are others, they outvote it.
     """
     at_the_end = [alarm.name for alarm in alarms(checkpoints.diagnose(checkpoints.last, choice.convergence))]
     if at_the_end not in ([], ["not converged"]):
         return Trial(settings, {}, why_not=", ".join(at_the_end))
     believable = {
-        place.step: checkpoints.comparable(checkpoints.at_step(place.step)).probabilities
-        for place in checkpoints.predictions
-        if place.step and not alarms(checkpoints.diagnose(checkpoints.at_step(place.step)))
+        key.step: checkpoints.comparable(checkpoints.at_step(key.step)).probabilities
+        for key in checkpoints.predictions
+        if key.step and not alarms(checkpoints.diagnose(checkpoints.at_step(key.step)))
     }
-    kept = frozenset(place.step for place in checkpoints.postprocessors)
-    return Trial.of(settings, believable, ", ".join(at_the_end), kept)
+    steps = frozenset(key.step for key in checkpoints.postprocessors)
+    return Trial.of(settings, believable, ", ".join(at_the_end), steps)
 
 
 def choose_trial(trials: Sequence[Trial]) -> Ranking:
@@ -236,9 +238,9 @@ def choose_trial(trials: Sequence[Trial]) -> Ranking:
     chosen = [
         (number, step)
         for number, step in agreement
-        if not trials[number].why_not and step in (trials[number].kept or trials[number].believable)
+        if not trials[number].why_not and step in (trials[number].steps or trials[number].believable)
     ]
     if not chosen:
         return Ranking(None, 0, agreement)
-    best = max(chosen, key=lambda place: (agreement[place], place[1]))
+    best = max(chosen, key=lambda key: (agreement[key], key[1]))
     return Ranking(best[0], best[1], agreement)

@@ -1,4 +1,4 @@
-"""What a run is between two steps, kept on disk now and then, so that one that was ended goes on from there."""
+"""What a run is between two steps, saved to disk at intervals, so that a run that was interrupted can be resumed."""
 
 from __future__ import annotations
 

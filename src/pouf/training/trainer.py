@@ -68,17 +68,9 @@ def train(
         shares: class proportions to hold to, instead of what the recipe assumes.
         teacher: of the data, position by position.
     """
-    stream = data if data is not None else shots.inputs if shots is not None else None
-    if stream is None:
-        raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
-    check_modality(classifier.backbone, stream.modality)
-    check_shots(shots, recipe, classifier)
-    if data is not None and not recipe.objective.needs_unlabelled:
-        raise InputError(
-            "the recipe looks at labelled shots alone: leave the unlabelled data out, or weigh another term"
-        )
-    # Without dropout, unless asked for: its noise falls on features and prototypes unlike, and the plan between them
-    # follows the noise.
+    stream = _checked(classifier, data, recipe, shots)
+    # Without dropout, unless the recipe has it: its noise differs for features and prototypes, and the plan between
+    # them follows the noise.
     classifier.eval()
     identity = (classifier, stream, shots, recipe, shares.known, teacher)
     about = run_identity(*identity) if checkpoint_dir is not None else {}
@@ -114,6 +106,20 @@ def train(
     finally:
         engine.release()
     return Training(state.history, tuner.trainable, checkpoints)
+
+
+def _checked(classifier: Classifier, data: Unlabelled | None, recipe: Recipe, shots: Shots | None) -> Unlabelled:
+    """What to learn from, where classifier, recipe and shots fit it."""
+    stream = data if data is not None else shots.inputs if shots is not None else None
+    if stream is None:
+        raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
+    check_modality(classifier.backbone, stream.modality)
+    check_shots(shots, recipe, classifier)
+    if data is not None and not recipe.objective.needs_unlabelled:
+        raise InputError(
+            "the recipe learns from labelled shots alone: leave the unlabelled data out, or weigh another term"
+        )
+    return stream
 
 
 def run_identity(

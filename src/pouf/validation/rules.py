@@ -108,7 +108,7 @@ METRICS = (
         NOT_SHOWN,
         "teacher swaps classes",
         condition=lambda d, limit: bool(d.teacher_swapped),
-        rule="any, where most of the inputs that one gives the one class have the other by the other",
+        rule="any, with at least 8 such inputs, and a kappa of 0.5 or more once the two are exchanged",
         message="the teacher seems to swap the classes {d.teacher_swapped}: most inputs of each are the other's by "
         "zero-shot",
         advice="Look at some of its answers about these two classes.",

@@ -12,7 +12,8 @@ from pouf.data.base import Unlabelled
 from pouf.data.taxonomy import Taxonomy
 from pouf.data.views import perturbation
 from pouf.errors import InputError
-from pouf.inference.encode import FeatureSet, InferenceConfig, View
+from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.inference.views import View
 from pouf.parallel.process_group import processes
 
 PERTURBED_VIEWS = 3  # of each input
