@@ -477,7 +477,7 @@ def test_help_lists_what_users_need_first_and_every_command_helps(tmp_path: Path
     adapt, search = (pouf(command, "--help-all", cwd=tmp_path).stdout for command in ("adapt", "search"))
     options = _options_in(adapt)
     assert options >= {"--images", "--texts", "--lambda", "--no-refine", "--checkpointing", "--revision"}
-    assert options <= _options_in(search)
+    assert options - {"--plan"} <= _options_in(search)
     assert all("Usage" in pouf(command, "--help", cwd=tmp_path).stdout for command in commands)
 
 
@@ -574,7 +574,7 @@ def test_every_setting_with_an_option_is_described_by_the_recipe_and_set_reaches
 def test_search_takes_every_option_of_adapt() -> None:
     commands = typer.main.get_command(app).commands
     adapt, search = ({option for p in commands[name].params for option in p.opts} for name in ("adapt", "search"))
-    assert adapt - search == set() and search - adapt == {"--lrs", "--lambdas"}
+    assert adapt - search == {"--plan"} and search - adapt == {"--lrs", "--lambdas"}
 
 
 def test_a_recipe_without_the_papers_losses_goes_by_its_own_name(reviews: Path) -> None:
