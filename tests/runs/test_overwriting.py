@@ -1,6 +1,7 @@
 """A run folder that is written again: what is not pouf's stays, and so does the run until another has come of it."""
 
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -67,24 +68,22 @@ def test_inputs_in_the_folder_are_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "features.npy").is_file() and (tmp_path / "run" / "model" / "pouf.json").is_file()
 
 
-def test_an_error_after_the_run_is_told_and_leaves_the_folder_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_after_the_run_is_told_and_leaves_the_folder_free(tmp_path: Path) -> None:
     told: list[BaseException] = []
+    in_the_way = tmp_path / "run" / "predictions.csv"
 
     class Watch(Callback):
+        def on_step(self, step: object) -> None:
+            in_the_way.mkdir(exist_ok=True)
+
         def on_error(self, error: BaseException) -> None:
             told.append(error)
 
-    def full(*given: object) -> None:
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("pouf.workflow.write_rows", full)
-        with pytest.raises(OSError, match="no space left"):
-            adapted(tmp_path / "run", callbacks=[Watch()])
-    assert [str(error) for error in told] == ["no space left"]
+    with pytest.raises(OSError, match="predictions"):
+        adapted(tmp_path / "run", callbacks=[Watch()])
+    assert len(told) == 1 and isinstance(told[0], OSError)
     assert Classifier.from_pretrained(tmp_path / "run").predict(groups()[0])
+    in_the_way.rmdir()
     adapted(tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "predictions.csv").is_file()
 
@@ -180,6 +179,30 @@ def test_the_last_finished_run_waits_until_another_is_finished(tmp_path: Path) -
     adapted(tmp_path / "run", resume=True, seed=1)
     assert not (tmp_path / "run" / UNFINISHED).exists() and Run(tmp_path / "run").manifest["resumed"]
     assert not Classifier.from_pretrained(tmp_path / "run").predict_proba(groups()[0]).equal(said)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_is_killed_while_it_overwrites_leaves_the_old_run_and_can_be_resumed(tmp_path: Path) -> None:
+    class Killed(Callback):
+        def on_step(self, step) -> None:
+            if step.step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    adapted(tmp_path / "run")
+    before = {name: text for name, text in contents(tmp_path / "run").items() if not name.startswith(".")}
+    if not (pid := os.fork()):
+        adapted(tmp_path / "run", overwrite=True, seed=1, callbacks=[Killed()], **SAVING)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    after = contents(tmp_path / "run")
+    assert {name: after[name] for name in before} == before, "predictions and report too"
+    Classifier.from_pretrained(tmp_path / "run", use="last")
+    adapted(tmp_path / "run", resume=True, seed=1, **SAVING)
+    adapted(tmp_path / "fresh", seed=1, **SAVING)
+    new, fresh = contents(tmp_path / "run"), contents(tmp_path / "fresh")
+    for name in ("model/model.safetensors", "details/verdict.json", "predictions.csv"):
+        assert new[name] == fresh[name] != before[name]
+    assert not (tmp_path / "run" / UNFINISHED).exists()
 
 
 def test_a_change_of_settings_touches_neither_run(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ def test_trials_with_alarms_have_no_vote() -> None:
     good[:9] = (good[:9] + 1) % K
     better[:2] = (better[:2] + 1) % K
     trials = [
-        Trial.of({"optimisation.lr": 1.0}, {10: sure(good), 20: sure(better)}),
-        Trial.of({"optimisation.lr": 2.0}, {20: sure(truth)}),
+        Trial.from_predictions({"optimisation.lr": 1.0}, {10: sure(good), 20: sure(better)}),
+        Trial.from_predictions({"optimisation.lr": 2.0}, {20: sure(truth)}),
         Trial({"optimisation.lr": 9.0}, {}, why_not="collapse"),
     ]
     ranking = choose_trial(trials)
@@ -40,7 +40,7 @@ def test_trials_with_alarms_have_no_vote() -> None:
 
 def test_a_step_whose_weights_are_gone_votes_and_is_not_chosen() -> None:
     truth = torch.arange(N) % K
-    trial = Trial.of({}, {10: sure(truth), 20: sure(truth)}, "", frozenset({10}))
+    trial = Trial.from_predictions({}, {10: sure(truth), 20: sure(truth)}, "", frozenset({10}))
     assert choose_trial([trial]).step == 10
 
 

@@ -330,7 +330,7 @@ def show_verdict(verdict: Verdict, quiet: bool) -> None:
 
 def remind(verdict: Verdict, run: Run) -> None:
     """Print what speaks against a run: an alarm in full, of cautions the names, since the run has explained them."""
-    if verdict.level == "caution":
+    if verdict.level == "caution" and verdict.cautions:
         names, page = ", ".join(each.name for each in verdict.cautions), run.folder / "report.html"
         where = page if page.is_file() else f"`pouf report {run.folder}`"
         print_err(f"Caution about this run: {names}; see {where}", "yellow")

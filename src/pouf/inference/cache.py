@@ -22,7 +22,7 @@ FEATURES, DIGESTS = ".features.npy", ".digests.npy"
 logger = logging.getLogger(__name__)
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     shard: int
     row: int
 
@@ -65,7 +65,7 @@ class CachedFeatures:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.stems: list[str] = []  # names of the shards, by their numbers
-        self.places: dict[bytes, Place] = {}
+        self.locations: dict[bytes, Location] = {}
         self.checked: set[int] = set()  # numbers of the shards that are as they were written
         for file in sorted(folder.glob(f"*{DIGESTS}")):
             stem = file.name.removesuffix(DIGESTS)
@@ -75,11 +75,11 @@ class CachedFeatures:
                 self._drop(stem, error)
 
     def __contains__(self, digest: bytes) -> bool:
-        return digest in self.places
+        return digest in self.locations
 
     def check(self, digests: Iterable[bytes]) -> None:
         """Look at the shards that hold these; afterwards those that are damaged hold nothing."""
-        for number in {self.places[digest].shard for digest in digests if digest in self.places} - self.checked:
+        for number in {self.locations[digest].shard for digest in digests if digest in self.locations} - self.checked:
             stem = self.stems[number]
             try:
                 features, names = self.shard(number), np.load(self.folder / f"{stem}{DIGESTS}", allow_pickle=False)
@@ -94,16 +94,18 @@ class CachedFeatures:
     def get(self, digests: Sequence[bytes]) -> Tensor:
         """(n, d) of checked ones. Where they are one whole shard in its order, the file itself, memory-mapped; else a
         copy."""
-        places = [self.places[digest] for digest in digests]
-        shard = self.shard(places[0].shard)
-        if len(places) == len(shard) and all(place == Place(places[0].shard, i) for i, place in enumerate(places)):
+        locations = [self.locations[digest] for digest in digests]
+        shard = self.shard(locations[0].shard)
+        if len(locations) == len(shard) and all(
+            location == Location(locations[0].shard, i) for i, location in enumerate(locations)
+        ):
             return torch.from_numpy(shard)
-        rows = np.empty((len(places), shard.shape[1]), np.float32)
+        rows = np.empty((len(locations), shard.shape[1]), np.float32)
         by_shard: dict[int, list[int]] = {}
-        for i, place in enumerate(places):
-            by_shard.setdefault(place.shard, []).append(i)
+        for i, location in enumerate(locations):
+            by_shard.setdefault(location.shard, []).append(i)
         for number, wanted in by_shard.items():
-            rows[wanted] = self.shard(number)[[places[i].row for i in wanted]]
+            rows[wanted] = self.shard(number)[[locations[i].row for i in wanted]]
         return torch.from_numpy(rows)
 
     def shard(self, number: int) -> NDArray[np.float32]:
@@ -128,7 +130,7 @@ class CachedFeatures:
         self.stems.append(stem)
         number = len(self.stems) - 1
         for row, digest in enumerate(digests):
-            self.places.setdefault(digest.tobytes(), Place(number, row))
+            self.locations.setdefault(digest.tobytes(), Location(number, row))
         return number
 
     def _drop(self, stem: str, why: Exception) -> None:
@@ -136,7 +138,9 @@ class CachedFeatures:
         logger.warning("part of the cache in %s was damaged (%s) and is computed again", self.folder, why)
         if stem in self.stems:
             number = self.stems.index(stem)
-            self.places = {digest: place for digest, place in self.places.items() if place.shard != number}
+            self.locations = {
+                digest: location for digest, location in self.locations.items() if location.shard != number
+            }
         for ending in (DIGESTS, FEATURES):
             try:
                 (self.folder / f"{stem}{ending}").unlink(missing_ok=True)
@@ -147,7 +151,7 @@ class CachedFeatures:
 class _InMemory(CachedFeatures):
     def __init__(self) -> None:
         self.shards: list[NDArray[np.float32]] = []
-        self.places = {}
+        self.locations = {}
 
     def check(self, digests: Iterable[bytes]) -> None:
         """Nothing could have damaged them."""
@@ -158,7 +162,7 @@ class _InMemory(CachedFeatures):
     def put(self, digests: Sequence[bytes], features: Tensor) -> None:
         self.shards.append(features.float().cpu().numpy())
         for row, digest in enumerate(digests):
-            self.places.setdefault(digest, Place(len(self.shards) - 1, row))
+            self.locations.setdefault(digest, Location(len(self.shards) - 1, row))
 
 
 def _checksum(features: NDArray[np.float32], digests: NDArray[Any]) -> str:

@@ -60,7 +60,7 @@ class InferenceConfig:
             raise InputError(f"the number of worker processes must be from 0 to {MOST_WORKERS}, not {self.workers}")
 
     @classmethod
-    def of(cls, compute: Compute, cache: FeatureCache | None) -> InferenceConfig:
+    def from_compute(cls, compute: Compute, cache: FeatureCache | None) -> InferenceConfig:
         """As a recipe says."""
         return cls(compute.chunk or cls.batch_size, compute.workers, cache)
 
@@ -194,7 +194,7 @@ class FeatureStore:
         if self.model.ready_features(data) is not None or not len(data):
             return 0
         cached = self.open_cache(None)
-        if cached is None or not cached.places:
+        if cached is None or not cached.locations:
             return len(data)
         counted, missing, start = 0, 0, time.monotonic()
         for index in random.Random(0).sample(range(len(data)), min(len(data), COUNTED)):

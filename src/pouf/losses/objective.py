@@ -82,9 +82,9 @@ class Objective:
                 terms["information"] = -mutual_information(logits, shares.marginal, self.known_shares is not None)
             if settings.entropy:
                 terms["entropy"] = entropy(logits)
-            for name, (place, wanted) in (targets or {}).items():
+            for name, (batch, wanted) in (targets or {}).items():
                 loss = divergence_by_sureness if name == "teacher" else LABEL_LOSSES[settings.label_loss]
-                terms[name] = loss(scores[place].logits, wanted)
+                terms[name] = loss(scores[batch].logits, wanted)
             total = torch.stack([self.weights[name] * term for name, term in terms.items()]).sum()
         known = {name: term.detach() for name, term in terms.items()}
         return Loss(total, known, type(scores[0])(*(each.detach() for each in scores[0])))

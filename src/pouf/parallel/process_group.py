@@ -259,8 +259,8 @@ def check_launch() -> None:
 
 def launched_precision() -> str | None:
     """What `accelerate launch` says, if it says anything."""
-    said = _environment("ACCELERATE_MIXED_PRECISION")
-    return said if said not in ("", "no") else None
+    precision = _environment("ACCELERATE_MIXED_PRECISION")
+    return precision if precision not in ("", "no") else None
 
 
 def launched_sharding() -> bool:

@@ -70,7 +70,7 @@ def distil(
     student = Classifier.from_pretrained(model, classes, teachers.templates_of(teacher), trust_model=trust_model)
     student.to(teacher.device)
     answers = teachers.read(teacher, student, data, InferenceConfig(cache=cache))
-    rows = [place for place in data.content_order() if answers.answered[place]]
+    rows = [index for index in data.content_order() if answers.answered[index]]
     drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     held_out = sorted(rows[int(i)] for i in drawn[: max(2, int(HELD_OUT * len(rows)))])
     given = answers.probabilities.clone()

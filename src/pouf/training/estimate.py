@@ -140,17 +140,17 @@ def _inputs(
     with data.peek():
         read[[Draw(order[-1], 0)]]  # the first sample waits for processors to load, which no other does
         for start in starts:
-            places = order[start : start + apart * TIMED : apart][:TIMED]
+            indices = order[start : start + apart * TIMED : apart][:TIMED]
             begun = clock()
-            there = read[[Draw(place, 0) for place in places]]
-            reading += (clock() - begun) / len(places) / parts
+            there = read[[Draw(i, 0) for i in indices]]
+            reading += (clock() - begun) / len(indices) / parts
             if not there.indices:
                 return reading, 0.0, reading  # whether others can be read, the run will say
             forward += _encoding(classifier, there, recipe, None) / parts
         if tuner.touches_inputs and recipe.steps:
             if data.modality == "text":
                 size = min(recipe.compute.chunk or batch, batch, 4 * TIMED)
-                there = read[[Draw(place, 0) for place in random.Random(0).sample(range(len(data)), size)]]
+                there = read[[Draw(i, 0) for i in random.Random(0).sample(range(len(data)), size)]]
             trained = reading + (_encoding(classifier, there, recipe, tuner) if there.indices else 0.0)
     return reading, forward, trained
 

@@ -59,7 +59,7 @@ class Plan:
         return self.data if self.data is not None else self.shots.inputs if self.shots is not None else None
 
     def inference(self, cache: FeatureCache | None) -> InferenceConfig:
-        return InferenceConfig.of(self.recipe.compute, cache)
+        return InferenceConfig.from_compute(self.recipe.compute, cache)
 
     def estimate(self, classifier: Classifier, cache: FeatureCache, report: bool) -> Estimate | None:
         """How long it will take; None where nobody can know: streams, shots alone, nothing to train, or a model that

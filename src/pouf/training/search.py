@@ -41,7 +41,7 @@ class Trial(NamedTuple):
     steps: frozenset[int] | None = None  # that have weights and can be chosen; None is all
 
     @classmethod
-    def of(cls, settings: dict[str, Any], predictions: Mapping[int, Tensor], *rest: Any) -> Trial:
+    def from_predictions(cls, settings: dict[str, Any], predictions: Mapping[int, Tensor], *rest: Any) -> Trial:
         """From the probabilities (n, k) of the believable steps."""
         labels = {step: probabilities.argmax(1) for step, probabilities in predictions.items()}
         return cls(settings, labels, predictions[max(predictions)] if predictions else None, *rest)
@@ -220,7 +220,7 @@ def judge_trial(settings: dict[str, Any], checkpoints: Checkpoints, choice: Choi
         if key.step and not alarms(checkpoints.diagnose(checkpoints.at_step(key.step)))
     }
     steps = frozenset(key.step for key in checkpoints.postprocessors)
-    return Trial.of(settings, believable, ", ".join(at_the_end), steps)
+    return Trial.from_predictions(settings, believable, ", ".join(at_the_end), steps)
 
 
 def choose_trial(trials: Sequence[Trial]) -> Ranking:
