@@ -133,10 +133,10 @@ def _use(what: str, found: list[Finding]) -> str:
 
 
 def _open_shares(found: Diagnostics) -> str:
-    kept = "without that bias" if found.overpredicted else "as zero-shot has it"
+    origin = "without that bias" if found.overpredicted else "as zero-shot has it"
     return (
         f"Shares of two classes can't be found without labels. Kept: {found.largest_share:.0%} "
-        f"{found.largest_class!r}, {kept}. If they are about equal, {found.uniform_changes:.0%} of the predictions "
+        f"{found.largest_class!r}, {origin}. If they are about equal, {found.uniform_changes:.0%} of the predictions "
         "change: `--prior uniform` (no new training: `pouf predict --prior uniform`, "
         '`result.with_prior("uniform")`). If you don\'t know: 50 answers, `pouf review`.'
     )
