@@ -105,6 +105,11 @@ class Plan:
             logger.info("%s", decision)
         return replace(self, recipe=recipe, targets=targets, decisions=(*why, *decisions))
 
+    def complete(self, classifier: Classifier, inference: InferenceConfig) -> tuple[Classifier, Plan]:
+        """The classifier that is to be trained, and the plan with what the data decide."""
+        prepared = self.prepared(classifier)
+        return prepared, self.fitted(look_at_data(prepared, self, inference))
+
     def to_json(self) -> dict[str, Any]:
         shares = self.targets.predictions
         return {
@@ -162,8 +167,7 @@ def make_plan(
     the cache."""
     cache = cache or InMemoryFeatureCache()
     plan = draft_plan(classifier, data, options, cache=cache, report=False)
-    prepared = plan.prepared(classifier)
-    return plan.fitted(look_at_data(prepared, plan, plan.inference(cache)))
+    return plan.complete(classifier, plan.inference(cache))[1]
 
 
 def draft_plan(
