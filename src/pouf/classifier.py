@@ -329,7 +329,7 @@ class Classifier(nn.Module, ModelHubMixin):
         return getattr(self.backbone, "head_seed", None)
 
     def with_new_head(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> Classifier:
-        """The text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on shots.
+        """The text encoder with a new classification head: standard fine-tuning on shots.
 
         Args:
             regression: one output, the share of the second of two classes, instead of one for each.
