@@ -121,12 +121,10 @@ def test_the_step_is_chosen_on_dev_and_judged_on_the_test() -> None:
      ("office31:dslr", "unseen", "seen"), ("office31:dslr", "ablation", "default")],
 )  # fmt: skip
 def test_a_run_is_evaluated_ten_times_as_the_papers(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str, table: str, method: str
+    standins: Path, spy: Spy, task: str, table: str, method: str
 ) -> None:
-    spy = Spy(monkeypatch)
-    model = EMBEDDED if ":" in task else str(standins / LM)
-    run_cell(Cell(table, task, method, 0), Setting(str(standins), model, {"steps": 1, "batch_size": 4}, limit=2))
-    assert spy.recipe.snapshots == 10
+    setting = Setting(str(standins), EMBEDDED if ":" in task else str(standins / LM), limit=2)
+    assert spy.asked(lambda: run_cell(Cell(table, task, method, 0), setting)).recipe.snapshots == 10
 
 
 @pytest.mark.parametrize(("advised", "expected"), [("last", 0.3), ("chosen", 0.2), ("zero-shot", 0.1)])
