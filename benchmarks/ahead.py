@@ -239,14 +239,17 @@ def table(sets: dict[str, dict[str, float]]) -> str:
 
 
 def best_of(found: dict[str, float]) -> str:
-    return max(("zero-shot", *FREE), key=lambda method: found[method])
+    return max((method for method in ("zero-shot", *FREE) if method in found), key=lambda method: found[method])
 
 
 def summary(group: str, sets: list[dict[str, float]]) -> str:
     differences = [100 * (each["default"] - each[best_of(each)]) for each in sets]
     gains = [100 * (each["default"] - each["zero-shot"]) for each in sets]
     within = sum(difference >= -0.5 for difference in differences)
-    single = {method: statistics.mean(100 * (each["default"] - each[method]) for each in sets) for method in FREE}
+    single = {
+        method: statistics.mean(100 * (each["default"] - each[method]) for each in sets if method in each)
+        for method in FREE
+    }
     return (
         f"{group.capitalize()}: against the best free method of each set mean {statistics.mean(differences):+.1f}, "
         f"worst {min(differences):+.1f}, within half a point or ahead on {within} of {len(differences)}. Against "

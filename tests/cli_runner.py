@@ -16,12 +16,15 @@ import pytest
 from pouf.cli import _progress, main
 
 
-def pouf(*arguments: object, cwd: Path, code: int | None = 0, columns: int = 200) -> subprocess.CompletedProcess[str]:
+def pouf(
+    *arguments: object, cwd: Path, code: int | None = 0, columns: int = 200, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """The command line's own entry point, in this process: starting Python for each command would take minutes.
 
     Args:
         code: the exit code to expect; None takes any.
         columns: of the terminal.
+        stdin: what the command reads from standard input.
     """
     out, err = io.StringIO(), io.StringIO()
     command = ["pouf", *map(str, arguments)]
@@ -34,6 +37,8 @@ def pouf(*arguments: object, cwd: Path, code: int | None = 0, columns: int = 200
         patch.chdir(cwd)
         patch.setenv("COLUMNS", str(columns))
         patch.setattr(sys, "argv", command)
+        if stdin is not None:
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
         patch.setattr(_progress, "FIRST_LINE_AFTER", 600.0)  # how slow a machine is must not show in what a test reads
         main()
     came = int(exit_.value.code or 0)

@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 
@@ -13,7 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["POUF_CACHE"] = tempfile.mkdtemp(prefix="pouf-cache-")
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -127,9 +128,39 @@ def material(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def place(material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_folder() -> Iterator[Callable[[Path], None]]:
+    """Makes a folder the current one, for the rest of a test."""
+    before = Path.cwd()
+    yield os.chdir
+    os.chdir(before)
+
+
+@pytest.fixture
+def environment() -> Iterator[Callable[..., None]]:
+    """Sets variables of the environment for the rest of a test; None removes one."""
+
+    def change(**variables: object) -> None:
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = str(value)
+
+    before = dict(os.environ)
+    yield change
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def not_installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Hides a package, for the rest of a test: as where its extra is not installed."""
+    return lambda package: monkeypatch.setitem(sys.modules, package, None)
+
+
+@pytest.fixture
+def place(material: Path, tmp_path: Path, in_folder: Callable[[Path], None]) -> Path:
     """A folder of one's own with all of it, which the code runs in."""
     folder = tmp_path / "here"
     shutil.copytree(material, folder)
-    monkeypatch.chdir(folder)
+    in_folder(folder)
     return folder

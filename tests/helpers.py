@@ -74,3 +74,14 @@ def seen(labels: torch.Tensor, perturbed: torch.Tensor | None = None, k: int = 4
 def output_of(folder: object, options: dict[str, Any]) -> Output:
     """The output that some of these options describe, which are taken out of them."""
     return Output(folder, **{name: options.pop(name) for name in ("resume", "overwrite", "report") if name in options})
+
+
+def encoded_samples(classifier: Classifier) -> list[int]:
+    """How many samples go through the encoder of inputs from here on, call by call; in its copies as well."""
+    counts: list[int] = []
+    model = classifier.backbone.model
+    encoder = getattr(model, "vision_model", model.base_model)
+    encoder.register_forward_hook(
+        lambda module, given, named, output: counts.append(len(next(iter((*given, *named.values()))))), with_kwargs=True
+    )
+    return counts

@@ -1,11 +1,16 @@
 """Predict, save and load: the same numbers before and after, in as few bytes as the tuner allows."""
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers import train
+from hub_server import environment_for
 from PIL import Image
 from transformers import CLIPModel
 
@@ -115,17 +120,21 @@ def test_a_folder_of_another_format_is_refused(tiny: Classifier, tmp_path: Path,
         Classifier.from_pretrained(tmp_path)
 
 
-def test_a_saved_run_finds_the_same_revision_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoModel
-
-    classifier = Classifier.from_pretrained(EMBEDDED, DIGITS, revision="abc123", device="cpu")
-    classifier.save_pretrained(tmp_path)
-    opened: list[str | None] = []
-    original = AutoModel.from_pretrained
-    monkeypatch.setattr(
-        AutoModel, "from_pretrained", lambda *a, **k: opened.append(k.get("revision")) or original(*a, **k)
-    )
-    assert Classifier.from_pretrained(tmp_path).revision == "abc123" and opened == ["abc123"]
+def test_a_saved_run_finds_the_same_revision_again(hub: Any, tmp_path: Path) -> None:
+    shutil.copytree(embedded_folder(), tmp_path / "hub" / "me" / "clip")
+    code = """
+import shutil, sys
+from pouf import Classifier
+Classifier.from_pretrained("me/clip", ["cat", "dog"], revision="abc123").save_pretrained(sys.argv[1])
+shutil.rmtree(sys.argv[2])
+assert Classifier.from_pretrained(sys.argv[1]).revision == "abc123"
+"""
+    home = tmp_path / "home"
+    command = [sys.executable, "-c", code, str(tmp_path / "run"), str(home)]
+    said = subprocess.run(command, env=environment_for(hub, home), capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stderr
+    paths = [path for _, path in hub.asked]
+    assert any("/abc123" in path for path in paths) and not any("/main" in path for path in paths)
 
 
 def test_the_embedded_model_is_small_and_in_clips_own_format() -> None:

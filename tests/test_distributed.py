@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -213,8 +214,8 @@ def test_when_one_process_is_lost_the_others_end_in_time_and_say_so(
             process.communicate()
 
 
-def test_a_time_out_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POUF_PROCESS_TIMEOUT", "soon")
+def test_a_time_out_that_is_no_number_is_an_error(environment: Callable[..., None]) -> None:
+    environment(POUF_PROCESS_TIMEOUT="soon")
     with pytest.raises(InputError, match="POUF_PROCESS_TIMEOUT is 'soon'"):
         timeout()
 
@@ -232,12 +233,11 @@ def test_a_time_out_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_a_setting_of_accelerate_that_can_not_be_honoured_is_named(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+    environment: Callable[..., None], name: str, value: str, told: str
 ) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true" if name.startswith("FSDP") else "false")
-    monkeypatch.setenv("FSDP_VERSION", "2")
+    environment(ACCELERATE_USE_FSDP="true" if name.startswith("FSDP") else "false", FSDP_VERSION=2)
     check_launch()
-    monkeypatch.setenv(name, value)
+    environment(**{name: value})
     with pytest.raises(InputError, match=told):
         check_launch()
 
@@ -250,7 +250,7 @@ def test_what_does_not_go_with_shards_is_named(setting: dict[str, object]) -> No
         as_launched(recipe.with_settings({"compute.shard": True}), ProcessGroup(0, 2))
 
 
-def test_the_precision_is_what_accelerate_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_precision_is_what_accelerate_says(folder: Path, environment: Callable[..., None]) -> None:
     def adapted(**settings: object) -> dict[str, torch.Tensor]:
         classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
         plain = Recipe(steps=2, batch_size=7, augment="none", snapshots=0)
@@ -259,7 +259,7 @@ def test_the_precision_is_what_accelerate_says(folder: Path, monkeypatch: pytest
 
     exact, half = adapted(), {name: adapted(**{"compute.precision": name}) for name in ("bf16", "fp16")}
     for name, rounded in half.items():
-        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", name)
+        environment(ACCELERATE_MIXED_PRECISION=name)
         told = adapted()
         assert all(torch.equal(told[key], rounded[key]) for key in rounded)
         assert any(not torch.equal(told[key], exact[key]) for key in exact)

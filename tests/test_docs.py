@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,8 @@ def test_every_page_with_code_is_run_by_a_test() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
-def test_a_notebook_runs_offline(notebook: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEXT_MODEL", str(place / "sentence-transformers" / "all-MiniLM-L6-v2"))
+def test_a_notebook_runs_offline(notebook: Path, place: Path, environment: Callable[..., None]) -> None:
+    environment(TEXT_MODEL=place / "sentence-transformers" / "all-MiniLM-L6-v2")
     cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert not any(cell["outputs"] for cell in cells), "outputs are not kept: they grow old"
     names: dict[str, Any] = {"__name__": notebook.stem}
@@ -162,12 +163,12 @@ def test_the_papers_tasks_run_as_the_page_on_masked_language_models_says(place: 
 
 
 def test_the_quickstart_runs_from_top_to_bottom_in_one_folder(
-    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    material: Path, tmp_path: Path, in_folder: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And Python predicts the same as the command line in every section."""
     for model in ("sentence-transformers", "roberta-base"):
         (tmp_path / model).symlink_to(material / model)
-    monkeypatch.chdir(tmp_path)
+    in_folder(tmp_path)
     names: dict[str, Any] = {"__name__": "quickstart"}
     compared = []
     for title, text in sections(QUICKSTART).items():
@@ -202,11 +203,7 @@ def test_a_matrix_teaches_as_the_page_says(place: Path) -> None:
 
 
 def test_the_command_reference_has_every_command_and_option() -> None:
-    spec = importlib.util.spec_from_file_location("conf", ROOT / "docs" / "conf.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    _, *found = module.command_reference().split("\n## pouf ")
+    _, *found = runpy.run_path(str(ROOT / "docs" / "conf.py"))["command_reference"]().split("\n## pouf ")
     parts = {part.splitlines()[0]: part for part in found}
     ours = {name: known for name, known in options().items() if name not in ("", "bench")}
     assert parts.keys() == ours.keys()
@@ -326,14 +323,9 @@ def test_the_api_page_lists_all_that_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize("script", BENCHMARKS, ids=lambda script: script.stem)
-def test_a_benchmark_can_be_loaded(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(script.parent))
-    spec = importlib.util.spec_from_file_location(f"benchmark_{script.stem}", script)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    assert callable(module.main) and module.__doc__
+def test_a_benchmark_can_be_loaded(script: Path) -> None:
+    names = runpy.run_path(str(script), run_name=f"benchmark_{script.stem}")
+    assert callable(names["main"]) and names["__doc__"]
 
 
 @pytest.mark.parametrize("page", ["security.md", "reliability.md"])

@@ -6,8 +6,10 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -101,11 +103,17 @@ def test_a_folder_has_one_owner_until_it_is_killed(tmp_path: Path) -> None:
         lock_folder(tmp_path / "file" / "checkpoints")
 
 
-def test_what_killed_processes_left_in_the_temporary_folder_goes_with_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+@pytest.fixture
+def temporary(tmp_path: Path, environment: Callable[..., None]) -> Iterator[None]:
+    """Temporary files of this process and of those that it starts lie in `tmp_path`."""
+    environment(TMPDIR=tmp_path)
+    before, tempfile.tempdir = tempfile.tempdir, None
+    yield
+    tempfile.tempdir = before
+
+
+@pytest.mark.usefixtures("temporary")
+def test_what_killed_processes_left_in_the_temporary_folder_goes_with_the_next_one(tmp_path: Path) -> None:
     dead, left = started(OWNS, tmp_path / "a")
     alive, there = started(OWNS, tmp_path / "b")
     (tmp_path / "pouf-checkpoints-of-someone").mkdir()  # nobody's lock: it is left alone
@@ -122,13 +130,11 @@ def test_what_killed_processes_left_in_the_temporary_folder_goes_with_the_next_o
     assert not Path(there).exists()
 
 
-def test_what_another_machine_left_in_a_shared_temporary_folder_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("temporary")
+def test_what_another_machine_left_in_a_shared_temporary_folder_stays() -> None:
     """Its processes may live: their locks need not reach here."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     mine = temporary_folder()
-    of_others = [tmp_path / mine.name.replace(platform.node(), node) for node in ("other", f"{platform.node()}-2")]
+    of_others = [mine.with_name(mine.name.replace(platform.node(), node)) for node in ("other", f"{platform.node()}-2")]
     for folder in of_others:
         folder.mkdir()
         (folder / LOCK).touch()
@@ -163,9 +169,7 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "c" / "file").read_text() == "a" and [each.name for each in tmp_path.iterdir()] == ["b"]
 
 
-def test_a_signal_that_comes_while_the_files_of_an_object_that_goes_are_deleted_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_that_comes_while_the_files_of_an_object_that_goes_are_deleted_is_not_lost() -> None:
     """Python prints errors of what it calls then, and goes on."""
 
     class Owner:
@@ -175,17 +179,16 @@ def test_a_signal_that_comes_while_the_files_of_an_object_that_goes_are_deleted_
     weights = [folder / "0", folder / "1"]
     for file in weights:
         file.write_text("")
-    delete = os.unlink
-    owner = Owner()
+    owner, waiting = Owner(), set(weights)
     weakref.finalize(owner, drop, folder)
 
-    def deletes(*arguments: object, **options: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        delete(*arguments, **options)  # type: ignore[arg-type]
+    def deletes(event: str, arguments: tuple[object, ...]) -> None:
+        if waiting and event == "os.remove":
+            waiting.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
 
+    sys.addaudithook(deletes)
     with pytest.raises(SystemExit) as ended, catching():
-        monkeypatch.setattr(os, "unlink", deletes)
         del owner
-        monkeypatch.undo()
         assert not any(file.exists() for file in weights), "the signal waits until all are deleted"
     assert ended.value.code == 143

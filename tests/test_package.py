@@ -1,5 +1,6 @@
 """The public face: its names, its laziness, its documentation."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,27 @@ def test_the_source_tree_for_newcomers_lists_every_file_once() -> None:
         f"in the tree of CONTRIBUTING.md, add a line for {sorted(there - set(listed))}, and remove those of "
         f"{sorted(set(listed) - there)}"
     )
+
+
+NO_NOUNS = {"told", "held", "asked", "came", "seen", "shown", "kept", "said", "heard", "of"}
+
+
+def _bound_name(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.attr
+    if isinstance(node, ast.arg):
+        return node.arg
+    return node.name if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else None
+
+
+def test_no_name_is_a_participle_or_a_preposition() -> None:
+    """Names say what a thing is, in the words that engineers search for."""
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {_bound_name(node)}"  # type: ignore[attr-defined]
+        for file in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if _bound_name(node) in NO_NOUNS
+    ]
+    assert not found, f"call these what they are, as `callbacks`, `predictions` or `rows`: {found}"

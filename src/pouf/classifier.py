@@ -25,6 +25,7 @@ from pouf.data.class_names import Classes, ClassSet, class_set
 from pouf.data.inputs import Inputs, NormalisedInput, normalise, split_columns
 from pouf.data.labelled import Shots
 from pouf.errors import InputError, explain_wrong_call, one_of
+from pouf.files import check_named
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_sequence_classifier
@@ -328,7 +329,7 @@ class Classifier(nn.Module, ModelHubMixin):
         return getattr(self.backbone, "head_seed", None)
 
     def with_new_head(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> Classifier:
-        """The text encoder under a head that knows nothing yet: standard fine-tuning, to be trained on shots.
+        """The text encoder with a new classification head: standard fine-tuning on shots.
 
         Args:
             regression: one output, the share of the second of two classes, instead of one for each.
@@ -649,6 +650,7 @@ class Classifier(nn.Module, ModelHubMixin):
             push_to_hub: push it as well, as `repo_id`, by default the folder's name; see `push_to_hub` for more.
             config: of the mixin, through which `push_to_hub` says what to merge.
         """
+        check_named(folder)
         saving.save(self, Path(folder), merge=merge or bool((config or {}).get("merge")))
         return self.push_to_hub(repo_id or Path(folder).name, merge=merge, **hub) if push_to_hub else None
 

@@ -114,6 +114,12 @@ def copy(source: Path, target: Path) -> None:
             shutil.copy2(source, partial, follow_symlinks=False)
 
 
+def check_named(folder: str | Path) -> None:
+    """An error for an empty name, which would be the current folder."""
+    if not str(folder).strip():
+        raise InputError("the name of the folder is empty: give one; the current folder is '.'")
+
+
 def check_writable(file: Path) -> None:
     """The folder of a file to come, made if need be; an error where the file can't be written there."""
     above = next((parent for parent in file.parents if parent.exists()), None)

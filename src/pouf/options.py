@@ -9,6 +9,7 @@ from typing import Any
 
 from pouf.data.class_names import Classes
 from pouf.data.labelled import Labelled, Shots
+from pouf.files import check_named
 from pouf.recipe import Recipe
 
 _NO_LABELS = "No labels are needed, and none are taken: give the inputs alone; a few labelled examples go into shots="
@@ -36,6 +37,9 @@ class Output:
     resume: bool = False
     overwrite: bool = False
     report: bool = True
+
+    def __post_init__(self) -> None:
+        check_named(self.folder)
 
 
 @dataclass(frozen=True)

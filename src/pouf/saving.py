@@ -131,7 +131,7 @@ def put_in_place(folder: Path) -> None:
 
 
 def _files_of_classifier(folder: Path) -> set[str]:
-    """Of one that was saved here by itself."""
+    """The files of a classifier that was saved in this folder without a run."""
     if not (folder / CARD).is_file():
         return set()
     with suppress(InputError):  # damaged
@@ -228,7 +228,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _advised(folder: Path) -> Path:
-    """Where the files of a classifier are: the one that a run advises, or one that was saved by itself."""
+    """Where the files of a classifier are: the one that a run advises, or one that was saved without a run."""
     folder = stored(folder)
     return folder / MODEL_FOLDER if _is_run(folder) else folder
 

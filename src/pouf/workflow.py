@@ -31,7 +31,7 @@ from pouf.runs.run_folder import RunFolder, check_new
 from pouf.training import search as searching
 from pouf.training.adaptation import Adaptation, run_adaptation
 from pouf.training.callbacks import Callback, Callbacks
-from pouf.training.plan import Plan, draft_plan, look_at_data
+from pouf.training.plan import Plan, draft_plan
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, select_step, usual_grid
 from pouf.training.trainer import run_identity
 from pouf.validation.drift import DriftBaseline, other_names
@@ -110,8 +110,7 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, co
         return Outcome(context.adapt(prepared, plan, run, checkpoint_dir=folder))
 
     with _ended_in_order(context.callbacks):
-        prepared = draft.prepared(classifier)
-        plan = draft.fitted(look_at_data(prepared, draft, context.inference(draft)))
+        prepared, plan = draft.complete(classifier, context.inference(draft))
         if plan.data is not None:
             warn_about_cut_texts(prepared.backbone, plan.data, "windows=True (--windows) reads them whole")
         result = _run(prepared, plan, plan.data, context, train).result
@@ -142,10 +141,9 @@ def search(
 
         def one(changed: Recipe, number: int) -> Adaptation:
             trial = replace(plan, recipe=changed)
-            prepared = trial.prepared(classifier)
-            fitted = trial.fitted(look_at_data(prepared, trial, context.inference(trial)))
+            prepared, completed = trial.complete(classifier, context.inference(trial))
             folder = root / str(number) if root is not None else None
-            return context.adapt(prepared, fitted, run, checkpoint_dir=folder, keep_tuned=False)
+            return context.adapt(prepared, completed, run, checkpoint_dir=folder, keep_tuned=False)
 
         log = TrialLog()
         if root is not None:
@@ -185,7 +183,7 @@ def _run(
         outcome = train(run)
         trials = outcome.search.to_json() if outcome.search is not None else None
         ended_by = outcome.search.ended_by if outcome.search is not None else None
-        result = _described(outcome.result, baseline if ended_by is None else None)
+        result = _with_drift_and_card(outcome.result, baseline if ended_by is None else None)
         if run is not None:
             run.write(result, trials, ended_by)
         if ended_by is not None:
@@ -256,7 +254,7 @@ def _drift_baseline(classifier: Classifier, plan: Plan, context: RunContext) -> 
     return DriftBaseline(classifier, others, inputs, plan.inference(context.cache), plan.recipe.seed)
 
 
-def _described(result: Adaptation, baseline: DriftBaseline | None) -> Adaptation:
+def _with_drift_and_card(result: Adaptation, baseline: DriftBaseline | None) -> Adaptation:
     """With what is lost beside the task, and a model card."""
     drift = baseline.drift(result.at(result.verdict.adapted)) if baseline is not None else None
     result = replace(result, drift=drift)

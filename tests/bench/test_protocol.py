@@ -2,6 +2,8 @@
 
 import os
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,38 +11,21 @@ from typing import Any
 import pytest
 import torch
 from small_models import sentence_encoder
+from spy import Spy
 
-from pouf import EMBEDDED, Classifier, InputError, Recipe, Shots, Texts
+from pouf import EMBEDDED, Classifier, InputError, Recipe, Texts
 from pouf.bench import cells
 from pouf.bench.archives import read_task
 from pouf.bench.cells import run_cell
 from pouf.bench.few_shot import SimilarityFilter, few_shot
+from pouf.bench.images import IMAGE_SETS
 from pouf.bench.language import GRID, TASKS
-from pouf.bench.results import Cell, Result, Score, Setting
-from pouf.bench.standins import LM, make_data
-from pouf.data.base import Subset
-from pouf.data.labelled import Labelled
+from pouf.bench.results import Cell, Result, Setting
+from pouf.bench.standins import LM
+from pouf.models.load import embedded_folder
 
 QUICK = {"steps": 2, "snapshots": 2, "batch_size": 8}
 REAL = Path(os.environ.get("POUF_DATA", Path(__file__).parents[3] / "shared" / "data")) / "text"
-
-
-@pytest.fixture(scope="module")
-def standins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(tmp_path_factory.mktemp("standins"))
-
-
-class Spy:
-    """What a cell gives to `adapt`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        original = Classifier.adapt
-
-        def adapt(classifier: Classifier, data: Any, **more: Any) -> Any:
-            self.classifier, self.data, self.recipe, self.shots = classifier, data, more["recipe"], more["shots"]
-            return original(classifier, data, **more)
-
-        monkeypatch.setattr(Classifier, "adapt", adapt)
 
 
 def language(standins: Path, task: str, method: str, table: str = "language", **more: Any) -> Result:
@@ -57,17 +42,13 @@ def test_majority_reaches_the_papers_figure_on_real_data(standins: Path, task: s
     assert round(100 * result.scores[task].last, 1) == figure
 
 
-def test_majority_is_that_of_the_whole_training_set(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = cells.read_task
-
-    def skewed(task: Any, folder: Any, split: Any, **more: Any) -> Any:
-        read = original(task, folder, split, **more)
-        keep = [i for i in range(len(read.inputs)) if read.targets[i, 1] or i % 2]
-        return Shots(Subset(read.inputs, keep), read.targets[keep])
-
-    monkeypatch.setattr(cells, "read_task", skewed)
-    share = skewed(TASKS["MR"], standins, "test").targets[:, 1].mean().item()
-    setting = Setting(str(standins), str(standins / LM))
+def test_majority_is_that_of_the_whole_training_set(standins: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(standins / TASKS["MR"].layout.folder, tmp_path / TASKS["MR"].layout.folder)
+    for file in folder.glob("*.csv"):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line for i, line in enumerate(lines) if line.startswith("1") or i % 2))
+    share = read_task(TASKS["MR"], tmp_path, "test").targets[:, 1].mean().item()
+    setting = Setting(str(tmp_path), str(standins / LM))
     score = run_cell(Cell("language", "MR", "majority", 42), setting).scores["MR"].last
     assert share > 0.5 and score == pytest.approx(share), "the second class, which has more"
 
@@ -80,36 +61,31 @@ def test_a_row_of_the_table_starts_from_the_model_as_it_is(
     assert "adapted before" not in caplog.text
 
 
-def test_kshot_texts_are_those_of_the_seed_without_their_labels(
-    standins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spy = Spy(monkeypatch)
-    language(standins, "MR", "pouf", limit=0)
+def test_kshot_texts_are_those_of_the_seed_without_their_labels(standins: Path, spy: Spy) -> None:
+    spy.asked(lambda: language(standins, "MR", "pouf", limit=0))
     test = read_task(TASKS["MR"], standins, "test").inputs
     train = read_task(TASKS["MR"], standins, "train")
     expected = few_shot(train, 42, excluded={test.read(i) for i in range(len(test))}).train.inputs
     assert [spy.data.read(i) for i in range(len(spy.data))] == [expected.read(i) for i in range(32)]
     assert spy.shots is None
-    language(standins, "MR", "pouf", limit=12, unlabelled="train")
+    spy.asked(lambda: language(standins, "MR", "pouf", limit=12, unlabelled="train"))
     assert len(spy.data) == len(train.inputs) > 32, "the limit is of the texts that are judged"
 
 
-def test_splits_that_are_drawn_already_are_taken_whole(
-    standins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def drawn_splits(folder: Path, flipped: str = "") -> None:
+    """As LM-BFF hands them out; the labels of one split can be the wrong ones."""
+    (folder / "mr/16-42").mkdir(parents=True)
     for split, n in (("train", 16), ("dev", 16), ("test", 20)):
-        lines = [f"{i % 2},the film in place {split} {i} was good .\n" for i in range(2 * n)]
-        (tmp_path / "mr/16-42").mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"mr/16-42/{split}.csv").write_text("".join(lines))
-    spy, judged = Spy(monkeypatch), []
-    original = Classifier.infer
-    monkeypatch.setattr(
-        Classifier, "infer", lambda self, data, *more: judged.append(data) or original(self, data, *more)
-    )
+        lines = [f"{(i + (split == flipped)) % 2},the film in place {split} {i} was good .\n" for i in range(2 * n)]
+        (folder / f"mr/16-42/{split}.csv").write_text("".join(lines))
+
+
+def test_splits_that_are_drawn_already_are_taken_whole(standins: Path, tmp_path: Path, spy: Spy) -> None:
+    drawn_splits(tmp_path)
     setting = Setting(str(tmp_path), str(standins / LM), QUICK)
     run_cell(Cell("language", "MR", "pouf", 42), setting)
     assert [spy.data.read(i).split()[4] for i in range(len(spy.data))] == ["train"] * 32
-    assert {data.read(0).split()[4]: len(data) for data in judged} == {"dev": 32, "test": 40}
+    assert {data.read(0).split()[4]: len(data) for data in spy.judged} == {"dev": 32, "test": 40}
     for method, unlabelled in (("majority", "kshot"), ("pouf", "train")):
         with pytest.raises(InputError, match="has the shots of MR alone, the whole training set is needed"):
             run_cell(Cell("language", "MR", method, 42), Setting(str(tmp_path), str(standins / LM), QUICK,
@@ -145,12 +121,10 @@ def test_the_step_is_chosen_on_dev_and_judged_on_the_test() -> None:
      ("office31:dslr", "unseen", "seen"), ("office31:dslr", "ablation", "default")],
 )  # fmt: skip
 def test_a_run_is_evaluated_ten_times_as_the_papers(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str, table: str, method: str
+    standins: Path, spy: Spy, task: str, table: str, method: str
 ) -> None:
-    spy = Spy(monkeypatch)
-    model = EMBEDDED if ":" in task else str(standins / LM)
-    run_cell(Cell(table, task, method, 0), Setting(str(standins), model, {"steps": 1, "batch_size": 4}, limit=2))
-    assert spy.recipe.snapshots == 10
+    setting = Setting(str(standins), EMBEDDED if ":" in task else str(standins / LM), limit=2)
+    assert spy.asked(lambda: run_cell(Cell(table, task, method, 0), setting)).recipe.snapshots == 10
 
 
 @pytest.mark.parametrize(("advised", "expected"), [("last", 0.3), ("chosen", 0.2), ("zero-shot", 0.1)])
@@ -174,18 +148,15 @@ def test_a_run_that_an_alarm_speaks_against_counts_as_zero_shot(standins: Path) 
 
 
 @pytest.mark.parametrize("task", ["SST-2", "QQP"])
-def test_predictions_are_means_over_the_draws_of_the_task(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str
-) -> None:
-    spy = Spy(monkeypatch)
-    language(standins, task, "lm-bff", limit=2)
+def test_predictions_are_means_over_the_draws_of_the_task(standins: Path, spy: Spy, task: str) -> None:
+    spy.asked(lambda: language(standins, task, "lm-bff", limit=2))
     assert spy.classifier.demonstrations.samples == {"SST-2": 16, "QQP": 4}[task]
 
 
-def test_no_image_of_an_unseen_class_is_adapted_to(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spy = Spy(monkeypatch)
+def test_no_image_of_an_unseen_class_is_adapted_to(standins: Path, spy: Spy) -> None:
     for method in ("seen", "seen+unseen"):
-        run_cell(Cell("unseen", "office31:dslr", method, 0), Setting(str(standins), EMBEDDED, QUICK))
+        cell = Cell("unseen", "office31:dslr", method, 0)
+        spy.asked(lambda cell=cell: run_cell(cell, Setting(str(standins), EMBEDDED, QUICK)))
         folders = {name.split("/")[0] for name in spy.data.ids}
         names = set((standins / "office31" / "classes.txt").read_text().split())
         assert len(folders) == len(names) // 2 and folders < names
@@ -219,10 +190,9 @@ def test_dev_is_judged_in_a_real_cell(standins: Path) -> None:
     ],
 )
 def test_lengths_and_limits_are_lm_bffs(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str, method: str, length: int, limits: tuple | None
+    standins: Path, spy: Spy, task: str, method: str, length: int, limits: tuple | None
 ) -> None:
-    spy = Spy(monkeypatch)
-    language(standins, task, method, limit=2)
+    spy.asked(lambda: language(standins, task, method, limit=2))
     demonstrations = spy.classifier.demonstrations
     assert spy.classifier.backbone.texts.max_length == length
     assert (None if demonstrations is None else (demonstrations.own_limit, demonstrations.shot_limit)) == limits
@@ -233,45 +203,37 @@ def test_lengths_and_limits_are_lm_bffs(
     [("language", m) for m in ("pouf", "fine-tuning", "lm-bff", "lm-bff-pouf")]
     + [("ablation", "no-information"), ("lambda", "0.9")],
 )
-def test_dropout_is_on_wherever_a_language_row_is_trained(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, table: str, method: str
-) -> None:
-    spy = Spy(monkeypatch)
-    language(standins, "SST-2", method, table, limit=2)
+def test_dropout_is_on_wherever_a_language_row_is_trained(standins: Path, spy: Spy, table: str, method: str) -> None:
+    spy.asked(lambda: language(standins, "SST-2", method, table, limit=2))
     assert spy.recipe.optimisation.dropout
     assert not Recipe.default("cloze").optimisation.dropout, "the package's own default"
 
 
 @pytest.mark.parametrize("method", ["fine-tuning", "lm-bff", "lm-bff-pouf", "pouf"])
-def test_the_grid_takes_the_batch_size_and_rate_that_are_best_on_dev(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    tried: list[tuple[int, float]] = []
-
-    def run(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
-        tried.append((recipe.batch_size, recipe.optimisation.lr))
-        dev = {5: 0.7, 3: 0.6}.get(len(tried), 0.5)
-        return Result(cell, {"MR": Score(1 - dev)}, {"dev": dev})
-
-    monkeypatch.setattr(cells, "_language_run", run)
-    setting = Setting(str(standins), str(standins / LM), grid="paper")
-    result = run_cell(Cell("language", "MR", method, 42), setting)
-    if "pouf" in method:  # the paper's own, with one setting
-        assert tried == [(8, 1e-5)]
-    else:
-        assert tried == [(size, rate) for size in (2, 4, 8) for rate in (1e-5, 2e-5, 5e-5)]
-        assert result.facts == {"dev": 0.7, "batch_size": 4, "optimisation.lr": 2e-5}
-        assert result.scores["MR"].last == pytest.approx(0.3), "whatever the test says"
+def test_the_grid_begins_with_its_own_batch_size_and_rate(standins: Path, spy: Spy, method: str) -> None:
+    recipe = spy.asked(lambda: language(standins, "MR", method, limit=4, grid="paper")).recipe
+    # The paper's own rows have one setting.
+    expected = (8, 1e-5) if "pouf" in method else tuple(values[0] for values in GRID.values())
+    assert (recipe.batch_size, recipe.optimisation.lr) == expected
 
 
 @pytest.mark.parametrize("snapshots", [0, 2])
-def test_every_run_of_the_grid_is_judged_on_dev(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, snapshots: int
-) -> None:
-    monkeypatch.setitem(GRID, "batch_size", (4,))
-    setting = Setting(str(standins), str(standins / LM), {"steps": 2, "snapshots": snapshots}, limit=4, grid="paper")
+def test_the_grid_takes_the_batch_size_and_rate_that_are_best_on_dev(standins: Path, spy: Spy, snapshots: int) -> None:
+    tried: list[tuple[int, float]] = []
+    spy.before = lambda: tried.append((spy.recipe.batch_size, spy.recipe.optimisation.lr))
+    changes = {"steps": 2, "snapshots": snapshots}
+    setting = Setting(str(standins), str(standins / LM), changes, limit=4, grid="paper")
     facts = run_cell(Cell("language", "MR", "fine-tuning", 42), setting).facts
-    assert 0 <= facts["dev"] <= 1 and facts["batch_size"] == 4
+    assert tried == [(size, rate) for size in (2, 4, 8) for rate in (1e-5, 2e-5, 5e-5)]
+    assert 0 <= facts["dev"] <= 1 and (facts["batch_size"], facts["optimisation.lr"]) in tried
+    if snapshots:
+        alone: dict[tuple[int, float], float] = {}
+        for size, rate in tried[:9]:
+            own = {**changes, "batch_size": size, "optimisation.lr": rate}
+            single = replace(setting, changes=own, grid="")
+            alone[size, rate] = run_cell(Cell("language", "MR", "fine-tuning", 42), single).facts["dev"]
+        assert max(alone, key=lambda values: alone[values]) == (facts["batch_size"], facts["optimisation.lr"])
+        assert facts["dev"] == max(alone.values())
 
 
 @pytest.fixture(scope="module")
@@ -281,10 +243,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("method", ["lm-bff", "lm-bff-pouf", "in-context"])
 def test_filtered_demonstrations_are_drawn_from_the_half_of_each_class_that_is_most_similar(
-    standins: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    standins: Path, encoder: Path, spy: Spy, method: str
 ) -> None:
-    spy = Spy(monkeypatch)
-    language(standins, "MR", method, limit=2, demo_filter=str(encoder))
+    spy.asked(lambda: language(standins, "MR", method, limit=2, demo_filter=str(encoder)))
     demonstrations = spy.classifier.demonstrations
     text = demonstrations.shots[0][0]
     drawn = [demonstrations.show(text, random.Random(seed)) for seed in range(80)]
@@ -313,45 +274,28 @@ def test_a_filter_is_a_sentence_encoder() -> None:
         SimilarityFilter(EMBEDDED)
 
 
-def test_fine_tuning_on_scores_has_one_output_and_squared_error(
-    standins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spy = Spy(monkeypatch)
-    language(standins, "STS-B", "fine-tuning", limit=4)
+def test_fine_tuning_on_scores_has_one_output_and_squared_error(standins: Path, spy: Spy) -> None:
+    spy.asked(lambda: language(standins, "STS-B", "fine-tuning", limit=4))
     assert spy.classifier.backbone.model.config.num_labels == 1 and spy.recipe.objective.label_loss == "mse"
-    language(standins, "SST-2", "fine-tuning", limit=4)
+    spy.asked(lambda: language(standins, "SST-2", "fine-tuning", limit=4))
     assert spy.classifier.backbone.model.config.num_labels == 2
 
 
 @pytest.mark.parametrize("task", ["MRPC", "QQP", "RTE"])
-def test_ablation_and_lambda_use_the_weights_of_the_task(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, task: str
-) -> None:
+def test_ablation_and_lambda_use_the_weights_of_the_task(standins: Path, spy: Spy, task: str) -> None:
     transport, information = (1.0, 0.6) if task == "RTE" else (1e-2, 1e-4)
-    spy = Spy(monkeypatch)
     for table, method, expected in (
         ("language", "pouf", (transport, information)),
         ("ablation", "default", (transport, information)),
         ("ablation", "no-transport", (0.0, information)),
         ("lambda", "0.9", (transport, 0.9)),
     ):
-        language(standins, task, method, table, limit=2)
+        spy.asked(lambda method=method, table=table: language(standins, task, method, table, limit=2))
         assert (spy.recipe.objective.transport, spy.recipe.objective.information) == expected, (table, method)
 
 
 @pytest.mark.parametrize("method", ["pouf-prompt", "coop"])
-def test_domainnet_adapts_to_one_list_and_is_judged_on_the_other(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    judged: list[str] = []
-    original = cells._accuracy
-
-    def record_ids(classifier: Any, inputs: Any, labels: Any, batch_size: int) -> float:
-        judged[:] = inputs.ids
-        return original(classifier, inputs, labels, batch_size)
-
-    monkeypatch.setattr(cells, "_accuracy", record_ids)
-    spy = Spy(monkeypatch)
+def test_domainnet_adapts_to_one_list_and_is_judged_on_the_other(standins: Path, spy: Spy, method: str) -> None:
     run_cell(Cell("images", "domainnet:sketch", method, 0), Setting(str(standins), EMBEDDED, QUICK))
     lists = {
         split: {
@@ -361,19 +305,25 @@ def test_domainnet_adapts_to_one_list_and_is_judged_on_the_other(
         for split in ("train", "test")
     }
     learned = set((spy.data if spy.shots is None else spy.shots.inputs).ids)
-    assert set(judged) == lists["test"] and learned <= lists["train"] and not learned & lists["test"]
+    assert (
+        {name for data in spy.judged for name in data.ids} == lists["test"]
+        and learned <= lists["train"]
+        and not learned & lists["test"]
+    )
     assert spy.shots is not None or learned == lists["train"]
 
 
-def test_tent_upl_and_prompt_tuning_share_their_settings_in_the_table(
-    standins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cells, "_judged", lambda c, d, recipe, *_, **__: recipes.append(recipe) or ({}, None))
-    monkeypatch.setattr(cells, "_facts", lambda result: {})
-    monkeypatch.setattr(cells, "_image_recipe", lambda setting, task, tune: f"office-home-{tune}")
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The embedded one in another place, so that the recipes are the paper's."""
+    return str(shutil.copytree(embedded_folder(), tmp_path_factory.mktemp("model") / "clip"))
+
+
+def test_tent_upl_and_prompt_tuning_share_their_settings_in_the_table(standins: Path, model: str, spy: Spy) -> None:
     recipes: list[Recipe] = []
     for method in ("pouf-prompt", "tent", "upl"):
-        run_cell(Cell("images", "office-home:art", method, 0), Setting(str(standins), EMBEDDED))
+        cell = Cell("images", "office-home:art", method, 0)
+        recipes.append(spy.asked(lambda cell=cell: run_cell(cell, Setting(str(standins), model))).recipe)
     for recipe in recipes:
         assert recipe.optimisation == Recipe.load("office-home-prompt").optimisation
         assert (recipe.steps, recipe.batch_size, recipe.augment) == (5000, 96, "crop-flip")
@@ -382,52 +332,41 @@ def test_tent_upl_and_prompt_tuning_share_their_settings_in_the_table(
 
 @pytest.mark.parametrize("method", ["pouf-prompt", "tent", "upl", "coop"])
 def test_beside_the_papers_prompts_on_office31_the_temperature_has_its_own_rate(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    standins: Path, model: str, spy: Spy, method: str
 ) -> None:
-    monkeypatch.setattr(cells, "EMBEDDED", "another model, so that the recipe is the paper's")
-    spy = Spy(monkeypatch)
-    run_cell(Cell("images", "office31:dslr", method, 0), Setting(str(standins), EMBEDDED, QUICK | {"steps": 1}))
-    assert (spy.recipe.optimisation.lr, spy.recipe.optimisation.temperature_lr) == (1e-3, 5e-7)
+    cell = Cell("images", "office31:dslr", method, 0)
+    recipe = spy.asked(lambda: run_cell(cell, Setting(str(standins), model))).recipe
+    assert (recipe.optimisation.lr, recipe.optimisation.temperature_lr) == (1e-3, 5e-7)
 
 
-@pytest.mark.parametrize(
-    ("set_domain", "images", "fine"),
-    [("office31:dslr", 1, False), ("office31:dslr", 2, True), ("domainnet:sketch", 1, True)],
-)
+@pytest.mark.parametrize(("task", "images", "fine"), [("office31:dslr", 1, False), ("office31:dslr", 2, True),
+                                                      ("domainnet:sketch", 1, True)])  # fmt: skip
 def test_coop_says_which_class_has_too_few_images(
-    standins: Path, monkeypatch: pytest.MonkeyPatch, set_domain: str, images: int, fine: bool
+    standins: Path, tmp_path: Path, spy: Spy, task: str, images: int, fine: bool
 ) -> None:
-    original = cells._images
-
-    def few(setting: Setting, task: str) -> Any:
-        read = original(setting, task)
-        first = [i for i, label in enumerate(read.adapted_to.labels) if label == 0]
-        keep = sorted(set(range(len(read.adapted_to.labels))) - set(first[images:]))
-        part = Labelled(Subset(read.adapted_to.inputs, keep), [read.adapted_to.labels[i] for i in keep])
-        return read._replace(adapted_to=part, judged_on=part if read.judged_on is read.adapted_to else read.judged_on)
-
-    monkeypatch.setattr(cells, "_images", few)
-    cell = Cell("images", set_domain, "coop", 0)
-    setting = Setting(str(standins), EMBEDDED, QUICK | {"steps": 1})
+    name, domain = task.split(":")
+    folder = shutil.copytree(standins / IMAGE_SETS[name].folder, tmp_path / IMAGE_SETS[name].folder)
+    first = (folder / "classes.txt").read_text().split()[0]
+    for file in sorted((folder / IMAGE_SETS[name].domains[domain]).rglob(f"{first}/*.jpg"))[images:]:
+        file.unlink()
+    for listed in folder.glob(f"{domain}_*.txt"):
+        lines = listed.read_text().splitlines(keepends=True)
+        own = [line for line in lines if line.split("/")[1] == first]
+        listed.write_text("".join(line for line in lines if line not in own[images:]))
+    cell, setting = Cell("images", task, "coop", 0), Setting(str(tmp_path), EMBEDDED, QUICK)
     if fine:
-        run_cell(cell, setting)
+        assert spy.asked(lambda: run_cell(cell, setting)).shots is not None
     else:
         with pytest.raises(InputError, match=r"class '\w+' has 1 image in .* one of each class to learn from, and"):
             run_cell(cell, setting)
 
 
-def test_labels_of_dev_change_nothing_that_is_learned(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def learned(flip: bool) -> tuple[float, torch.Tensor]:
-        spy, original = Spy(monkeypatch), few_shot
+def test_labels_of_dev_change_nothing_that_is_learned(standins: Path, tmp_path: Path, spy: Spy) -> None:
+    def learned(flipped: str) -> tuple[tuple[float, ...], torch.Tensor]:
+        drawn_splits(tmp_path / f"flipped {flipped}", flipped)
+        setting = Setting(str(tmp_path / f"flipped {flipped}"), str(standins / LM), QUICK)
+        score = run_cell(Cell("language", "MR", "pouf", 42), setting).scores["MR"]
+        return (score.last, score.chosen), spy.classifier.backbone.prototypes(()).detach()
 
-        def drawn(*args: Any, **more: Any) -> Any:
-            split = original(*args, **more)
-            targets = split.dev.targets.flip(1) if flip else split.dev.targets
-            return split._replace(dev=split.dev._replace(targets=targets))
-
-        monkeypatch.setattr(cells, "few_shot", drawn)
-        score = language(standins, "MR", "pouf").scores["MR"]
-        return score.last + score.chosen, spy.classifier.backbone.prototypes(()).detach()
-
-    (plain, weights), (flipped, same) = learned(False), learned(True)
+    (plain, weights), (flipped, same) = learned(""), learned("dev")
     assert plain == flipped and torch.equal(weights, same)

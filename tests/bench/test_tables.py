@@ -7,9 +7,9 @@ import statistics
 from pathlib import Path
 
 import pytest
+from spy import Spy
 
-from pouf import EMBEDDED, Classifier, InputError
-from pouf.bench import cells
+from pouf import EMBEDDED, InputError
 from pouf.bench.cells import run_cell, uses_labels
 from pouf.bench.grid import Grid
 from pouf.bench.images import image_tasks
@@ -18,15 +18,10 @@ from pouf.bench.paper import ABLATION, IMAGES, LANGUAGE, UNSEEN, Figure
 from pouf.bench.render import DEV, ORACLE, as_csv, is_few_shot, latex, markdown
 from pouf.bench.results import Cell, Result, Score, Setting
 from pouf.bench.run import run_table
-from pouf.bench.standins import LM, make_data
+from pouf.bench.standins import LM
 from pouf.bench.tables import TABLES
 
 QUICK = {"steps": 2, "snapshots": 1, "batch_size": 16}
-
-
-@pytest.fixture(scope="module")
-def standins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(tmp_path_factory.mktemp("standins"))
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name != "language"])
@@ -61,23 +56,10 @@ def test_zero_shot_is_not_made_to_train_by_a_change_of_steps(standins: Path) -> 
     assert result.facts["parameters"] == 0
 
 
-def test_coop_is_not_judged_on_its_shots(standins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged, learned = set(), set()
-    original, adapt = cells._accuracy, Classifier.adapt
-
-    def judging(classifier, inputs, labels, batch_size):
-        judged.update(inputs.ids)
-        return original(classifier, inputs, labels, batch_size)
-
-    def learning(classifier, data, *, shots, **more):
-        assert data is None
-        learned.update(shots.inputs.ids)
-        return adapt(classifier, data, shots=shots, **more)
-
-    monkeypatch.setattr(cells, "_accuracy", judging)
-    monkeypatch.setattr(Classifier, "adapt", learning)
+def test_coop_is_not_judged_on_its_shots(standins: Path, spy: Spy) -> None:
     run_cell(Cell("images", "office31:dslr", "coop", 0), Setting(str(standins), EMBEDDED, QUICK))
-    assert learned and judged and not learned & judged
+    learned, judged = set(spy.shots.inputs.ids), {name for data in spy.judged for name in data.ids}
+    assert spy.data is None and learned and judged and not learned & judged
 
 
 def grid(folder: Path, standins: Path, *methods: str, **changes: object) -> Grid:
@@ -85,62 +67,44 @@ def grid(folder: Path, standins: Path, *methods: str, **changes: object) -> Grid
     return Grid(folder, wanted, Setting(str(standins), EMBEDDED, {**QUICK, **changes}))
 
 
-def test_finished_cells_are_not_computed_again_and_failed_ones_are(
-    standins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[str] = []
-    real = cells.CELLS["images"]
-
-    def counted(cell: Cell, setting: Setting) -> Result:
-        computed.append(cell.method)
-        if cell.method == "upl" and computed.count("upl") == 1:
+def test_finished_cells_are_not_computed_again_and_failed_ones_are(standins: Path, tmp_path: Path, spy: Spy) -> None:
+    def fails() -> None:
+        if spy.calls == 2:
             raise MemoryError("not enough")
-        return real(cell, setting)
 
-    monkeypatch.setitem(cells.CELLS, "images", counted)
+    spy.before = fails
     first = grid(tmp_path, standins, "zero-shot", "upl", "tent").run()
     assert [result.error for result in first] == ["", "MemoryError: not enough", ""]
     again = grid(tmp_path, standins, "zero-shot", "upl", "tent").run()
-    assert computed == ["zero-shot", "upl", "tent", "upl"]
+    assert spy.calls == 4 and spy.recipe.pseudo_labels, "UPL alone"
     assert [result.error for result in again] == [""] * 3
     assert again[0].scores == first[0].scores
     grid(tmp_path, standins, "zero-shot", batch_size=17).run()
-    assert computed[-1] == "zero-shot", "another setting is another cell"
+    assert spy.calls == 5, "another setting is another cell"
 
 
-def test_what_no_seed_can_change_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    computed: list[tuple[str, int]] = []
-
-    def counted(cell: Cell, setting: Setting) -> Result:
-        computed.append((cell.method, cell.seed))
-        return Result(cell, {cell.task: Score(len(computed), 0.5, 0.5)}, {})
-
-    for table in ("language", "unseen"):
-        monkeypatch.setitem(cells.CELLS, table, counted)
-    wanted = [Cell("language", "MR", method, seed) for method in ("zero-shot", "in-context") for seed in (42, 21)]
-    wanted += [Cell("unseen", "office31:webcam", "zero-shot", seed) for seed in (0, 1)]  # the seed halves the classes
-    results = Grid(tmp_path, wanted, Setting("data", "model")).run()
-    assert [result.cell for result in results] == wanted
-    assert computed == [("zero-shot", 42), ("in-context", 42), ("in-context", 21), ("zero-shot", 0), ("zero-shot", 1)]
-    assert Grid(tmp_path, wanted, Setting("data", "model")).run() == results and len(computed) == 5
+def test_what_no_seed_can_change_is_computed_once(standins: Path, tmp_path: Path, spy: Spy) -> None:
+    wanted = [
+        [Cell("language", "MR", method, seed) for method in ("zero-shot", "in-context") for seed in (42, 21)],
+        [Cell("unseen", "office31:webcam", "zero-shot", seed) for seed in (0, 1)],  # the seed halves the classes
+    ]
+    for model, cells, calls in zip((standins / LM, EMBEDDED), wanted, (3, 5), strict=True):
+        given = Grid(tmp_path, cells, Setting(str(standins), str(model), QUICK, limit=4))
+        results = given.run()
+        assert [result.cell for result in results] == cells and not any(result.error for result in results)
+        assert given.run() == results and spy.calls == calls
 
 
-def test_an_interrupted_run_goes_on_where_it_was(
-    standins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[str] = []
-
-    def interrupted(cell: Cell, setting: Setting) -> Result:
-        computed.append(cell.method)
-        if computed == ["zero-shot", "tent"]:
+def test_an_interrupted_run_goes_on_where_it_was(standins: Path, tmp_path: Path, spy: Spy) -> None:
+    def interrupts() -> None:
+        if spy.calls == 2:
             raise KeyboardInterrupt
-        return Result(cell, {cell.task: Score(0.5, 0.5, 0.5)}, {})
 
-    monkeypatch.setitem(cells.CELLS, "images", interrupted)
+    spy.before = interrupts
     with pytest.raises(KeyboardInterrupt):
         grid(tmp_path, standins, "zero-shot", "tent").run()
     grid(tmp_path, standins, "zero-shot", "tent").run()
-    assert computed == ["zero-shot", "tent", "tent"]
+    assert spy.calls == 3, "Tent alone is adapted again"
 
 
 def test_cells_run_side_by_side_in_processes(standins: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The commands as a user runs them: real files, real processes where it matters, one-line errors."""
 
 import csv
-import io
 import json
 import shlex
 import shutil
@@ -150,9 +149,7 @@ def test_one_image_is_printed_and_a_table_of_texts_holds_the_texts(run: Path, tm
     assert "this model reads images, and 'what a great film' is neither a file nor a folder" in error
 
 
-def test_texts_come_as_arguments_or_from_standard_input(
-    adapted_texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_come_as_arguments_or_from_standard_input(adapted_texts: Path, tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(adapted_texts / "run")
     expected = classifier.predict(["a good film", "bad.", "what"])
     one = pouf("predict", adapted_texts / "run", "a good film", cwd=tmp_path).stdout
@@ -160,8 +157,8 @@ def test_texts_come_as_arguments_or_from_standard_input(
     two = pouf("predict", adapted_texts / "run", "--text", "a good film", "--text", "bad.", cwd=tmp_path).stdout
     assert [line.split(":")[0] for line in two.splitlines()] == expected[:2]
     assert [line.split("  ")[1] for line in two.splitlines()] == ["a good film", "bad."]
-    monkeypatch.setattr("sys.stdin", io.StringIO("a good film\n\nbad.\nwhat\n"))
-    facts = json.loads(pouf("predict", adapted_texts / "run", "-", "--json", cwd=tmp_path).stdout)
+    lines = "a good film\n\nbad.\nwhat\n"
+    facts = json.loads(pouf("predict", adapted_texts / "run", "-", "--json", cwd=tmp_path, stdin=lines).stdout)
     assert [(row["text"], row["class"]) for row in facts["predictions"]] == list(
         zip(["a good film", "bad.", "what"], expected, strict=True)
     )

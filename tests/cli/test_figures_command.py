@@ -1,16 +1,15 @@
 """`pouf figures`, and the figure of `pouf bench run lambda`, as a user runs them."""
 
 import json
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_runner import pouf as command
 
 from pouf import EMBEDDED, Classifier
 from pouf.bench.standins import make_data
-from pouf.cli import main
 from pouf.demo import DIGITS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -18,16 +17,12 @@ Pouf = Callable[..., dict[str, ET.Element]]
 
 
 @pytest.fixture
-def pouf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pouf:
+def pouf(tmp_path: Path, in_folder: Callable[[Path], None]) -> Pouf:
     """The drawings that a command writes, by the names of their files."""
-    monkeypatch.chdir(tmp_path)
+    in_folder(tmp_path)
 
     def run(*arguments: object) -> dict[str, ET.Element]:
-        monkeypatch.setattr(sys, "argv", ["pouf", *map(str, arguments), "--json"])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        assert not exit_.value.code
-        files = [Path(file) for file in json.loads(capsys.readouterr().out)["files"]]
+        files = [Path(file) for file in json.loads(command(*arguments, "--json", cwd=tmp_path).stdout)["files"]]
         assert {*files} <= {*files[0].parent.iterdir()} and not list(files[0].parent.glob("*.png"))
         return {file.name: ET.parse(file).getroot() for file in files if file.suffix == ".svg"}
 

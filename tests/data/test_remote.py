@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -51,8 +51,8 @@ def places(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POUF_CACHE", str(tmp_path / "cache"))
+def cache(tmp_path: Path, environment: Callable[..., None]) -> None:
+    environment(POUF_CACHE=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("kind", ["file", "memory", "http"])

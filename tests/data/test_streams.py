@@ -11,7 +11,6 @@ from helpers import train
 from PIL import Image
 from small_models import sentence_encoder
 
-import pouf.data.texts as texts_module
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Stream, Texts
 from pouf.data.texts import LargeTexts
 from pouf.demo import DIGITS
@@ -21,8 +20,8 @@ RECIPE = Recipe(steps=3, batch_size=8, augment="none", temperature=0.1).with_set
 
 
 @pytest.fixture
-def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(texts_module, "IN_MEMORY", 100)
+def large(tmp_path: Path) -> Path:
+    """To be read line by line, as those that are larger; some of its lines can't be."""
     file = tmp_path / "large.jsonl"
     lines = [json.dumps(row) for row in ROWS]
     lines[5:5] = ["{broken", "", json.dumps({"other": 1}), json.dumps({"text": " "})]
@@ -30,14 +29,11 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_large_file_reads_as_a_small_one(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_reads_as_a_small_one(large: Path, tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "model"), ["good", "bad"])
-    by_line = Texts.from_file(large)
-    found = classifier.encode(by_line)
-    monkeypatch.setattr(texts_module, "IN_MEMORY", 10**9)
-    whole = Texts.from_file(large)
-    expected = classifier.encode(whole)
-    assert isinstance(by_line, LargeTexts) and not isinstance(whole, LargeTexts)
+    by_line, whole = LargeTexts(large, ("text",)), Texts.from_file(large)
+    found, expected = classifier.encode(by_line), classifier.encode(whole)
+    assert not isinstance(whole, LargeTexts)
     assert found.indices == expected.indices and torch.allclose(found.features, expected.features, atol=1e-5)
     assert by_line.skipped == whole.skipped
     assert [by_line.digest(i) for i in found.indices] == [whole.digest(i) for i in found.indices]
@@ -58,13 +54,13 @@ def test_a_large_files_order_is_that_of_its_texts_and_of_nothing_else(large: Pat
 
 def test_a_large_file_without_the_column_is_an_error(large: Path) -> None:
     with pytest.raises(InputError, match=r"no column 'review', only: text, label"):
-        Texts.from_file(large, "review")
+        LargeTexts(large, ("review",))
 
 
 def test_a_large_file_can_be_trained_on(large: Path, tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "model"), ["good", "bad"])
     settings = RECIPE.with_settings(steps=8, **{"compute.workers": 1})
-    assert len(train(classifier, Texts.from_file(large), settings).history) == 8
+    assert len(train(classifier, LargeTexts(large, ("text",)), settings).history) == 8
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import train
+from helpers import encoded_samples, train
 from PIL import Image
 from small_models import clip, masked_lm, sentence_encoder
 
@@ -22,34 +22,17 @@ def cache(tmp_path: Path) -> FeatureCache:
     return FeatureCache(tmp_path / "cache")
 
 
-def encoded_samples(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many samples went through the model, call by call."""
-    counts: list[int] = []
-    original = classifier.backbone.encode_inputs
-
-    def counting(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        counts.append(len(next(iter(batch.values()))))
-        return original(batch)
-
-    monkeypatch.setattr(classifier.backbone, "encode_inputs", counting)
-    return counts
-
-
-def test_nothing_is_encoded_twice(
-    cache: FeatureCache, tiny: Classifier, few_digits: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_encoded_twice(cache: FeatureCache, tiny: Classifier, few_digits: Path) -> None:
     plain = tiny.encode(Images.from_folder(few_digits))
     first = tiny.encode(Images.from_folder(few_digits), InferenceConfig(cache=cache))
-    counts = encoded_samples(tiny, monkeypatch)
+    counts = encoded_samples(tiny)
     again = tiny.encode(Images.from_folder(few_digits), InferenceConfig(cache=cache))
     assert counts == []
     assert plain.indices == first.indices == again.indices
     assert torch.equal(plain.features, first.features) and torch.equal(plain.features, again.features)
 
 
-def test_what_was_computed_before_an_interruption_is_kept(
-    tiny: Classifier, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_computed_before_an_interruption_is_kept(tiny: Classifier, few_digits: Path, tmp_path: Path) -> None:
     cache, seen = FeatureCache(tmp_path, every=0), []
 
     def interrupt(n: int) -> None:
@@ -59,16 +42,15 @@ def test_what_was_computed_before_an_interruption_is_kept(
 
     with pytest.raises(KeyboardInterrupt):
         tiny.encode(Images.from_folder(few_digits), InferenceConfig(10, cache=cache, on_batch=interrupt))
-    counts = encoded_samples(tiny, monkeypatch)
+    counts = encoded_samples(tiny)
     data = Images.from_folder(few_digits)
     again = tiny.encode(data, InferenceConfig(cache=cache))
     assert sum(counts) == len(data) - 20
-    monkeypatch.undo()
     assert torch.allclose(again.features, tiny.encode(data).features, atol=1e-5)
 
 
 def test_what_is_new_is_encoded_and_nothing_else(
-    cache: FeatureCache, tiny: Classifier, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: FeatureCache, tiny: Classifier, few_digits: Path, tmp_path: Path
 ) -> None:
     """Names and folders play no part: a moved file is found again, a changed one is not."""
     tiny.encode(Images.from_folder(few_digits), InferenceConfig(cache=cache))
@@ -80,7 +62,7 @@ def test_what_is_new_is_encoded_and_nothing_else(
     (tmp_path / "broken.png").write_bytes(b"no")
     data = Images.from_folder(tmp_path)
     expected = tiny.encode(Images.from_folder(tmp_path))
-    counts = encoded_samples(tiny, monkeypatch)
+    counts = encoded_samples(tiny)
     found = tiny.encode(data, InferenceConfig(cache=cache))
     assert counts == [1] and list(data.skipped) == [0]
     # In a batch of its own a picture can come out with other rounding.
@@ -101,16 +83,14 @@ def test_features_are_mapped_from_their_file_and_not_copied(cache: FeatureCache)
     assert cache.open("model").get(digests).abs().sum() > 0, "the file is never changed"
 
 
-def test_prompt_tuning_and_its_prediction_share_features(
-    cache: FeatureCache, few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompt_tuning_and_its_prediction_share_features(cache: FeatureCache, few_digits: Path, tmp_path: Path) -> None:
     """The text side and the temperature have no part in the features of images."""
     recipe = Recipe.load("demo-prompt").with_settings(steps=3)
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     train(classifier, Images.from_folder(few_digits), recipe, cache=cache)
     classifier.save_pretrained(tmp_path / "run")
     again = Classifier.from_pretrained(tmp_path / "run")
-    counts = encoded_samples(again, monkeypatch)
+    counts = encoded_samples(again)
     cached = again.infer(Images.from_folder(few_digits), InferenceConfig(cache=cache))
     assert counts == []
     assert torch.equal(cached.log_probabilities, again.infer(Images.from_folder(few_digits)).log_probabilities)
@@ -148,17 +128,15 @@ def test_fingerprints_tell_preprocessing_pooling_and_template_apart(tmp_path: Pa
     assert was.fingerprint() != seems.fingerprint()
 
 
-def test_texts_are_kept_by_their_words(cache: FeatureCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_kept_by_their_words(cache: FeatureCache, tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), ["good", "bad"])
     classifier.encode(Texts(["a cat", "a dog", "a cat"]), InferenceConfig(cache=cache))
-    counts = encoded_samples(classifier, monkeypatch)
+    counts = encoded_samples(classifier)
     found = classifier.encode(Texts(["the sea", "a dog", "a cat"]), InferenceConfig(cache=cache))
     assert counts == [1] and found.indices == [0, 1, 2]
 
 
-def test_views_are_kept_apart_and_chosen_by_the_draw(
-    cache: FeatureCache, tiny: Classifier, few_digits: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_views_are_kept_apart_and_chosen_by_the_draw(cache: FeatureCache, tiny: Classifier, few_digits: Path) -> None:
     recipe = Recipe.load("demo-prompt").with_settings(steps=6, batch_size=50, augment="crop-flip", views=3, snapshots=0)
     crop = Crop(crop_flip, 32)
     tables = [
@@ -167,7 +145,7 @@ def test_views_are_kept_apart_and_chosen_by_the_draw(
     ]
     assert not any(torch.equal(one, other) for one, other in ((tables[0], tables[1]), (tables[0], tables[2])))
     assert torch.equal(tables[0], tiny.encode(Images.from_folder(few_digits), transform=crop.view(0, 0)).features)
-    counts = encoded_samples(tiny, monkeypatch)
+    counts = encoded_samples(tiny)
     first = train(tiny, Images.from_folder(few_digits), recipe, cache=cache)
     assert sum(counts) == 3 * 150, "three crops of each image, and none later"
     counts.clear()
@@ -187,14 +165,14 @@ def test_a_crop_depends_on_its_seed_alone(pictures) -> None:
 
 
 def test_a_file_without_a_fingerprint_does_not_keep_the_others_from_the_cache(
-    cache: FeatureCache, tiny: Classifier, tmp_path: Path, pictures: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+    cache: FeatureCache, tiny: Classifier, tmp_path: Path, pictures: list[Image.Image]
 ) -> None:
     for i, picture in enumerate(pictures[:3]):
         picture.save(tmp_path / f"{i}.png")
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
     (tmp_path / "broken.png").write_bytes(b"no")
     tiny.encode(Images.from_folder(tmp_path), InferenceConfig(cache=cache))
-    counts = encoded_samples(tiny, monkeypatch)
+    counts = encoded_samples(tiny)
     again = tiny.encode(Images.from_folder(tmp_path), InferenceConfig(cache=cache))
     assert counts == [] and len(again.indices) == 3
     assert len(list(cache.folder.rglob("*.digests.npy"))) == 1, "nothing new, so nothing written"
@@ -247,7 +225,6 @@ def test_a_damaged_shard_is_dropped_said_and_computed_again(
     tiny: Classifier,
     pictures: list[Image.Image],
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     damage: str,
     part: str,
 ) -> None:
@@ -258,7 +235,7 @@ def test_a_damaged_shard_is_dropped_said_and_computed_again(
         file.unlink()
     else:
         file.write_bytes(DAMAGE[damage](bytearray(file.read_bytes())))
-    counts = encoded_samples(tiny, monkeypatch)
+    counts = encoded_samples(tiny)
     for _ in range(2):
         assert torch.equal(tiny.encode(data, inference).features, expected)
     changed = (damage, part) != ("longer", part)  # numpy reads as much as its header says

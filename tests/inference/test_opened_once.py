@@ -18,7 +18,8 @@ from PIL import Image
 from small_models import sentence_encoder
 
 from pouf import EMBEDDED, Classifier, FeatureCache, Images, InferenceConfig, compare, read_labelled
-from pouf.data import contents, texts
+from pouf.data import texts
+from pouf.data.contents import MAX_WAITING
 from pouf.demo import DIGITS
 from pouf.models import base
 from pouf.reporting import html
@@ -83,7 +84,10 @@ def test_crops_that_are_computed_once_are_made_of_one_reading(
 def test_a_run_with_a_report_opens_again_what_the_report_shows(
     few_digits: Path, tiny: Classifier, tmp_path: Path, opens: Callable[[Path], set[int]], monkeypatch: Any
 ) -> None:
-    """The limit: a thumbnail is made of the image itself, and the report shows 500 inputs at most."""
+    """The limit: a thumbnail is made of the image itself, and the report shows 500 inputs at most.
+
+    As many would take a minute: here it shows 20.
+    """
     monkeypatch.setattr(html, "MAX_POINTS", 20)
     tiny.adapt(few_digits, recipe="fast", settings={"steps": 3}, output=tmp_path / "run")
     files = Counter(opened[str(file)] for file in few_digits.rglob("*.png"))
@@ -95,11 +99,15 @@ def test_a_run_with_a_report_opens_again_what_the_report_shows(
 
 
 def test_what_is_too_large_to_wait_is_opened_once_where_nothing_but_its_digest_is_asked_first(
-    few_digits: Path, tiny: Classifier, tmp_path: Path, opens: Callable[[Path], set[int]], monkeypatch: Any
+    tiny: Classifier, tmp_path: Path, opens: Callable[[Path], set[int]]
 ) -> None:
-    monkeypatch.setattr(contents, "MAX_WAITING", 1)
-    tiny.encode(Images.from_folder(few_digits), InferenceConfig(cache=FeatureCache(tmp_path)))
-    assert opens(few_digits) == {1}
+    side = int((MAX_WAITING / 3) ** 0.5) + 10
+    for i in range(3):
+        (tmp_path / "large").mkdir(exist_ok=True)
+        Image.new("RGB", (side, side), (i, 90, 200)).save(tmp_path / "large" / f"{i}.bmp")
+    opens(tmp_path / "large")
+    tiny.encode(Images.from_folder(tmp_path / "large"), InferenceConfig(cache=FeatureCache(tmp_path / "cache")))
+    assert opens(tmp_path / "large") == {1}
 
 
 def test_worker_processes_send_the_digests_back(
@@ -134,7 +142,7 @@ def test_a_file_of_texts_is_opened_once(tmp_path: Path, opens: Callable[[Path], 
 def test_a_large_file_of_texts_is_opened_once_to_look_and_once_to_read(
     tmp_path: Path, opens: Callable[[Path], set[int]], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(texts, "IN_MEMORY", 0)
+    monkeypatch.setattr(texts, "IN_MEMORY", 0)  # a file above the limit of 64 MB takes ten seconds
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(f'{{"text": "{text} {i}"}}\n' for i in range(9) for text in TEXTS))
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "model"), ["good", "bad"])

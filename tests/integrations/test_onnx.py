@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,20 +152,20 @@ def test_vectors_with_a_map_from_made_up_examples(tmp_path: Path) -> None:
     assert description(tmp_path)["checked"]["real"] is False
 
 
-def test_what_can_not_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_exported_is_told(tmp_path: Path, not_installed: Callable[[str], None]) -> None:
     prototypes = groups()[1]
     clf = Classifier.from_vectors(prototypes, list("abcdef"))
     clf.demonstrations = Demonstrations((("a", 0),))
     with pytest.raises(InputError, match="with demonstrations can't be exported"):
         export_onnx(clf, tmp_path / "onnx")
     clf.demonstrations = None
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    not_installed("onnxruntime")
     with pytest.raises(InputError, match=r'needs onnxruntime: pip install "pouf\[onnx\]"'):
         export_onnx(clf, tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
 
 
-def test_an_export_that_differs_from_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_differs_from_torch_is_refused(tmp_path: Path) -> None:
     prototypes = groups()[1]
     clf = Classifier.from_vectors(prototypes, list("abcdef"))
     right = clf.backbone.encode_inputs
@@ -173,7 +173,7 @@ def test_an_export_that_differs_from_torch_is_refused(tmp_path: Path, monkeypatc
     def other(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return right(batch).flip(1) if torch.compiler.is_exporting() else right(batch)
 
-    monkeypatch.setattr(clf.backbone, "encode_inputs", other)
+    clf.backbone.encode_inputs = other
     with pytest.raises(InputError, match="the exported classifier differs from torch by 1"):
         export_onnx(clf, tmp_path / "onnx")
     assert not list((tmp_path / "onnx").iterdir())

@@ -15,7 +15,7 @@ from pouf.data.labelled import NO_LABEL, Labelled, Shots, read_shots
 from pouf.inference.encode import Transform
 from pouf.losses import squared_error
 from pouf.models.cloze import Example
-from pouf.models.demonstrations import Demonstrations
+from pouf.models.demonstrations import EXAMPLES_AT_ONCE, Demonstrations
 from pouf.training.adaptation import adapt
 
 BAD = ["we hated the food", "the film was bad", "very bad service", "they hated it"]
@@ -100,25 +100,24 @@ def test_a_class_without_a_shot_is_refused() -> None:
         Demonstrations.from_shots(only_bad)
 
 
-def test_a_prediction_is_the_mean_of_the_logits_over_the_draws(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_is_the_mean_of_the_logits_over_the_draws(base: Path) -> None:
     """All draws together, in parts of about one length and the same input once, as in a plain loop over the draws."""
-    monkeypatch.setattr("pouf.models.demonstrations.EXAMPLES_AT_ONCE", 8)
     classifier = classifier_of(base)
-    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=12, seed=5)
-    views = [[classifier.demonstrations.show(t, random.Random(f"5 {i} {t}")) for t in OTHERS] for i in range(12)]
+    classifier.demonstrations = Demonstrations.from_shots(shots(), samples=80, seed=5)
+    views = [[classifier.demonstrations.show(t, random.Random(f"5 {i} {t}")) for t in OTHERS] for i in range(80)]
     plain = classifier_of(base).backbone
     logits, padded = torch.zeros(4, 2), 0
     for view in views:
         with torch.no_grad():
             batch = plain.prepare(view)
             padded += batch["input_ids"].numel()
-            logits += plain.scores(plain.encode_inputs(batch), plain.prototypes(())).logits / 12
+            logits += plain.scores(plain.encode_inputs(batch), plain.prototypes(())).logits / 80
     different = {example for view in views for example in view}
     encoded: list[torch.Tensor] = []
     encode = classifier.backbone.encode_inputs
-    monkeypatch.setattr(classifier.backbone, "encode_inputs", lambda b: encoded.append(b["input_ids"]) or encode(b))
+    classifier.backbone.encode_inputs = lambda batch: encoded.append(batch["input_ids"]) or encode(batch)
     assert torch.allclose(classifier.predict_proba(OTHERS), logits.softmax(1), atol=1e-5)
-    assert sum(map(len, encoded)) == len(different) < 4 * 12 and max(map(len, encoded)) == 8
+    assert sum(map(len, encoded)) == len(different) < 4 * 80 and max(map(len, encoded)) == EXAMPLES_AT_ONCE
     assert sum(ids.numel() for ids in encoded) < 0.9 * padded
 
 
@@ -149,12 +148,12 @@ def fresh(base: Path, seed: int) -> Classifier:
     return classifier_of(base).with_new_head(seed)
 
 
-def test_training_draws_new_demonstrations_at_each_step(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_draws_new_demonstrations_at_each_step(base: Path) -> None:
     classifier = classifier_of(base)
     classifier.demonstrations = Demonstrations.from_shots(shots())
     prepared: list[Example] = []
-    original = classifier.backbone.prepare
-    monkeypatch.setattr(classifier.backbone, "prepare", lambda samples: prepared.extend(samples) or original(samples))
+    prepare = classifier.backbone.prepare
+    classifier.backbone.prepare = lambda samples: prepared.extend(samples) or prepare(samples)
     train(classifier, None, FEW.with_settings(steps=8, batch_size=8), shots=shots())
     assert len(prepared) == 64
     of_first = {example.after for example in prepared if example.sample == BAD[0]}

@@ -121,11 +121,10 @@ def test_the_head_sees_the_mask_and_the_label_words_alone(tmp_path: Path) -> Non
     assert lengths == [torch.Size([len(TEXTS), 32])]
 
 
-def test_prototypes_are_looked_up_once_for_a_whole_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prototypes_are_looked_up_once_for_a_whole_evaluation(tmp_path: Path) -> None:
     classifier = classifier_of(masked_lm(tmp_path, "bert"))
-    calls = []
-    original = type(classifier.backbone).prototypes
-    monkeypatch.setattr(type(classifier.backbone), "prototypes", lambda self, *a: calls.append(1) or original(self, *a))
+    calls, prototypes = [], classifier.backbone.prototypes
+    classifier.backbone.prototypes = lambda *given: calls.append(1) or prototypes(*given)
     classifier.infer(Texts(TEXTS * 10), InferenceConfig(4))
     assert len(calls) == 1
 

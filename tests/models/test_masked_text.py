@@ -1,6 +1,5 @@
 """Filled templates as tokens: context, truncation, label words."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +106,9 @@ def test_what_stands_between_separators_has_the_tokens_that_it_has_in_the_whole(
     assert rows == tokenizer([tokenizer.sep_token.join(parts) for parts in ([own, *shown], [*shown, own])])["input_ids"]
 
 
-def test_a_template_that_is_shown_often_is_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_is_shown_often_is_tokenized_once() -> None:
     reader, tokenized = masked_text("bert"), []
-    tokenizer = reader.tokenizer
-    monkeypatch.setattr(tokenizer, "_encode_plus", _listening(tokenizer._encode_plus, tokenized))
+    reader.tokenizer = Listening(reader.tokenizer, tokenized)
     demonstrations = [("bad food", 0), ("good food", 1), ("so good", 1)]
     first = reader([Example("it", after=(demonstrations[0], other)) for other in demonstrations[1:]])
     again = reader([Example("it", after=(demonstrations[0], other)) for other in demonstrations[1:]])
@@ -118,12 +116,18 @@ def test_a_template_that_is_shown_often_is_tokenized_once(monkeypatch: pytest.Mo
     assert len(tokenized) == len(set(tokenized)) == 4, "the sample and three shots"
 
 
-def _listening(encode: Callable[..., Any], tokenized: list[str]) -> Callable[..., Any]:
-    def listen(text: list[str], *given: Any, **more: Any) -> Any:
-        tokenized.extend(text)
-        return encode(text, *given, **more)
+class Listening:
+    """A tokenizer that notes the texts that it is given."""
 
-    return listen
+    def __init__(self, tokenizer: Any, seen: list[str]) -> None:
+        self._tokenizer, self._seen = tokenizer, seen
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        self._seen.extend(texts)
+        return self._tokenizer(texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
 
 def test_solved_examples_before_a_sample_are_left_out_where_they_do_not_fit() -> None:

@@ -31,7 +31,7 @@ def sweep(folder: Path, case: str, every: str) -> list[dict[str, object]]:
     return ends
 
 
-def test_a_run_that_is_ended_where_any_phase_begins_and_at_the_end_comes_to_the_same_result(tmp_path: Path) -> None:
+def test_a_run_that_is_ended_where_any_phase_begins_comes_to_the_same_result(tmp_path: Path) -> None:
     ends = sweep(tmp_path, "adapt", "phases")
     assert {"training", "writing predictions and report"} <= {end["what"] for end in ends}
 

@@ -5,12 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli_runner import one_line_error, pouf
-from helpers import same, weights
+from helpers import groups, same, weights
 from interruption_cases import STEPS, run
 from PIL import Image
 
@@ -104,6 +105,16 @@ def test_where_nothing_can_be_written_is_said_before_anything_is_computed(tmp_pa
         with pytest.raises(InputError, match=r"is a file(: choose|\. Choose) another"):
             run(tmp_path, "vectors", place)
     assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, in_folder: Callable[[Path], None]) -> None:
+    in_folder(tmp_path)
+    features, prototypes = groups()
+    classifier = Classifier.from_vectors(prototypes, list("abcdef"))
+    for act in (lambda: classifier.adapt(features, output=""), lambda: classifier.save_pretrained("")):
+        with pytest.raises(InputError, match="empty"):
+            act()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_state_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from helpers import groups
 
-from pouf import Classifier, FeatureCache, Images, InferenceConfig, InputError
+from pouf import Classifier, FeatureCache, Images, InferenceConfig, InputError, Vectors
+from pouf.inference.encode import BLOCK, FITTED_ON
 from pouf.runs.predictions import predict_share
 
 
@@ -23,10 +24,9 @@ def broken(few_digits: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_blocks_hold_few_inputs_and_are_the_whole_together(
-    broken: Path, tmp_path: Path, tiny: Classifier, monkeypatch: pytest.MonkeyPatch, kept: bool
+    broken: Path, tmp_path: Path, tiny: Classifier, kept: bool
 ) -> None:
     data, whole = Images.from_folder(broken), tiny.infer(Images.from_folder(broken))
-    monkeypatch.setattr("pouf.inference.encode.BLOCK", 7)
     seen: list[int] = []
     told: list[int] = []
     total: list[int] = []
@@ -34,7 +34,7 @@ def test_blocks_hold_few_inputs_and_are_the_whole_together(
                              on_start=total.append)  # fmt: skip
     for _ in range(2):  # the second time the features are found again
         blocks = []
-        for encoded in tiny.store(config).blocks(data):
+        for encoded in tiny.store(config).blocks(data, rows=7):
             seen.append(len(encoded.indices))
             blocks += tiny.score_blocks(encoded)
         assert [index for block in blocks for index in block.indices] == whole.indices
@@ -45,17 +45,17 @@ def test_blocks_hold_few_inputs_and_are_the_whole_together(
     assert total[0] == 30 and sum(told) == 2 * 28, "progress is told of all blocks together"
 
 
-def test_one_process_writes_one_file_with_the_rows_of_all_blocks(
-    broken: Path, tmp_path: Path, tiny: Classifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pouf.inference.encode.BLOCK", 7)
-    data = Images.from_folder(broken)
-    share = predict_share(tmp_path / "p.csv", tiny, data, InferenceConfig())
+def test_one_process_writes_one_file_with_the_rows_of_all_blocks(tmp_path: Path) -> None:
+    features, prototypes = groups(n=BLOCK + 30)
+    features[[3, BLOCK + 9]] = 0.0
+    data, classifier = Vectors(features), Classifier.from_vectors(prototypes, list("abcdef"))
+    share = predict_share(tmp_path / "p.csv", classifier, data, InferenceConfig())
     rows = list(csv.DictReader((tmp_path / "p.csv").open()))
-    readable = [file for file in sorted(broken.iterdir()) if file.name not in ("03.png", "29.png")]
-    assert [row["path"] for row in rows] == [file.name for file in readable]
-    assert [row["class"] for row in rows] == tiny.predict(readable)
-    assert (share.n, len(share.sample.indices), sorted(data.skipped)) == (28, 28, [3, 29])
+    readable = [row for row in range(BLOCK + 30) if row not in (3, BLOCK + 9)]
+    assert [int(row["row"]) for row in rows] == readable
+    assert [row["class"] for row in rows] == classifier.predict(features[readable])
+    assert (share.n, sorted(data.skipped)) == (BLOCK + 28, [3, BLOCK + 9])
+    assert FITTED_ON - 2 <= len(share.sample.indices) <= FITTED_ON
 
 
 def test_nothing_is_written_where_nothing_can_be_read(tmp_path: Path, tiny: Classifier) -> None:
@@ -65,12 +65,11 @@ def test_nothing_is_written_where_nothing_can_be_read(tmp_path: Path, tiny: Clas
     assert not (tmp_path / "p.csv").exists()
 
 
-def test_features_for_a_fit_are_the_same_rows_however_many_there_are(
-    tiny: Classifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pouf.inference.encode.FITTED_ON", 5)
-    own = tiny.encode(Images([Image.new("RGB", (8, 8), (i, 0, 0)) for i in range(12)]))
-    some = tiny.store().some(own)
-    assert len(some.indices) == 5 and some.indices == sorted(set(some.indices))
+def test_features_for_a_fit_are_the_same_rows_however_many_there_are() -> None:
+    features, prototypes = groups(n=FITTED_ON + 12)
+    classifier = Classifier.from_vectors(prototypes, list("abcdef"))
+    own = classifier.encode(Vectors(features))
+    some = classifier.store().some(own)
+    assert len(some.indices) == FITTED_ON and some.indices == sorted(set(some.indices))
     assert torch.equal(some.features, own.features[some.indices])
-    assert some.indices == tiny.store().some(own).indices
+    assert some.indices == classifier.store().some(own).indices

@@ -1,11 +1,12 @@
 """Batches in chunks, in bf16, compiled, checkpointed: the same step."""
 
 import shutil
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import TEXTS, train, weights
+from helpers import TEXTS, encoded_samples, train, weights
 from PIL import Image
 from small_models import masked_lm, sentence_encoder
 
@@ -63,23 +64,22 @@ def test_chunks_of_texts_too_where_one_model_makes_features_and_prototypes(tmp_p
     assert_same(whole, chunked)
 
 
-def test_only_a_chunk_is_in_the_graph_at_a_time(pictures: list[Image.Image], monkeypatch: pytest.MonkeyPatch) -> None:
-    classifier = images()
-    seen: list[tuple[int, bool]] = []
-    prepared: list[int] = []
-    original, prepare = classifier.backbone.encode_inputs, classifier.backbone.prepare
+def test_only_a_chunk_is_in_the_graph_at_a_time(pictures: list[Image.Image]) -> None:
+    classifier, events = images(), []
 
-    def watched(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        seen.append((len(batch["pixel_values"]), torch.is_grad_enabled()))
-        return original(batch)
+    class Noted(Images):
+        def read_for(self, index: int, side: int | None) -> Image.Image:
+            events.append("read")
+            return super().read_for(index, side)
 
-    monkeypatch.setattr(classifier.backbone, "encode_inputs", watched)
-    monkeypatch.setattr(
-        classifier.backbone, "prepare", lambda samples: prepared.append(len(samples)) or prepare(samples)
+    sizes = encoded_samples(classifier)
+    classifier.backbone.model.vision_model.register_forward_hook(
+        lambda *_: events.append((sizes[-1], torch.is_grad_enabled()))
     )
-    train(classifier, Images(pictures), recipe(steps=1, **{"compute.chunk": 4}))
-    assert seen == [(4, False)] * 3 + [(4, True)] * 3
-    assert prepared == [4] * 6, "nor are more pictures than that in memory"
+    train(classifier, Noted(pictures), recipe(steps=1, **{"compute.chunk": 4}))
+    assert [event for event in events if event != "read"] == [(4, False)] * 3 + [(4, True)] * 3
+    waiting = accumulate(1 if event == "read" else -4 for event in events)
+    assert max(waiting) <= 8, "nor are more pictures in memory than those and the next"
 
 
 class Vanishing(Images):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import train, weights
+from helpers import encoded_samples, train, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import masked_lm, sentence_encoder
@@ -52,7 +52,7 @@ def test_padding_is_cut_and_no_token() -> None:
 @pytest.mark.parametrize("kind", ["sentence encoder", "masked LM"])
 @pytest.mark.parametrize("chunk", [0, 5])
 def test_groups_take_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, chunk: int) -> None:
-    def trained(folder: Path) -> tuple[dict[str, torch.Tensor], float]:
+    def trained(folder: Path) -> tuple[dict[str, torch.Tensor], float, int]:
         if kind == "masked LM":
             classifier = Classifier.from_pretrained(
                 masked_lm(folder, "roberta"), ["bad", "good"], ["{text} it was [MASK]."]
@@ -62,18 +62,13 @@ def test_groups_take_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         recipe = Recipe(steps=3, batch_size=8, augment="none", temperature=0.1, snapshots=0).with_settings(
             {"optimisation.lr": 1e-2, "optimisation.weight_decay": 0.0, "compute.chunk": chunk}
         )
+        calls = encoded_samples(classifier)
         result = train(classifier, Texts(TEXTS), recipe)
-        return weights(classifier), result.history[-1].loss
+        return weights(classifier), result.history[-1].loss, len(calls)
 
-    sizes: list[int] = []
-    plain = split_by_length
-    monkeypatch.setattr(
-        "pouf.training.batches.split_by_length", lambda *a: sizes.append(len((found := plain(*a))[0])) or found
-    )
-    whole, loss = trained(tmp_path / "whole")
-    assert set(sizes) <= {1}, "short texts are one group"
+    whole, loss, calls = trained(tmp_path / "whole")  # short texts are one group
     monkeypatch.setattr(lengths, "GROUP_COST", {"cpu": 1})  # as if a group cost next to nothing
-    grouped, other_loss = trained(tmp_path / "grouped")
-    assert chunk or max(sizes) > 1
+    grouped, other_loss, more_calls = trained(tmp_path / "grouped")
+    assert chunk or more_calls > calls
     assert other_loss == pytest.approx(loss, abs=1e-5)
     assert all(torch.allclose(whole[name], grouped[name], atol=1e-5) for name in whole)

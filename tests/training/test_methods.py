@@ -1,5 +1,6 @@
 """Methods by name: each is a recipe over the one loop, and does what the paper says of it."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pouf.models.precomputed import Precomputed
 from pouf.options import AdaptOptions
 from pouf.recipe import PRESETS, Kind
 from pouf.training.methods import METHODS
-from pouf.training.plan import resolve_plan
+from pouf.training.plan import make_plan, resolve_plan
 from pouf.training.pseudo_labels import Surest
 
 
@@ -357,6 +358,22 @@ def test_texts_of_many_classes_leave_the_weights_alone(k: int, chosen: str, tmp_
 
     assert tuner() == tuner(recipe="balanced") == chosen
     assert tuner(recipe="texts") == tuner(settings={"tuner.name": "full"}) == "full", "what was asked for is done"
+
+
+@pytest.mark.parametrize(("clear", "chosen"), [(True, "prototypes"), (False, "full")])
+def test_weights_are_left_alone_where_clusters_show_the_classes(clear: bool, chosen: str, tmp_path: Path) -> None:
+    words = "cat dog sea air".split()
+    classifier = Classifier.from_pretrained(sentence_encoder(tmp_path), words, ["{}"])
+    order = random.Random(0)
+    others = "photo text book film who many where how".split()
+    texts = Texts([f"{word} {word} {word} {other}" if clear else " ".join(order.sample(others, 4))
+                   for word in words for other in others])  # fmt: skip
+
+    def tuner(**options: Any) -> str:
+        return make_plan(classifier, texts, AdaptOptions(**options)).recipe.tuner.name
+
+    assert tuner() == tuner(recipe="balanced") == tuner(settings={"steps": 3}) == chosen
+    assert tuner(settings={"tuner.name": "full"}) == tuner(recipe="texts") == "full", "what was asked for is done"
 
 
 def test_a_batch_follows_the_number_of_classes() -> None:

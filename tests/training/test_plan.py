@@ -107,7 +107,7 @@ def test_a_row_without_a_label_is_left_out_of_an_evaluation(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"templates": ["a {}"]}, "has its own templates"), ({"words": ["x", "y"]}, "has label words"),
+        ({"templates": ["a {}"]}, "has its own templates"), ({"words": ["x", "y"]}, "has its own words"),
         ({"max_length": 9}, "has its own max_length"),
     ],
 )  # fmt: skip

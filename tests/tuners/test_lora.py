@@ -2,7 +2,7 @@
 
 import json
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -186,8 +186,8 @@ def test_layers_that_are_not_there_are_told_with_those_that_are(models: Path) ->
         classifier.tune(TunerSettings(name="lora", target_modules=["w_qs"]))
 
 
-def test_without_peft_the_error_names_the_extra(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
+def test_without_peft_the_error_names_the_extra(models: Path, not_installed: Callable[[str], None]) -> None:
+    not_installed("peft")
     with pytest.raises(InputError, match=r'needs peft: pip install "pouf\[lora\]"'):
         open_model(models, "clip").tune(TunerSettings(name="lora"))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import REVIEWS, train
+from helpers import REVIEWS, encoded_samples, train
 from small_models import clip, masked_lm, sentence_encoder, siglip
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel
 
@@ -159,17 +159,11 @@ def test_tuned_prototypes_are_saved_in_kilobytes_and_predict_the_same(
 
 
 def test_every_input_is_encoded_once_where_prototypes_are_tuned(
-    clip_folder: Path, tmp_path: Path, pictures: list, monkeypatch: pytest.MonkeyPatch
+    clip_folder: Path, tmp_path: Path, pictures: list
 ) -> None:
     """Training, alarms, refinement, predictions and report share it; alarms look at changed inputs as well."""
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
-    encode, rows = classifier.backbone.encode_inputs, []
-
-    def counted(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        rows.append(len(batch["pixel_values"]))
-        return encode(batch)
-
-    monkeypatch.setattr(classifier.backbone, "encode_inputs", counted)
+    rows = encoded_samples(classifier)
     classifier.adapt(Images(pictures), recipe=prototypes_recipe(), output=tmp_path / "run")
     assert [n for n in rows if n != TIMED] == [len(pictures)] * 2, "beside the few that are timed before the run"
 

@@ -51,10 +51,20 @@ def test_clusters_that_agree_with_the_names_confirm_a_move_of_shares(agreement: 
     start = torch.arange(N) % K
     diagnostics = diagnose(seen(start), seen(torch.where(torch.arange(N) % 8 == 1, 0, start)), 50)
     assert [each.name for each in cautions(diagnostics._replace(names_agreement=agreement))] == found
-    two = diagnose(seen(start % 2), seen(torch.where(torch.arange(N) % 4 == 1, 0, start % 2)), 50)
-    assert "shares moved" in [each.name for each in cautions(two._replace(names_agreement=0.9))], (
-        "groups of two tell less"
-    )
+    two = diagnostics._replace(names_agreement=0.9, classes=2)
+    assert [each.name for each in cautions(two)] == ["shares moved"], "groups of two tell less"
+
+
+@pytest.mark.parametrize(("k", "corrected", "steps", "found"), [
+    (12, 0.3, 50, True), (12, 0.1, 50, False), (12, 0.3, 0, False), (4, 0.3, 50, False),
+])  # fmt: skip
+def test_a_run_that_leaves_zero_shot_and_its_correction_is_seen(
+    k: int, corrected: float, steps: int, found: bool
+) -> None:
+    start = torch.arange(N) % 4
+    after = torch.where(torch.arange(N) % 3 == 0, (start + 1) % 4, start)
+    diagnostics = diagnose(seen(start), seen(after), steps)._replace(classes=k, corrected_changes=corrected)
+    assert ("far from all that is free" in [each.name for each in cautions(diagnostics)]) == found
 
 
 def test_what_can_not_be_judged_is_a_caution() -> None:
@@ -130,7 +140,7 @@ def test_alarms_say_what_was_seen_and_what_to_do() -> None:
 
 
 def test_every_row_of_the_table_reads_as_text() -> None:
-    d = diagnose(*[seen(torch.arange(N) % K)] * 2)
+    d = diagnose(*[seen(torch.arange(N) % K)] * 2)._replace(names_agreement=0.5)
     findings = [row for row in METRICS if row.name]
     for row in findings:
         for words in (row.label, row.condition_in_words, row.message.format(d=d)):

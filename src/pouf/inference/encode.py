@@ -338,11 +338,11 @@ class _Cached:
 
 
 class _Progress:
-    """Tells of a start only where something is computed, and of all that is done from then on."""
+    """Reports the start of encoding only if something is computed, and all progress from then on."""
 
     def __init__(self, config: InferenceConfig, total: int) -> None:
         self.config, self.total, self.waiting = config, total, 0
-        self.begun = config.on_start is None  # who is told of no start has counted them all
+        self.begun = config.on_start is None  # without on_start, all samples are counted
 
     def begin(self) -> None:
         if not self.begun:

@@ -39,9 +39,9 @@ class PaddingSample:
 
 
 def in_step(reads: Iterator[ReadBatch]) -> Iterator[tuple[ReadBatch, dict[str, Tensor]]]:
-    """What this process reads, with what to go through the model with: equally often on all processes.
+    """The batches of this process and the tensors to encode, equally many on all processes.
 
-    Who has read everything goes on with samples that do not count, until all have.
+    A process that has read everything yields samples that do not count until all processes are done.
     """
     spare = PaddingSample()
     while True:

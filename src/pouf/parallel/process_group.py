@@ -140,7 +140,7 @@ def by_all_processes(compute: F) -> F:
 
 @contextmanager
 def alone() -> Iterator[ProcessGroup]:
-    """While open, this process works by itself."""
+    """While open, this process works alone."""
     with _work_as(ALONE) as group:
         yield group
 

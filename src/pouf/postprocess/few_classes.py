@@ -17,8 +17,8 @@ from pouf.postprocess.sinkhorn import relaxed_offsets
 from pouf.postprocess.stata import NEIGHBOURS, fit_anchored
 
 logger = logging.getLogger(__name__)
-LITTLE = 0.25  # share of what there is to tell about the classes
-UNSURE = 0.1  # of log k: mean entropy of a prediction
+MIN_INFORMATION = 0.25  # share of what there is to tell about the classes
+MAX_ENTROPY = 0.1  # of log k: mean entropy of a prediction
 MIN_AGREEMENT = 0.7  # kappa of StatA with and without the shares
 
 
@@ -57,7 +57,8 @@ def too_unsure(logits: Tensor) -> bool:
 
     Sure predictions of one class for all inputs tell little as well, but those can be believed.
     """
-    return normalised_information(logits) < LITTLE and float(entropy(logits)) > UNSURE * math.log(logits.shape[1])
+    unsure = float(entropy(logits)) > MAX_ENTROPY * math.log(logits.shape[1])
+    return unsure and normalised_information(logits) < MIN_INFORMATION
 
 
 def _nothing(logits: Tensor, why: str) -> Postprocessor:

@@ -1,4 +1,4 @@
-"""Classes as Gaussians of one shape that nothing holds, and inputs that ask their neighbours."""
+"""Classes as Gaussians of one shape that no prototype holds in place, and inputs that follow their neighbours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor, nearest
 from pouf.postprocess.stata import NEIGHBOURS, SCALE, symmetrised
 
-SUREST = 8  # inputs of each class that its mean starts from
+SUREST_PER_CLASS = 8  # inputs of each class that its mean starts from
 
 
 def transclip(
@@ -30,7 +30,7 @@ def transclip(
     x, own = F.normalize(features.float(), dim=1), scores.logits.float()
     logits = own if prior is None else own + prior.to(own).log()
     z = logits.softmax(1)
-    surest = z.topk(min(SUREST, len(x)), dim=0).indices  # (8, k)
+    surest = z.topk(min(SUREST_PER_CLASS, len(x)), dim=0).indices  # (8, k)
     means = F.normalize(x[surest].mean(0), dim=1)
     variance = torch.full((x.shape[1],), 1 / x.shape[1]).to(x)
     near, squares = nearest(x, x, itself=False, count=NEIGHBOURS), (x**2).mean(0)

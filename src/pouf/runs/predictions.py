@@ -135,7 +135,7 @@ def own_part(file: Path) -> Path:
         # What an earlier run left, alone or with more processes.
         for old in [file] if file.is_file() else file.glob("part-*"):
             old.unlink()
-    group.gather_objects(0)  # nobody writes before that is done
+    group.gather_objects(0)  # no process writes before that is done
     check_writable(own)
     return own
 

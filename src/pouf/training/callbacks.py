@@ -64,7 +64,7 @@ class Callback:
     def on_checkpoint(self, step: int, classifier: Classifier) -> bool | None:
         """The classifier as it is after a step at which predictions are recorded; 0 is before training.
 
-        Training goes on with it: take a `copy.deepcopy` of it to keep it.
+        Training continues with this object: `copy.deepcopy` it to store it.
 
         True ends the training, but at 0.
         """

@@ -24,7 +24,7 @@ from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
 from pouf.training.model import precision
 from pouf.training.optim import make_optimizer
-from pouf.training.recipe_for_data import COUNTED
+from pouf.training.recipe_for_data import MAX_COUNTED
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.validation.sample import SampleSize, changes_features, sample_size
 
@@ -112,7 +112,7 @@ def estimate(
     prototypes = _stand_ins(classifier, few)
     loss = _loss(classifier, recipe, batch, prototypes) + _update(tuner, recipe) if recipe.steps else 0.0
     prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
-    scored = min(n, COUNTED) * bool(recipe.min_class_usage) + n * report
+    scored = min(n, MAX_COUNTED) * bool(recipe.min_class_usage) + n * report
     scoring = _scoring(classifier, prototypes)
     seconds = inputs * once + scored * scoring + recipe.steps * (per_step + prompts)
     seconds /= processes().size

@@ -48,7 +48,7 @@ FEW_SHOT: dict[Kind, str] = {**DEFAULTS, "cloze": "lm-bff", "text": "lm-bff"}
 class Preparation(NamedTuple):
     """What a method gives a classifier before training."""
 
-    head_seed: int | None = None  # of a head that knows nothing yet, in the place of prompts
+    head_seed: int | None = None  # of a new classification head instead of prompts
     demonstrations: Demonstrations | None = None
     postprocessor: Postprocessor | None = None
 
@@ -73,7 +73,7 @@ class Method:
         recipes: the recipe to start from for each kind of model, when none is given.
         needs_shots: it learns from labelled examples.
         demonstrations: it shows shots beside each text, after it (LM-BFF) or before it (in-context learning).
-        new_head: it starts with a head that knows nothing, on top of the encoder.
+        new_head: it starts with a new classification head.
         kinds: the models it is for.
     """
 

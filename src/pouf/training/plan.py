@@ -27,7 +27,15 @@ from pouf.training import teachers
 from pouf.training.encode_once import encode_once
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
-from pouf.training.recipe_for_data import FREE, DataLook, TargetShares, preset_for_classes, recipe_for_data
+from pouf.training.recipe_for_data import (
+    FREE,
+    DataLook,
+    TargetShares,
+    choose_frozen,
+    preset_for_classes,
+    recipe_for_data,
+    tunes_texts_by_default,
+)  # fmt: skip
 from pouf.training.trainer import check_shots
 
 logger = logging.getLogger(__name__)
@@ -46,6 +54,7 @@ class Plan:
     preparation: Preparation = NO_PREPARATION  # of the classifier
     targets: TargetShares = FREE  # shares of the classes that training holds to
     teacher: Teacher | None = None  # of `data`, corrected
+    frozen: Recipe | None = None  # in the place of `recipe`, where clusters of the features show the classes already
     decisions: tuple[str, ...] = ()  # what the data decided, in words
 
     def sources(self) -> dict[str, Unlabelled]:
@@ -87,13 +96,19 @@ class Plan:
             look: of a classifier that is `prepared`, at `inputs`; None where there are none.
         """
         from_labels = self.shots is not None or bool(self.recipe.pseudo_labels)
+        chosen, why = choose_frozen(self.recipe, self.frozen, look)
         recipe, targets, decisions = recipe_for_data(
-            self.recipe, look.classifier.classes if look else (), look, learns_from_shots=from_labels,
+            chosen, look.classifier.classes if look else (), look, learns_from_shots=from_labels,
             known_shares=self.targets.known, teacher=self.teacher,
         )  # fmt: skip
-        for decision in decisions:
+        for decision in (*why, *decisions):
             logger.info("%s", decision)
-        return replace(self, recipe=recipe, targets=targets, decisions=decisions)
+        return replace(self, recipe=recipe, targets=targets, decisions=(*why, *decisions))
+
+    def complete(self, classifier: Classifier, inference: InferenceConfig) -> tuple[Classifier, Plan]:
+        """The classifier that is to be trained, and the plan with what the data decide."""
+        prepared = self.prepared(classifier)
+        return prepared, self.fitted(look_at_data(prepared, self, inference))
 
     def to_json(self) -> dict[str, Any]:
         shares = self.targets.predictions
@@ -152,8 +167,7 @@ def make_plan(
     the cache."""
     cache = cache or InMemoryFeatureCache()
     plan = draft_plan(classifier, data, options, cache=cache, report=False)
-    prepared = plan.prepared(classifier)
-    return plan.fitted(look_at_data(prepared, plan, plan.inference(cache)))
+    return plan.complete(classifier, plan.inference(cache))[1]
 
 
 def draft_plan(
@@ -180,7 +194,10 @@ def draft_plan(
     options = _with_teacher(options, classifier, inputs, InferenceConfig(cache=cache))
     plan_with = partial(resolve_plan, classifier, inputs)
     if options.max_minutes is None:
-        return plan_with(options)
+        plan = plan_with(options)
+        if runs > 1 or plan.shots or plan.teacher or not tunes_texts_by_default(classifier.kind, options):
+            return plan
+        return replace(plan, frozen=plan_with(replace(options, recipe="fast")).recipe)
     if options.recipe is not None:
         raise InputError("a recipe and a limit of minutes: give one of them, since the limit chooses a preset")
     fitting = largest_preset(
@@ -195,7 +212,7 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     method, recipe, shots = options.method, options.recipe, options.shots
     settings: dict[str, Any] = {full_name(name): value for name, value in (options.settings or {}).items()}
     if method == "pouf":
-        recipe = preset_for_classes(classifier.kind, len(classifier.classes), recipe, settings)
+        recipe = preset_for_classes(classifier.kind, len(classifier.classes), options)
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
         settings = {"temperature": classifier.temperature, **settings}  # its own, unless another is set

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pouf.classifier import Classifier
-from pouf.data.base import Unlabelled
+from pouf.data.base import Subset, Unlabelled
 from pouf.data.teacher import Teacher
 from pouf.errors import InputError, plural
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.losses.prior import share_of_classes
+from pouf.options import AdaptOptions
 from pouf.parallel.process_group import processes
+from pouf.postprocess.clusters import names_agreement
 from pouf.postprocess.shares import predicted_shares, share_offsets
-from pouf.recipe import Kind, Recipe
+from pouf.recipe import Kind, Recipe, full_name
 from pouf.training.bias import find_bias
+from pouf.validation.checkpoints import MIN_PER_CLASS
+from pouf.validation.rules import FEW_INPUTS
+from pouf.validation.sample import SampleSize, sample_positions
 
-COUNTED = 2**16  # inputs of a process, drawn at random, that tell how many of the classes are used
+MAX_COUNTED = 2**16  # inputs of a process, drawn at random, that tell how many of the classes are used
 logger = logging.getLogger(__name__)
 MAX_TUNED_CLASSES = 12  # of texts, for which all weights of a sentence encoder are tuned by default
+CLUSTERED = SampleSize(300, 0)  # inputs whose clusters are compared with the class names
+CLEAR_CLUSTERS = 0.9  # kappa with the class names, from which nothing of an encoder needs to be tuned
 
 
 class TargetShares(NamedTuple):
@@ -37,7 +44,7 @@ class TargetShares(NamedTuple):
 
     @property
     def known(self) -> Tensor | None:
-        """Where they were given by whoever knows the data, and not estimated."""
+        """Where they were given, and not estimated."""
         return self.probabilities if self.offsets is None else None
 
 
@@ -74,11 +81,21 @@ class DataLook:
     @cached_property
     def class_usage(self) -> float:
         """exp H(mean p) / k, of some inputs where there are very many."""
-        group, total, some = processes(), torch.zeros(len(self.classifier.classes)), self.features.drawn(COUNTED)
+        group, total, some = processes(), torch.zeros(len(self.classifier.classes)), self.features.drawn(MAX_COUNTED)
         for block in self.classifier.score_blocks(some, prototypes=self.prototypes):
             total = total + block.log_probabilities.exp().sum(0)
         n = sum(group.gather_objects(len(some.indices)))
         return group.broadcast(share_of_classes(group.sum(total) / n))
+
+    @cached_property
+    def names_agreement(self) -> float | None:
+        """Kappa of zero-shot with the clusters that it makes of the features of a sample; None for a small one."""
+        some = Subset(self.inputs, sample_positions(self.inputs, 0, CLUSTERED))
+        encoded = self.classifier.encode(some, self.inference)
+        if len(encoded.indices) < max(FEW_INPUTS, MIN_PER_CLASS * len(self.classifier.classes)):
+            return None
+        scores = self.classifier.scores(encoded)
+        return processes().broadcast(names_agreement(encoded.features.to(scores.logits.device), scores))
 
     @cached_property
     def bias(self) -> float:
@@ -122,19 +139,38 @@ def recipe_for_data(
     return DataFit(recipe, targets, tuple(decisions))
 
 
-def preset_for_classes(
-    kind: Kind, k: int, recipe: Recipe | str | Path | None, settings: Mapping[str, Any] | None
-) -> Recipe | str | Path | None:
+def tunes_texts_by_default(kind: Kind, options: AdaptOptions) -> bool:
+    """Whether nothing was said about what is tuned, and all weights of a sentence encoder would be."""
+    usual = options.recipe is None or (isinstance(options.recipe, str) and options.recipe == "balanced")
+    changed = {full_name(name) for name in options.settings or {}}
+    return kind == "text" and usual and options.method == "pouf" and not {"tuner.name", "optimisation.lr"} & changed
+
+
+def preset_for_classes(kind: Kind, k: int, options: AdaptOptions) -> Recipe | str | Path | None:
     """The recipe, or `fast` in the place of the default for texts of many classes.
 
     All weights, tuned on a batch of four texts a class, unlearn what tells fine classes apart: 62.5 % became 57.7 %
     on 77 of them, in half an hour. The clusters of features that stay as they are gain, in seconds.
     """
-    usual = recipe is None or (isinstance(recipe, str) and recipe == "balanced")
-    if kind != "text" or k <= MAX_TUNED_CLASSES or not usual or {"tuner.name", "optimisation.lr"} & set(settings or {}):
-        return recipe
+    if k <= MAX_TUNED_CLASSES or not tunes_texts_by_default(kind, options):
+        return options.recipe
     logger.info("%d classes are too many to tune all weights: prototypes are tuned, as by the preset fast", k)
     return "fast"
+
+
+def choose_frozen(recipe: Recipe, frozen: Recipe | None, look: DataLook | None) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe that leaves the features as they are, where their clusters show more than two classes clearly.
+
+    Then clusters gain at least as much as tuning all weights does, in seconds instead of minutes. Two groups need not
+    be the two classes.
+    """
+    if frozen is None or look is None or look.inputs.streamed or len(look.classifier.classes) <= 2:
+        return recipe, ()
+    agreement = look.names_agreement
+    if agreement is None or agreement < CLEAR_CLUSTERS:
+        return recipe, ()
+    why = f"clusters of the features show the classes already (kappa {agreement:.2f})"
+    return frozen, (f"{why}: prototypes are tuned, as by the preset fast",)
 
 
 def _without_correction(recipe: Recipe, why: str) -> Recipe:
@@ -196,7 +232,7 @@ def _keep_shares(recipe: Recipe, look: DataLook, decisions: list[str]) -> tuple[
 
     With two classes a share is a threshold and nothing else. That zero-shot has it wrong and that the data are skewed
     look the same in its predictions, and a pull towards equal shares is right for the one and ruins the other. A masked
-    language model can be asked for more: see `find_bias`.
+    language model can tell more: see `find_bias`.
     """
     if not recipe.objective.information:
         return recipe, FREE

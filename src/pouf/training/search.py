@@ -93,11 +93,11 @@ def usual_grid(recipe: Recipe) -> dict[str, list[float]]:
 
 
 class TrialLog:
-    """Trials that have come to their end, on disk, so that a search that was ended goes on with the next.
+    """Finished trials on disk, so that an interrupted search resumes with the next.
 
     Args:
-        file: where; None keeps them in memory.
-        about: what the search is of, by name. One of something else is not gone on with.
+        file: for the trials; None stores them in memory.
+        about: settings and data of the search; a search with others is not resumed.
     """
 
     def __init__(self, file: Path | None = None, about: dict[str, Any] | None = None) -> None:

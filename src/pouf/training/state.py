@@ -86,7 +86,7 @@ class Saver:
     Args:
         folder: where; None saves nothing.
         every: seconds between two saves at least; where one takes long, they are rarer.
-        about: what the run is of, by name. One of something else is not gone on with.
+        about: settings and data of the run; a run with others is not resumed.
         sharded: weights lie in shards, and no process reads or writes all of them at once.
     """
 

@@ -170,7 +170,7 @@ def _placed(rows: Tensor, indices: list[int], data: Unlabelled, source: str) -> 
 def corrected(teacher: Teacher, prior: Tensor | None) -> Teacher:
     """Without what the teacher says of every input alike, as far as its classes may be evened.
 
-    Known shares are trusted wholly. Two classes keep the teacher's shares where nobody knows better: a bias and a skew
+    Known shares are trusted wholly. Two classes keep the teacher's shares if no others are known: a bias and a skew
     look the same.
     """
     rows, k = teacher.answered, teacher.probabilities.shape[1]

@@ -95,6 +95,11 @@ class Diagnostics(NamedTuple):
     teacher_swapped: str = ""  # two classes that teacher and zero-shot have the other way round
     feature_spread: float = 1.0  # of the model's features before training: 0 where all have the same direction
 
+    @property
+    def changed(self) -> float:
+        """Share of inputs that zero-shot and adapted predict differently."""
+        return 1 - self.agreement
+
 
 def diagnose(
     before: SnapshotPredictions,

@@ -246,6 +246,21 @@ METRICS = (
         advice=OTHER_NAMES,
     ),
     Metric(
+        "share of inputs on which the run differs from zero-shot and from zero-shot corrected without training",
+        NOT_SHOWN,
+        "far from all that is free",
+        "caution",
+        limit=0.2,
+        condition=lambda d, limit: (
+            d.steps > 0 and d.classes > FEW_CLASSES and min(d.changed, d.corrected_changes) > limit
+        ),
+        rule=f"both above {{limit:.0%}}, with more than {FEW_CLASSES} classes",
+        message="training moved predictions away from zero-shot ({d.changed:.0%}) and from zero-shot corrected by the "
+        "clusters of the features ({d.corrected_changes:.0%}): with many classes, tuned weights may unlearn what tells "
+        "them apart",
+        advice="Compare with `--preset fast` and `pouf predict --use corrected`.",
+    ),
+    Metric(
         "agreement of the predictions with a clustering of the inputs",
         NOT_SHOWN,
         "second opinion fell",

@@ -103,7 +103,7 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
         what = f"step {choice.step} of {last.step}, picked without labels"
         message = _use(what if trained else "zero-shot with corrected predictions; nothing was trained", open_questions)
         if not trained and torch.equal(*(checkpoints.predictions[at].probabilities for at in (ZERO_SHOT, last))):
-            why, advice = _told(open_questions)
+            why, advice = _explain(open_questions)
             message = f"Caution: {why}. Using zero-shot as it is.{advice}"
         if diagnostics.overpredicted:
             message = f"{message} {_less_often(diagnostics)}"
@@ -128,15 +128,15 @@ def _use(what: str, found: list[Finding]) -> str:
     """No warning sign is no evidence of a gain: only labels are."""
     if not found:
         return f"{UNVERIFIED} Using {what}; {ONLY_LABELS}."
-    why, advice = _told(found)
+    why, advice = _explain(found)
     return f"Caution: {why}.{advice} Using {what}; {ONLY_LABELS}."
 
 
 def _open_shares(found: Diagnostics) -> str:
-    kept = "without that bias" if found.overpredicted else "as zero-shot has it"
+    origin = "without that bias" if found.overpredicted else "as zero-shot has it"
     return (
         f"Shares of two classes can't be found without labels. Kept: {found.largest_share:.0%} "
-        f"{found.largest_class!r}, {kept}. If they are about equal, {found.uniform_changes:.0%} of the predictions "
+        f"{found.largest_class!r}, {origin}. If they are about equal, {found.uniform_changes:.0%} of the predictions "
         "change: `--prior uniform` (no new training: `pouf predict --prior uniform`, "
         '`result.with_prior("uniform")`). If you don\'t know: 50 answers, `pouf review`.'
     )
@@ -165,11 +165,11 @@ def _mistrust(found: list[Finding], less: list[Finding]) -> str:
     if found and found[0].name == "constant features":
         causes = []  # it has a cause of its own
     if found:
-        why, advice = _told(causes + found + [finding for finding in less if finding not in causes])
+        why, advice = _explain(causes + found + [finding for finding in less if finding not in causes])
     return f"Do not trust the adapted model: {why}. Zero-shot is used instead.{advice}"
 
 
-def _told(found: list[Finding]) -> tuple[str, str]:
+def _explain(found: list[Finding]) -> tuple[str, str]:
     """The first in full, the others by name; and what to do about the first."""
     first, *others = found
     also = f" (also: {', '.join(each.name for each in others)})" if others else ""
