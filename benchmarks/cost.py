@@ -46,11 +46,12 @@ PARTS = {
         "validation.checkpoints:Checkpoints.take_final", "validation.checkpoints:Checkpoints.choose",
         "training.adaptation:assess",
     ],
-    "reading": ["data.loader:Reader.__getitem__", "inference.encode:_Reader.__getitem__"],
+    "reading": ["data.loader:BatchReader.__getitem__", "inference.views:ViewReader.__getitem__"],
     "encoding": ["inference.encode:FeatureStore.features", "inference.encode:FeatureStore.share",
                  "inference.encode:FeatureStore.fill"],
-    "writing": ["runs.writer:RunWriter.__init__", "runs.writer:RunWriter.finish", "workflow:_writer",
-                "workflow:_described", "validation.checkpoints:write_tensors"],
+    "writing": ["runs.run_folder:RunFolder.__init__", "runs.run_folder:RunFolder.write",
+                "runs.run_folder:RunFolder.commit", "workflow:_with_drift_and_card",
+                "validation.checkpoints:write_tensors"],
 }  # fmt: skip
 
 

@@ -155,13 +155,13 @@ def test_empty_texts_are_left_out(tmp_path: Path) -> None:
         ("mr/test.csv", "", "has no example"),
     ],
 )
-def test_what_is_missing_is_said(tmp_path: Path, name: str, contents: str, message: str) -> None:
+def test_missing_files_and_labels_are_named(tmp_path: Path, name: str, contents: str, message: str) -> None:
     put(tmp_path, name, contents)
     with pytest.raises(InputError, match=message):
         read_task(TASKS["MR"], tmp_path, "test")
 
 
-def test_a_header_that_lacks_a_column_is_said(tmp_path: Path) -> None:
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
     put(tmp_path, "RTE/dev.tsv", "index\tsentence1\tlabel\n0\tA.\tentailment\n")
     with pytest.raises(InputError, match="no column 'sentence2', only: index, sentence1, label"):
         read_task(TASKS["RTE"], tmp_path, "test")

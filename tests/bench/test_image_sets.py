@@ -66,7 +66,7 @@ def test_domainnet_takes_what_its_lists_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGE_SETS)
-def test_missing_data_are_told_with_their_layout(tmp_path: Path, name: str) -> None:
+def test_an_error_about_missing_data_names_their_layout(tmp_path: Path, name: str) -> None:
     image_set = IMAGE_SETS[name]
     with pytest.raises(InputError, match=rf"no {image_set.folder} in .*expected {image_set.folder}/"):
         image_set.read(tmp_path, next(iter(image_set.domains)))

@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_killed_run_goes_on_without_computing_a_finished_cell_again(folder: Path) -> None:
+def test_a_killed_run_is_resumed_without_computing_a_finished_cell_again(folder: Path) -> None:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "pouf", *command("--quiet")], cwd=folder, env=environment, stderr=subprocess.PIPE
@@ -77,7 +77,7 @@ def test_processes_of_a_killed_run_do_not_stay_behind(tmp_path: Path) -> None:
     assert time.monotonic() < deadline
 
 
-def test_results_of_other_settings_are_only_added_to_when_asked(folder: Path) -> None:
+def test_results_of_other_settings_are_added_to_with_resume_only(folder: Path) -> None:
     quick = ("--methods", "zero-shot", "--quiet")
     pouf(*command(*quick), cwd=folder)
     pouf(*command(*quick), cwd=folder)  # the same settings go on

@@ -53,6 +53,6 @@ def test_texts_of_the_test_set_and_doubles_are_left_out() -> None:
     assert len(both) == len(set(both)) == 64 and not set(both) & test_texts
 
 
-def test_a_class_with_too_few_examples_is_said() -> None:
+def test_a_class_with_too_few_examples_is_named() -> None:
     with pytest.raises(InputError, match=r"class number 2 has 30 different examples .* 32 are needed"):
         few_shot(data(92), 42)

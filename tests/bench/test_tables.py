@@ -45,7 +45,7 @@ def test_language_tasks_of_every_layout_run(standins: Path, task: str, method: s
 
 
 @pytest.mark.parametrize("method", ["in-context", "lm-bff", "lm-bff-pouf"])
-def test_language_methods_that_show_shots_run(standins: Path, method: str) -> None:
+def test_language_methods_with_demonstrations_run(standins: Path, method: str) -> None:
     setting = Setting(str(standins), str(standins / LM), QUICK, limit=8)
     assert 0 <= run_cell(Cell("language", "MR", method, 42), setting).scores["MR"].last <= 1
 
@@ -95,7 +95,7 @@ def test_what_no_seed_can_change_is_computed_once(standins: Path, tmp_path: Path
         assert given.run() == results and spy.calls == calls
 
 
-def test_an_interrupted_run_goes_on_where_it_was(standins: Path, tmp_path: Path, spy: Spy) -> None:
+def test_an_interrupted_run_is_resumed(standins: Path, tmp_path: Path, spy: Spy) -> None:
     def interrupts() -> None:
         if spy.calls == 2:
             raise KeyboardInterrupt
@@ -107,7 +107,7 @@ def test_an_interrupted_run_goes_on_where_it_was(standins: Path, tmp_path: Path,
     assert spy.calls == 3, "Tent alone is adapted again"
 
 
-def test_cells_run_side_by_side_in_processes(standins: Path, tmp_path: Path) -> None:
+def test_cells_run_in_parallel_processes(standins: Path, tmp_path: Path) -> None:
     together = grid(tmp_path / "a", standins, "zero-shot", "prior-correction").cells
     results = Grid(tmp_path / "a", together, Setting(str(standins), EMBEDDED, QUICK)).run(jobs=2)
     alone = grid(tmp_path / "b", standins, "zero-shot").run()
@@ -220,7 +220,7 @@ def test_a_few_shot_figure_of_the_paper_says_how_it_was_made_unless_ours_is_too(
         ("language", {"grid": "paper", "changes": {"batch_size": 4}}, "tries values of batch_size itself"),
     ],
 )
-def test_a_grid_or_a_filter_that_nothing_would_come_of_is_refused(
+def test_a_grid_or_a_filter_without_effect_is_refused(
     standins: Path, tmp_path: Path, table: str, options: dict, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -286,7 +286,7 @@ def test_language_tasks_have_their_own_seeds_in_every_table() -> None:
     assert {cell.seed for cell in TABLES["ablation"].cells("ablation", ["RTE"], ["default"], (3,))} == {3}
 
 
-def test_cells_are_files_that_tell_how_they_came_about(standins: Path, tmp_path: Path) -> None:
+def test_the_file_of_a_cell_has_its_settings_and_versions(standins: Path, tmp_path: Path) -> None:
     grid(tmp_path, standins, "zero-shot").run()
     (file,) = (tmp_path / "cells").glob("*.json")
     facts = json.loads(file.read_text())

@@ -18,7 +18,7 @@ from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError, optional
 
 Split = Literal["train", "dev", "test"]
-OwnRow = tuple[tuple[str, ...], Any]  # texts and label
+TaskRow = tuple[tuple[str, ...], Any]  # texts and label
 FILES = (".csv", ".jsonl", ".parquet", ".tsv")
 # Names count where numbers stand beside them: the hub numbers some classes in another order than LM-BFF's files.
 LABELS = ("label_text", "label", "coarse_label", "label-coarse", "label_coarse")
@@ -32,10 +32,12 @@ class Columns(NamedTuple):
     label: str = ""
 
 
-USUAL = Columns()
+DEFAULT_COLUMNS = Columns()
 
 
-def read_task(task: Task, folder: str | Path, split: Split, seed: int | None = None, columns: Columns = USUAL) -> Shots:
+def read_task(
+    task: Task, folder: str | Path, split: Split, seed: int | None = None, columns: Columns = DEFAULT_COLUMNS
+) -> Shots:
     """The examples of a task with their labels, for shots and for evaluation.
 
     Args:
@@ -126,10 +128,10 @@ def from_dataset(task: Task, dataset: Any, columns: Sequence[str] | None = None,
         if value is None or (isinstance(value, (int, float)) and value < 0):
             continue  # no gold label
         rows.append((tuple(row[name] for name in texts), classes[value] if classes is not None else value))
-    return _examples(task, _sure(task, rows, label, source), source)
+    return _examples(task, _check_numbering(task, rows, label, source), source)
 
 
-def _sure(task: Task, rows: Sequence[OwnRow], label: str, source: str) -> Sequence[OwnRow]:
+def _check_numbering(task: Task, rows: Sequence[TaskRow], label: str, source: str) -> Sequence[TaskRow]:
     """Rows of a table with a header, where numbers of classes are in the one order that everybody uses."""
     if task.name in NUMBERED_OTHERWISE and rows and str(rows[0][1]).isdigit():
         raise InputError(
@@ -166,18 +168,18 @@ def _task_folder(task: Task, folder: Path) -> Path:
         inside = [path for path in sorted(parent.iterdir()) if path.is_dir()] if parent.is_dir() else []
         for wanted in (task.name, task.layout.folder):
             for candidate in inside:
-                if _plain(candidate.name) == _plain(wanted):
+                if _folder_key(candidate.name) == _folder_key(wanted):
                     return candidate
     raise InputError(
         f"no folder of task {task.name} in {str(folder)!r}: expected {task.layout.folder} or {task.name.lower()}"
     )
 
 
-def _plain(name: str) -> str:
+def _folder_key(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _rows(task: Task, file: Path, columns: Columns) -> Iterator[OwnRow]:
+def _rows(task: Task, file: Path, columns: Columns) -> Iterator[TaskRow]:
     names = _header(file)
     if file.suffix in (".csv", ".tsv") and not _is_table(task, names, columns):
         yield from _archive_table(task, file)
@@ -188,7 +190,7 @@ def _rows(task: Task, file: Path, columns: Columns) -> Iterator[OwnRow]:
         (tuple("" if isinstance(text, BadRow) else text for text in own), value)
         for *own, value in zip(*table.values(), strict=True)
     ]
-    yield from _sure(task, rows, label, str(file))
+    yield from _check_numbering(task, rows, label, str(file))
 
 
 def _is_table(task: Task, names: Sequence[str], columns: Columns) -> bool:
@@ -214,7 +216,7 @@ def _header(file: Path) -> list[str]:
     return first.split("\t") if file.suffix == ".tsv" else next(csv.reader([first]), [])
 
 
-def _archive_table(task: Task, file: Path) -> Iterator[OwnRow]:
+def _archive_table(task: Task, file: Path) -> Iterator[TaskRow]:
     """GLUE's files have no quoting: a quotation mark is a character like any other. LM-BFF's CSV files have."""
     layout = task.layout
     with file.open(encoding="utf-8-sig", newline="") as lines:
@@ -236,7 +238,7 @@ def _archive_table(task: Task, file: Path) -> Iterator[OwnRow]:
                 yield tuple(texts), label
 
 
-def _examples(task: Task, rows: Sequence[OwnRow], source: str) -> Shots:
+def _examples(task: Task, rows: Sequence[TaskRow], source: str) -> Shots:
     spellings = (task.labels, task.raw, task.also)
     known = {normalise_name(name): k for names in spellings for k, name in enumerate(names)}
     samples, targets = [], []
@@ -244,7 +246,7 @@ def _examples(task: Task, rows: Sequence[OwnRow], source: str) -> Shots:
         if str(label) == "-" or not all(isinstance(text, str) and text.strip() for text in texts):
             continue  # SNLI's annotators did not agree, or there is nothing to read
         if task.scale is not None:
-            targets.append(_between(label, task.scale, source))
+            targets.append(_soft_target(label, task.scale, source))
         elif (k := known.get(normalise_name(str(label)))) is not None:
             targets.append([float(k == j) for j in range(len(task.labels))])
         else:
@@ -255,7 +257,7 @@ def _examples(task: Task, rows: Sequence[OwnRow], source: str) -> Shots:
     return Shots(Texts(samples, source=source), torch.tensor(targets))
 
 
-def _between(score: Any, scale: float, source: str) -> list[float]:
+def _soft_target(score: Any, scale: float, source: str) -> list[float]:
     """A score from 0 to `scale` as a soft target between two words."""
     try:
         share = float(score) / scale

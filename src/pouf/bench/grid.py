@@ -36,7 +36,7 @@ class Grid:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def file(self, cell: Cell) -> Path:
-        seed = cell.seed if seeded(cell) else "any"
+        seed = cell.seed if depends_on_seed(cell) else "any"
         name = re.sub(r"[^\w.+-]+", "_", f"{cell.table}-{cell.task}-{cell.method}-{seed}")
         return self.folder / f"{name}-{self.mark}.json"
 
@@ -104,7 +104,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def seeded(cell: Cell) -> bool:
+def depends_on_seed(cell: Cell) -> bool:
     """Whether a cell depends on its seed: it is trained, or something is drawn for it."""
     method = METHODS.get(cell.method)
     if cell.table not in ("images", "language") or method is None:

@@ -89,16 +89,18 @@ class ImageSet:
 
     def find(self, root: Path) -> Path:
         inside = sorted(root.iterdir()) if root.is_dir() else []
-        names = {_plain(self.folder), _plain(self.official or self.folder)}
+        names = {_folder_key(self.folder), _folder_key(self.official or self.folder)}
         for candidate in inside:
-            if candidate.is_dir() and _plain(candidate.name) in names:
+            if candidate.is_dir() and _folder_key(candidate.name) in names:
                 return candidate
         raise InputError(f"no {self.folder} in {str(root)!r}: {self.layout()}")
 
     def _domain(self, base: Path, domain: str) -> Path:
         """Its folder; the expected one, where there is none."""
         name = self.domains[domain]
-        found = [path for path in sorted(base.iterdir()) if path.is_dir() and _plain(path.name) == _plain(name)]
+        found = [
+            path for path in sorted(base.iterdir()) if path.is_dir() and _folder_key(path.name) == _folder_key(name)
+        ]
         if len(found) > 1:
             raise InputError(f"{str(base)!r} has {' and '.join(path.name for path in found)}: keep one of them")
         return found[0] if found else base / name
@@ -126,7 +128,7 @@ def _list(base: Path, name: str) -> Path:
     return found[0] if found else base / name
 
 
-def _plain(name: str) -> str:
+def _folder_key(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 

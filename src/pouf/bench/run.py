@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pouf import Recipe
-from pouf.bench.grid import Grid, seeded
+from pouf.bench.grid import Grid, depends_on_seed
 from pouf.bench.language import GRID
 from pouf.bench.render import UNLABELLED, write_tables
 from pouf.bench.results import Result, Setting
@@ -92,7 +92,7 @@ def _with_earlier(grid: Grid, table: Table, name: str, results: Sequence[Result]
     cells = table.cells(name, table.all_tasks, table.all_methods)
     cells += table.cells(name, table.all_tasks, table.all_methods, seeds)
     # What depends on no seed counts for the seeds of this run.
-    cells = [cell for cell in dict.fromkeys(cells) if cell.seed in seeds or seeded(cell)]
+    cells = [cell for cell in dict.fromkeys(cells) if cell.seed in seeds or depends_on_seed(cell)]
     found = (new.pop(cell, None) or grid.finished(cell) for cell in cells)
     return [result for result in found if result is not None] + list(new.values())
 

@@ -20,8 +20,8 @@ from pouf.bench.images import IMAGE_SETS
 from pouf.bench.language import TASKS, Task
 from pouf.demo import DIGITS
 
-EACH = 12  # images of a class in a domain
-TEXTS = 80  # of a class
+IMAGES_PER_CLASS = 12  # in a domain
+TEXTS_PER_CLASS = 80
 GOOD, BAD = ("good", "great", "fine", "lovely"), ("bad", "terrible", "poor", "dull")
 THINGS = ("film", "book", "meal", "song", "car", "city", "story", "game", "room", "view", "host", "trip")
 LM = "tiny-lm"
@@ -70,7 +70,9 @@ def _image_set(folder: Path, name: str) -> None:
             target = base / domain / image_set.inside / digit
             target.mkdir(parents=True, exist_ok=True)
             # Each domain has digits of its own.
-            for i in np.flatnonzero(digits.target == label)[number * EACH : (number + 1) * EACH]:
+            for i in np.flatnonzero(digits.target == label)[
+                number * IMAGES_PER_CLASS : (number + 1) * IMAGES_PER_CLASS
+            ]:
                 pixels = (digits.images[i] * (255 / 16)).round().astype(np.uint8)
                 STYLES[number](Image.fromarray(pixels)).convert("RGB").save(target / f"{i:04d}.jpg", quality=95)
                 listed.append(f"{domain}/{digit}/{i:04d}.jpg {label}")
@@ -89,7 +91,7 @@ def _language_task(folder: Path, task: Task) -> None:
     for split in ("train", task.layout.test):
         rows = []
         for label in range(len(raw)):
-            for _ in range(TEXTS if split == "train" else TEXTS // 4):
+            for _ in range(TEXTS_PER_CLASS if split == "train" else TEXTS_PER_CLASS // 4):
                 score = f"{5 * label / (len(raw) - 1):.1f}" if task.scale is not None else raw[label]
                 rows.append((_texts(task, label, len(raw), draw), score))
         draw.shuffle(rows)
