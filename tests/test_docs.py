@@ -174,6 +174,10 @@ def test_the_quickstart_runs_from_top_to_bottom_in_one_folder(
     for title, text in sections(QUICKSTART).items():
         for block in blocks(text, "python"):
             exec(compile(block, title, "exec"), names)
+        if title == "Files to try":
+            for image in sorted((tmp_path / "photos").rglob("*.png")):
+                if int(image.stem) % 6:  # fewer of them, to be quick
+                    image.unlink()
         assert "print(result.verdict)" not in text or str(names["result"].verdict) in capsys.readouterr().out
         run_commands(text, tmp_path)
         if "predicted = " in text:

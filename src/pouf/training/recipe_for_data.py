@@ -30,7 +30,7 @@ from pouf.validation.sample import SampleSize, sample_positions
 MAX_COUNTED = 2**16  # inputs of a process, drawn at random, that tell how many of the classes are used
 logger = logging.getLogger(__name__)
 MAX_TUNED_CLASSES = 12  # of texts, for which all weights of a sentence encoder are tuned by default
-CLUSTERED = SampleSize(300, 0)  # inputs whose clusters are compared with the class names
+AGREEMENT_SAMPLE = SampleSize(300, 0)  # inputs whose clusters are compared with the class names
 CLEAR_CLUSTERS = 0.9  # kappa with the class names, from which nothing of an encoder needs to be tuned
 
 
@@ -90,7 +90,7 @@ class DataLook:
     @cached_property
     def names_agreement(self) -> float | None:
         """Kappa of zero-shot with the clusters that it makes of the features of a sample; None for a small one."""
-        some = Subset(self.inputs, sample_positions(self.inputs, 0, CLUSTERED))
+        some = Subset(self.inputs, sample_positions(self.inputs, 0, AGREEMENT_SAMPLE))
         encoded = self.classifier.encode(some, self.inference)
         if len(encoded.indices) < max(FEW_INPUTS, MIN_PER_CLASS * len(self.classifier.classes)):
             return None

@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def level(self) -> Literal["alarm", "caution", "unverified", "confirmed"]:
-        """How loudly to say it. What labels have shown counts for more than what was guessed without them, and nothing
+        """How loudly to say it. What labels say counts for more than what was guessed without them, and nothing
         else confirms a run."""
         if self.review is not None and self.review.better is not None:
             used = "zero-shot" if self.advised == "zero-shot" else "adapted"
@@ -84,7 +84,7 @@ def assess(checkpoints: Checkpoints, choice: Choice | None = None) -> Verdict:
     trained = checkpoints.tuner is not None
     choice = choice or checkpoints.choose()
     last = checkpoints.last
-    # A run that ended badly was on its way there before. A choice of zero-shot, too, is told by how the run ended.
+    # A run that ended badly was on its way there before. A choice of zero-shot, too, is explained by how the run ended.
     at_the_end = checkpoints.diagnose(last, choice.convergence)
     found = alarms(at_the_end)
     chosen = last if choice.step == last.step else ZERO_SHOT if choice.step == 0 else checkpoints.at_step(choice.step)
