@@ -1,6 +1,7 @@
 """A run folder that is written again: what is not pouf's stays, and so does the run until another has come of it."""
 
 import os
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -13,7 +14,7 @@ from helpers import groups, output_of
 from pouf import Callback, Classifier, InputError, Output
 from pouf.files import LOCK
 from pouf.runs.folder import Run, read_manifest
-from pouf.runs.names import CHECKPOINTS, UNFINISHED
+from pouf.runs.names import CHECKPOINTS, PREDICTIONS, UNFINISHED
 
 REPORTED = ("predictions.csv", "report.html")
 QUICK = {"steps": 4, "snapshots": 2, "batch_size": 60}
@@ -70,11 +71,11 @@ def test_inputs_in_the_folder_are_not_overwritten(tmp_path: Path) -> None:
 
 def test_an_error_after_the_run_is_told_and_leaves_the_folder_free(tmp_path: Path) -> None:
     told: list[BaseException] = []
-    in_the_way = tmp_path / "run" / "predictions.csv"
+    in_the_way = tmp_path / "run" / UNFINISHED / PREDICTIONS
 
     class Watch(Callback):
         def on_step(self, step: object) -> None:
-            in_the_way.mkdir(exist_ok=True)
+            in_the_way.mkdir(parents=True, exist_ok=True)
 
         def on_error(self, error: BaseException) -> None:
             told.append(error)
@@ -83,7 +84,8 @@ def test_an_error_after_the_run_is_told_and_leaves_the_folder_free(tmp_path: Pat
         adapted(tmp_path / "run", callbacks=[Watch()])
     assert len(told) == 1 and isinstance(told[0], OSError)
     assert Classifier.from_pretrained(tmp_path / "run").predict(groups()[0])
-    in_the_way.rmdir()
+    for copy in (in_the_way, tmp_path / "run" / PREDICTIONS):  # what can be used of the run stands in its folder, too
+        shutil.rmtree(copy)
     adapted(tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "predictions.csv").is_file()
 
