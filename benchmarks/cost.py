@@ -101,7 +101,7 @@ def case(kind: str, n: int, data: Path, model: Path, sentences: Path) -> tuple[A
 
     if kind.startswith("images"):
         files = sorted((data / "images").rglob("*.jpg"))
-        drawn = random.Random(0).sample(files, n)
+        drawn = random.Random(0).sample(files, min(n, len(files)))
         names = ["dog", "elephant", "giraffe", "guitar", "horse", "house", "person"]
         return Classifier.from_pretrained(EMBEDDED, names), drawn, {"recipe": kind.split()[1]}
     if kind == "vectors":
