@@ -79,7 +79,8 @@ def on_real_texts(data: Path, model: str) -> Iterator[Run]:
     sst2 = unsupervised | {"tasks": ("SST-2",)}
     no_dropout = {"changes": SHORT | {"optimisation.dropout": False}, "methods": ("pouf",)}
     yield Run("language-no-dropout", "language", data, model, sst2 | no_dropout)
-    yield Run("language-paper", "language", data, model, sst2 | {"seeds": (42,), "changes": {"snapshots": 5}})
+    own_steps = {"tasks": ("SST-2", "TREC"), "seeds": (42,), "changes": {"snapshots": 5}}
+    yield Run("language-paper", "language", data, model, unsupervised | own_steps)
     nine = shared | {"tasks": SINGLE + PAIRS}
     checkpoints = {"changes": SHORT | {"snapshots": 5}, "methods": ("pouf", "fine-tuning"), "limit": 60}
     yield Run("language-stops", "language", data, model, nine | checkpoints)
