@@ -118,4 +118,5 @@ def environment_for(server: ThreadingHTTPServer, home: Path) -> dict[str, str]:
         "HF_HOME": str(home),
         "HF_TOKEN": "hf_none",
         "HF_HUB_DISABLE_XET": "1",
+        "OMP_NUM_THREADS": "1",  # threads of several tests would wait for each other
     }
