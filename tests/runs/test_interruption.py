@@ -116,7 +116,12 @@ def ended_at_random(
     process = started(folder, kind, output, "resume", processes=processes)
     time.sleep(draw.uniform(0, longest))
     assert process.poll() is None, "it is alive: this kill counts"
+    # The launcher's processes have sessions of their own: where it is killed, they would finish the run.
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if processes > 1 else []
     os.killpg(process.pid, number) if processes > 1 else process.send_signal(number)
+    for worker in workers if number == signal.SIGKILL else ():
+        with suppress(ProcessLookupError):
+            os.kill(int(worker), number)
     said = process.communicate(timeout=120)[1]
     if processes == 1:  # after SIGINT Python ends by the signal itself
         assert process.returncode in (-number, {signal.SIGTERM: 143, signal.SIGHUP: 129}.get(number)), said
