@@ -23,21 +23,19 @@ from pouf import saving
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.class_names import Classes, ClassSet, class_set
 from pouf.data.inputs import Inputs, NormalisedInput, normalise, split_columns
-from pouf.data.labelled import Shots
+from pouf.data.labels import Shots
 from pouf.errors import InputError, explain_wrong_call, one_of
 from pouf.files import check_named
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_sequence_classifier
 from pouf.models.base import Scores, class_means, evaluating, shared_objects, view
-from pouf.models.cloze import MAX_LENGTH
 from pouf.models.demonstrations import DemonstrationEncoder, Demonstrations
 from pouf.models.load import absolute_name, load_for_classes
 from pouf.models.precomputed import read_vectors
-from pouf.models.prompts import class_texts, fill
+from pouf.models.templates import MAX_LENGTH, class_texts, fill
 from pouf.options import WRONG_ARGUMENTS, AdaptOptions, KeepNames, Output
-from pouf.parallel.padding import PROMPTS, in_pieces
-from pouf.parallel.process_group import processes
+from pouf.parallel.process_group import PROMPTS, in_pieces, processes
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import Kind, Recipe, TunerSettings

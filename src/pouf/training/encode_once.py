@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Teacher
 from pouf.data.views import perturbation
 from pouf.inference.encode import InferenceConfig
 from pouf.inference.views import View

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from pouf.classifier import Classifier
 from pouf.errors import InputError
 from pouf.losses.objective import Objective
-from pouf.parallel.fsdp import average_gradients, clip_gradients, reshard
+from pouf.parallel.fsdp import average_gradients, clip_gradients, local, reshard
 from pouf.parallel.process_group import ProcessGroup, connection_errors, launched_precision, launched_sharding
-from pouf.parallel.shards import local
 from pouf.recipe import Recipe
 from pouf.training.model import StepModel
 from pouf.tuners import Tuner

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pouf.parallel.shards import is_shard
+from pouf.parallel.fsdp import is_shard
 from pouf.recipe import Optimisation
 
 Groups = list[dict[str, Any]]

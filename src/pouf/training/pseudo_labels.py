@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from pouf.classifier import Classifier, Predictions
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.labelled import Shots
+from pouf.data.labels import Shots
 from pouf.errors import InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.process_group import processes
