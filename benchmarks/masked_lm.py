@@ -35,7 +35,7 @@ from pouf.bench.metrics import TASK_METRICS
 from pouf.data.tables import read_table
 from pouf.models.demonstrations import Demonstrations
 from pouf.models.templates import TextSample
-from pouf.postprocess.prior_correction import prior_correction
+from pouf.postprocess.shares import prior_correction
 from pouf.runs.folder import versions
 
 DOMAINS = ("tweets", "amazon", "nyt")

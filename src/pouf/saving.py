@@ -37,7 +37,7 @@ from pouf.parallel.fsdp import gather_weights, is_main
 from pouf.postprocess import Postprocessor
 from pouf.recipe import TunerSettings
 from pouf.tuners import Tuner
-from pouf.tuners.lora import ADAPTER, ADAPTER_CONFIG
+from pouf.tuners.weights import ADAPTER, ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier

@@ -34,9 +34,8 @@ from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, draft_plan
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, select_step, usual_grid
 from pouf.training.trainer import run_identity
-from pouf.validation.drift import DriftBaseline, other_names
 from pouf.validation.evaluation import LabelledScore, score
-from pouf.validation.names import absent_names
+from pouf.validation.names import DriftBaseline, absent_names, other_names
 from pouf.validation.rules import rows_of
 from pouf.validation.selective import unreliable
 

@@ -26,7 +26,7 @@ from pouf.parallel.fsdp import full_tensor
 from pouf.recipe import Kind
 
 if TYPE_CHECKING:
-    from pouf.tuners.lora import Adapter
+    from pouf.tuners.weights import Adapter
 
 Tensors = dict[str, Tensor]
 

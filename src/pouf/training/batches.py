@@ -23,10 +23,9 @@ from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import PROMPTS, PaddingSample, ProcessGroup, in_pieces, processes
 from pouf.recipe import Recipe
-from pouf.training.lengths import split_by_length
 from pouf.training.model import Chunk
 from pouf.training.state import random_state, set_random_state
-from pouf.training.two_pass import Batch, Side
+from pouf.training.two_pass import Batch, Side, split_by_length
 from pouf.tuners import Tuner
 
 logger = logging.getLogger(__name__)

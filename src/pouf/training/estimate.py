@@ -21,8 +21,8 @@ from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
+from pouf.training.engine import make_optimizer
 from pouf.training.model import precision
-from pouf.training.optim import make_optimizer
 from pouf.training.recipe_for_data import MAX_COUNTED
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.validation.sample import SampleSize, changes_features, sample_size

@@ -20,12 +20,11 @@ from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.postprocess.clusters import names_agreement
 from pouf.tuners import Tuner
-from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
+from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of, teacher_facts
 from pouf.validation.names import NamesFit, check_names
 from pouf.validation.rules import FEW_INPUTS
 from pouf.validation.sample import Sample
 from pouf.validation.selectors import Choice, choose, votes
-from pouf.validation.teaching import teacher_facts
 
 STATE = "state.safetensors"  # that a run resumes from, beside the weights that it names
 MIN_PER_CLASS = 5  # inputs, for clusters that say anything about the names

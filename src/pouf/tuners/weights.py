@@ -1,4 +1,4 @@
-"""LoRA through peft: low-rank updates of some linear layers, in both encoders."""
+"""Tuners of the model's own weights: all, LayerNorms, or low-rank updates of linear layers through peft (LoRA)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,26 @@ from torch import Tensor, nn
 from pouf.errors import InputError, optional
 from pouf.files import read_tensors, write_tensors
 from pouf.tuners.base import Target, Tuner, TunerSettings
+
+
+def full(target: Target, settings: TunerSettings) -> Tuner:
+    """All weights of the model, including the temperature."""
+    named = {f"backbone.{name}": p for name, p in target.backbone.named_parameters()}
+    return Tuner(named, touches_inputs=True, touches_prompts=True, keeps_base=False)
+
+
+def layernorm(target: Target, settings: TunerSettings) -> Tuner:
+    """Gains and biases of all LayerNorms, in both encoders."""
+    norms = {
+        f"backbone.{path}.{name}": parameter
+        for path, module in target.backbone.named_modules()
+        if isinstance(module, nn.LayerNorm) or type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    if not norms:
+        raise InputError(f"{type(target.backbone).__name__} has no LayerNorm to tune: tune 'full' or 'prompt'")
+    return Tuner(norms, touches_inputs=True, touches_prompts=True, keeps_base=True)
+
 
 # Names in transformers' architectures of the projections of queries and values, which the LoRA paper trains, or of the
 # joint projection of queries, keys and values.
