@@ -58,7 +58,7 @@ _HOME = {
     "PoufClassifier": "integrations.sklearn",
     "Recipe": "recipe",
     "Search": "training.search",
-    "Shots": "data.labelled",
+    "Shots": "data.labels",
     "Step": "training.callbacks",
     "Stream": "data.streams",
     "Texts": "data.texts",
@@ -66,8 +66,8 @@ _HOME = {
     "Vectors": "data.vectors",
     "Verdict": "validation.verdict",
     "compare": "validation.evaluation",
-    "read_labelled": "data.labelled",
-    "read_shots": "data.labelled",
+    "read_labelled": "data.labels",
+    "read_shots": "data.labels",
     "write_report": "reporting.html",
 }
 
