@@ -163,7 +163,7 @@ class BatchReader:
         indices, samples, failed = [], [], {}
         for index, seed in draws:
             try:
-                sample = self.data.read_for(index, self.side)
+                sample = self.data.read(index, self.side)
             except Unreadable as error:
                 failed[index] = str(error)
                 continue

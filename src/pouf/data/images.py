@@ -167,10 +167,7 @@ class Images(Unlabelled):
             raise InputError(f"no images in {source}: expected {', '.join(EXTENSIONS)} files in the archives")
         return cls(members, ids, source)
 
-    def read(self, index: int) -> Image.Image:
-        return self.read_for(index, None)
-
-    def read_for(self, index: int, side: int | None) -> Image.Image:
+    def read(self, index: int, side: int | None = None) -> Image.Image:
         if index in self.skipped:
             raise Unreadable(self.skipped[index])
         item = self.items[index]

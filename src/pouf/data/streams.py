@@ -59,17 +59,14 @@ class Stream(Unlabelled):
         samples = [as_item(sample) for sample in islice(self.open(), n)]
         return Images(samples, source=self.source) if self.modality == "image" else Texts(samples, source=self.source)
 
-    def read(self, index: int) -> Any:
-        return self.read_for(index, None)
-
-    def read_for(self, index: int, side: int | None) -> Any:
+    def read(self, index: int, side: int | None = None) -> Any:
         sample = as_item(self.waiting[index])
         one: Images | Texts = (
             Images([sample]) if isinstance(sample, (Image.Image, ImageFile, Path)) else Texts([sample])
         )
         if one.modality != self.modality:
             raise Unreadable(f"expected {'an image' if self.modality == 'image' else 'a text'}, not {type(sample)}")
-        read = one.read_for(0, side)
+        read = one.read(0, side)
         self.any_read = True
         return read
 

@@ -83,11 +83,11 @@ class Vectors(Unlabelled):
 
     def show(self, index: int, side: int) -> Any:
         try:
-            return self.originals.read_for(index, side) if self.originals is not None else self.read(index)
+            return self.originals.read(index, side) if self.originals is not None else self.read(index)
         except Unreadable:  # the picture may be gone
             return self.read(index)
 
-    def read(self, index: int) -> Array:
+    def read(self, index: int, side: int | None = None) -> Array:
         if index in self.skipped:
             raise Unreadable(self.skipped[index])
         row: Array = self.array[index]
@@ -138,17 +138,10 @@ def as_matrix(array: Any, source: str) -> Array:
 def row_maxima(values: Array) -> Array:
     """(n,), the largest absolute value of each row. A number that float32 can't hold counts as infinite."""
     with np.errstate(over="ignore"):
-        blocks = [_maxima(values[start : start + BLOCK_ROWS]) for start in range(0, len(values), BLOCK_ROWS)]
-        return np.concatenate([np.zeros(0, np.float32), *blocks])
-
-
-def _maxima(values: Array) -> Array:
-    if values.dtype.itemsize > 4:
-        return abs(values.astype(np.float32)).max(1)  # type: ignore[no-any-return]
-    # Without their sign, the bits of floats are ordered as the floats are; infinity and NaN come last.
-    kind, bits = (np.uint16, 0x7FFF) if values.dtype.itemsize == 2 else (np.uint32, 0x7FFFFFFF)
-    largest: Array = (values.view(kind) & kind(bits)).max(1)
-    return largest.view(values.dtype).astype(np.float32)
+        blocks = [values[start : start + BLOCK_ROWS] for start in range(0, len(values), BLOCK_ROWS)]
+        return np.concatenate(
+            [np.zeros(0, np.float32), *(abs(b.astype(np.float32, copy=False)).max(1) for b in blocks)]
+        )
 
 
 def rescale_extreme_rows(values: Array, largest: Array) -> Array:
