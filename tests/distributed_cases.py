@@ -46,7 +46,7 @@ from pouf.models.demonstrations import Demonstrations
 from pouf.parallel.fsdp import shard_classifier
 from pouf.parallel.process_group import ProcessGroup, init_processes, leave, together
 from pouf.parallel.shards import full_tensor, local
-from pouf.runs.predictions import predict_share
+from pouf.runs.predict import predict_share
 from pouf.training import adaptation, trainer
 from pouf.training.engine import Engine
 from pouf.training.model import StepModel

@@ -34,7 +34,7 @@ from pouf.inference.cache import FeatureCache
 from pouf.models.cloze import Cloze
 from pouf.models.prompts import check_templates, read_templates
 from pouf.recipe import Optimisation, TunerSettings
-from pouf.reporting.review_page import read_review
+from pouf.reporting.html import read_review
 from pouf.runs.folder import Run
 from pouf.validation.review import NO_CLASS, read_answers
 

@@ -21,7 +21,7 @@ from pouf.demo import DIGITS
 from pouf.postprocess import Postprocessor
 from pouf.reading import file_digest
 from pouf.runs.folder import Run
-from pouf.runs.names import DETAILS
+from pouf.saving import DETAILS
 
 WEIGHTS = "model.safetensors"
 
