@@ -28,14 +28,12 @@ from pouf.files import check_named
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_sequence_classifier
 from pouf.models.base import Scores, class_means, evaluating, shared_objects, view
-from pouf.models.cloze import MAX_LENGTH
 from pouf.models.demonstrations import DemonstrationEncoder, Demonstrations
 from pouf.models.load import absolute_name, load_for_classes
 from pouf.models.precomputed import read_vectors
-from pouf.models.prompts import class_texts, fill
+from pouf.models.templates import MAX_LENGTH, class_texts, fill
 from pouf.options import WRONG_ARGUMENTS, AdaptArguments, AdaptOptions
-from pouf.parallel.padding import PROMPTS, in_pieces
-from pouf.parallel.process_group import processes
+from pouf.parallel.process_group import PROMPTS, in_pieces, processes
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import Kind, TunerSettings

@@ -22,6 +22,10 @@ class InputError(ValueError):
     """
 
 
+class Unreadable(Exception):
+    """One sample can't be read; the message gives the reason. Never fatal: the sample is skipped and listed."""
+
+
 class Diverged(RuntimeError):
     """The loss or its gradient stopped being a finite number.
 

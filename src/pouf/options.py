@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pouf.data.class_names import Classes
-from pouf.data.labelled import Labelled, Shots
+from pouf.data.labels import Labelled, Shots
 from pouf.files import check_named
 from pouf.recipe import Recipe
 

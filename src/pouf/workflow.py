@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.inputs import Inputs
-from pouf.data.labelled import Labelled, read_labelled
+from pouf.data.labels import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.interruption import catching
 from pouf.model_card import model_card
-from pouf.models.windows import warn_about_cut_texts
+from pouf.models.text_side import warn_about_cut_texts
 from pouf.options import AdaptOptions, Output
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.recipe import Recipe, full_name

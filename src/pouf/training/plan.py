@@ -13,8 +13,7 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.inputs import Inputs
-from pouf.data.labelled import Shots, read_shots
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Shots, Teacher, read_shots
 from pouf.data.views import perturbation
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
