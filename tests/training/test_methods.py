@@ -21,7 +21,7 @@ from pouf.options import AdaptOptions
 from pouf.recipe import PRESETS, Kind
 from pouf.training.methods import METHODS
 from pouf.training.plan import make_plan, resolve_plan
-from pouf.training.pseudo_labels import Surest
+from pouf.training.teachers import Surest
 
 
 def shots(inputs, labels: list[int], classes: int) -> Shots:

@@ -17,9 +17,9 @@ from transformers import AutoModel, AutoModelForMaskedLM, CLIPConfig, CLIPModel
 
 from pouf import Classifier, Images, InputError, Recipe, Texts
 from pouf.data.base import Unlabelled
-from pouf.reading import file_digest
+from pouf.files import file_digest
 from pouf.recipe import TunerSettings
-from pouf.tuners.lora import _adapter
+from pouf.tuners.weights import _adapter
 
 LORA = Recipe(steps=3, batch_size=8, augment="none", snapshots=0).with_settings(
     {"tuner.name": "lora", "tuner.rank": 2, "optimisation.lr": 3e-2, "optimisation.name": "adamw"}

@@ -23,7 +23,7 @@ from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError, optional
 
 if TYPE_CHECKING:
-    from pouf.models.cloze import Example, TextSample
+    from pouf.models.templates import Example, TextSample
 
 
 Split = Literal["train", "dev", "test"]

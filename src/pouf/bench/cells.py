@@ -27,7 +27,7 @@ from pouf.bench.archives import (
 from pouf.bench.tables import ABLATIONS, Cell, Result, Score, Setting
 from pouf.bench.tasks import GRID, GRID_METHODS, IMAGE_SETS, SHOTS, TASK_METRICS, TASKS, Task
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.labelled import Labelled
+from pouf.data.labels import Labelled
 
 EVALUATIONS = 10  # along a run, of which the paper takes the best
 Judge = Callable[[Classifier], dict[str, float]]  # on labelled data, by column

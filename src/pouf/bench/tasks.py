@@ -12,7 +12,7 @@ from torch import Tensor
 from pouf import InputError
 from pouf.data.class_names import normalise_name
 from pouf.data.images import EXTENSIONS, Images
-from pouf.data.labelled import Labelled
+from pouf.data.labels import Labelled
 
 Split = Literal["train", "test"]
 OFFICE_31 = """

@@ -8,18 +8,10 @@ from torch import Tensor
 
 from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
-from pouf.postprocess.clusters import clusters
-from pouf.postprocess.em import em
-from pouf.postprocess.few_classes import few_classes
-from pouf.postprocess.inmap import inmap
-from pouf.postprocess.prior_correction import prior_correction
-from pouf.postprocess.propagation import propagation
-from pouf.postprocess.refinement import refinement
-from pouf.postprocess.shares import shares
-from pouf.postprocess.sinkhorn import sinkhorn
-from pouf.postprocess.stata import stata
-from pouf.postprocess.transclip import transclip
-from pouf.postprocess.zlap import zlap
+from pouf.postprocess.clusters import clusters, refinement
+from pouf.postprocess.gaussians import few_classes, inmap, stata, transclip
+from pouf.postprocess.propagation import propagation, zlap
+from pouf.postprocess.shares import em, prior_correction, shares, sinkhorn
 
 __all__ = ["POSTPROCESSORS", "Postprocessor"]
 

@@ -21,15 +21,14 @@ from pydantic import BaseModel, ConfigDict
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
+from pouf.data.contents import as_url
 from pouf.data.inputs import normalise, split_columns
-from pouf.data.labelled import Labelled, read_labelled
-from pouf.data.remote import as_url
+from pouf.data.labels import Labelled, read_labelled
 from pouf.errors import InputError
-from pouf.files import write_json
+from pouf.files import read_json, read_text, write_json
 from pouf.model_card import README
 from pouf.parallel.fsdp import shard_classifier, wait_for_shards
 from pouf.parallel.process_group import launched_sharding, started_processes
-from pouf.reading import read_json, read_text
 from pouf.saving import DETAILS, MODEL_FOLDER, Use, read_card, stored
 from pouf.validation.verdict import Verdict, nothing_to_judge
 

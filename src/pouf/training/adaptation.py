@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.labelled import Shots
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Shots, Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
@@ -23,11 +22,11 @@ from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.plan import Plan, look_at_data, start_as_recipe_says
-from pouf.training.pseudo_labels import pseudo_labelled
 from pouf.training.recipe_for_data import TargetShares
+from pouf.training.teachers import pseudo_labelled
 from pouf.training.trainer import Training, make_checkpoints, train
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
-from pouf.validation.drift import Drift
+from pouf.validation.names import Drift
 from pouf.validation.selectors import Choice
 from pouf.validation.verdict import Verdict, assess, not_judged, nothing_to_judge
 

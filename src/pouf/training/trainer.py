@@ -14,8 +14,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.labelled import Shots
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Shots, Teacher
 from pouf.errors import Diverged, InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.interruption import defer_signals
@@ -26,9 +25,8 @@ from pouf.parallel.process_group import connection_errors, processes
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.batches import Batches
 from pouf.training.callbacks import Callback, Callbacks, Step
-from pouf.training.engine import Engine
+from pouf.training.engine import Engine, learning_rate, make_optimizer, set_rate
 from pouf.training.model import checkpointing
-from pouf.training.optim import learning_rate, make_optimizer, set_rate
 from pouf.training.recipe_for_data import FREE, TargetShares
 from pouf.training.state import Saver, TrainingState
 from pouf.training.two_pass import two_pass, whole

@@ -6,11 +6,8 @@ from collections.abc import Callable
 
 from pouf.recipe import TunerSettings
 from pouf.tuners.base import Target, Tuner, describe_trainable
-from pouf.tuners.full import full
-from pouf.tuners.layernorm import layernorm
-from pouf.tuners.lora import lora
-from pouf.tuners.prompt import SoftPrompt, prompt
-from pouf.tuners.prototypes import linear_map, prototypes
+from pouf.tuners.prompt import SoftPrompt, linear_map, prompt, prototypes
+from pouf.tuners.weights import full, layernorm, lora
 
 __all__ = ["TUNERS", "SoftPrompt", "Target", "Tuner", "describe_trainable"]
 

@@ -20,12 +20,12 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from pouf.classifier import Classifier
-from pouf.data.base import Subset, Unreadable
+from pouf.data.base import Subset
 from pouf.data.images import draft_jpeg
 from pouf.data.inputs import normalise
 from pouf.data.tables import read_table
 from pouf.data.texts import Texts
-from pouf.errors import InputError
+from pouf.errors import InputError, Unreadable
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.integrations.serve.guard import Limits
