@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -226,45 +226,20 @@ def encode_windows(encode: Callable[[Tensors], Tensor], batch: Tensors, unit: bo
     return (encoded.view(*weight.shape, -1) * share[..., None]).sum(1)
 
 
-class Cut(NamedTuple):
-    """How much of the texts exceeds the model's length."""
-
-    texts: int
-    cut: int  # of these, longer than the model reads
-    lost: float  # share of all tokens
-    room: int  # tokens of a text that are read
-    measured: int  # texts that this is an estimate from
-
-    def __str__(self) -> str:
-        about = "about " if self.measured < self.texts else ""
-        return (
-            f"{about}{self.cut:,} of {self.texts:,} texts are longer than the {self.room} tokens that the model reads: "
-            f"{self.lost:.0%} of all tokens are lost"
-        )
-
-
 def warn_about_cut_texts(backbone: Backbone, data: Unlabelled, remedy: str) -> None:
-    """Log how many of these texts are cut, and how much of them is lost."""
-    if (found := measure_cut(backbone, data)) is not None:
-        logger.warning("%s%s", found, f"; {remedy}" if backbone.supports_windows else "")
-
-
-def measure_cut(backbone: Backbone, data: Unlabelled) -> Cut | None:
-    """How much of these texts is cut, measured on at most 1,000 of them; None if nothing is."""
-    if backbone.windows or data.modality != "text" or data.streamed or not len(data):
-        return None
+    """Log how much of these texts is longer than the model reads, measured on at most 1,000 of them."""
+    if backbone.windows or data.modality != "text" or data.streamed:
+        return
     samples = []
     for index in range(0, len(data), max(1, len(data) // MAX_MEASURED_TEXTS)):
-        try:
+        with suppress(Unreadable):
             samples.append(data.read(index))
-        except Unreadable:
-            continue
-    found = backbone.text_lengths(samples) if samples else None
-    if found is None:
-        return None
-    lengths, room = found
+    lengths, room = (backbone.text_lengths(samples) if samples else None) or ([], 0)
     longer = sum(length > room for length in lengths)
-    if not longer:
-        return None
-    lost = sum(max(0, length - room) for length in lengths) / sum(lengths)
-    return Cut(len(data), round(longer * len(data) / len(samples)), lost, room, len(samples))
+    if longer:
+        logger.warning(
+            "%s%s of %s texts are longer than the %d tokens that the model reads: %.0f%% of all tokens are lost%s",
+            "about " * (len(samples) < len(data)), f"{round(longer * len(data) / len(samples)):,}", f"{len(data):,}",
+            room, 100 * sum(max(0, length - room) for length in lengths) / sum(lengths),
+            f"; {remedy}" if backbone.supports_windows else "",
+        )  # fmt: skip
