@@ -14,12 +14,12 @@ import torch
 from markupsafe import Markup
 from PIL import Image
 
-from pouf.classifier import Classifier, Predictions
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import Taxonomy
 from pouf.errors import plural
 from pouf.files import write_text
-from pouf.inference.encode import InferenceConfig
+from pouf.inference.encode import InferenceConfig, Predictions
 from pouf.recipe import Recipe
 from pouf.reporting.figures import CLASSES, Comparison, both_maps, compare_features, histogram, line, nearest_inputs
 from pouf.reporting.pages import as_text, render, script_data, shorten, thumbnail

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pouf.classifier import Classifier, Predictions
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import Taxonomy
 from pouf.errors import InputError, optional
 from pouf.files import atomic_write, check_writable
-from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig, in_order, share_skipped
+from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig, Predictions, in_order, share_skipped
 from pouf.parallel.process_group import launched_as_main, processes, started_processes
 
 Row = dict[str, Any]
