@@ -89,11 +89,11 @@ def test_each_class_has_its_own_gradient_where_contexts_are_class_specific(clip_
     assert gradient.abs().sum((1, 2)).gt(0).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("tune", sorted(TUNERS.keys() - {"map"}))
-def test_a_tuner_changes_its_own_parameters_and_no_other(clip_folder: Path, tune: str, pictures: list) -> None:
+@pytest.mark.parametrize("name", sorted(TUNERS.keys() - {"map"}))
+def test_a_tuner_changes_its_own_parameters_and_no_other(clip_folder: Path, name: str, pictures: list) -> None:
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
     recipe = Recipe(steps=3, batch_size=6, augment="none").with_settings(
-        **{"tuner.name": tune, "optimisation.lr": 1e-2, "optimisation.weight_decay": 0.1}
+        **{"tuner.name": name, "optimisation.lr": 1e-2, "optimisation.weight_decay": 0.1}
     )
     tuner = tune(classifier, recipe.tuner)
     before = {name: p.detach().clone() for name, p in classifier.named_parameters()}
@@ -105,10 +105,10 @@ def test_a_tuner_changes_its_own_parameters_and_no_other(clip_folder: Path, tune
     assert unmoved == set()
 
 
-@pytest.mark.parametrize("tune", sorted(TUNERS.keys() - {"map"}))
-def test_a_tuner_says_truly_which_sides_it_touches(clip_folder: Path, tune: str, pictures: list) -> None:
+@pytest.mark.parametrize("name", sorted(TUNERS.keys() - {"map"}))
+def test_a_tuner_says_truly_which_sides_it_touches(clip_folder: Path, name: str, pictures: list) -> None:
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
-    tuner = tune(classifier, TunerSettings(name=tune))
+    tuner = tune(classifier, TunerSettings(name=name))
     features, prototypes = classifier.features(pictures), classifier.prototypes().detach()
     with torch.no_grad():
         for parameter in tuner.parameters.values():
