@@ -13,6 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, F
 from pouf import Classifier, InputError, Recipe, Texts
 from pouf.inference.encode import InferenceConfig
 from pouf.models.masked_lm import HEADS, MaskedLM
+from pouf.tuners import tune
 
 TEMPLATE = "{text} it was [MASK]."
 CLASSES, WORDS = ["negative", "positive"], ["terrible", "great"]
@@ -67,7 +68,7 @@ def test_soft_vectors_before_the_input_count_as_words_there(tmp_path: Path, kind
     """Before training they are the embeddings of the context's words, so the result is that of writing the words."""
     folder = masked_lm(tmp_path, kind)
     classifier = classifier_of(folder)
-    classifier.tune(RECIPE.with_settings(**{"tuner.name": "prompt", "tuner.context": " so very good"}).tuner)
+    tune(classifier, RECIPE.with_settings(**{"tuner.name": "prompt", "tuner.context": " so very good"}).tuner)
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     words = tokenizer(" so very good", add_special_tokens=False)["input_ids"]
     label_ids = classifier.backbone.label_ids

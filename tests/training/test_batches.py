@@ -15,6 +15,7 @@ from pouf.demo import DIGITS
 from pouf.errors import Unreadable
 from pouf.inference.encode import InferenceConfig
 from pouf.training.batches import Batches
+from pouf.tuners import tune
 
 
 def images() -> Classifier:
@@ -101,7 +102,7 @@ def test_a_sample_that_goes_within_a_step_is_left_out_of_its_gradient_and_shifts
 ) -> None:
     data = Vanishing(pictures[:7], once={1, 5, 6}, later={3})
     classifier, settings = images(), recipe(batch_size=7, **{"compute.chunk": 2})
-    tuner = classifier.tune(settings.tuner)
+    tuner = tune(classifier, settings.tuner)
     (side,) = next(Batches(classifier, tuner, data, None, settings, InferenceConfig())).inputs
     chunks = list(side.chunks())
     gradient = torch.randn(sum(chunk.rows for chunk in chunks), 2)

@@ -338,12 +338,12 @@ def view(tensor: Tensor) -> Tensor:
     return nn.Parameter(same, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else same
 
 
-def shared_objects(backbone: Backbone) -> dict[int, Any]:
-    """The memo of a deep copy that has the backbone's tensors in the same memory.
+def shared_objects(backbone: Backbone, *parts: nn.Module | None) -> dict[int, Any]:
+    """The memo of a deep copy that has the tensors of the backbone and of other parts in the same memory.
 
     Tokenizers and configs stay as they are, and copying them takes long. Of a sharded backbone there is no copy.
     """
-    memo: dict[int, Any] = {}
+    memo = {id(tensor): view(tensor) for part in parts if part for tensor in (*part.parameters(), *part.buffers())}
     for part in (backbone, *backbone.modules(), backbone.text_side):
         for value in vars(part).values() if part is not None else ():
             for each in (value, *(vars(value).values() if hasattr(value, "__dict__") else ())):

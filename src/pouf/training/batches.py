@@ -23,7 +23,7 @@ from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import PROMPTS, PaddingSample, ProcessGroup, in_pieces, processes
 from pouf.recipe import Recipe
-from pouf.training.model import Chunk
+from pouf.training.model import Chunk, prompt_counts
 from pouf.training.state import random_state, set_random_state
 from pouf.training.two_pass import Batch, Side, split_by_length
 from pouf.tuners import Tuner
@@ -66,7 +66,7 @@ class Batches(Iterator[Batch]):
                 self.sources[term] = batches_of(given.inputs)
             index = list(self.sources).index(term) if term in self.sources else 0
             self.tables[term] = (index, given.targets.to(classifier.device))
-        total, sharded = sum(classifier.prompts_per_class()), classifier.backbone.sharded
+        total, sharded = sum(prompt_counts(classifier)), classifier.backbone.sharded
         self.prompts = partial(prompt_side, total, tuner.touches_prompts, sharded, recipe.compute.chunk, processes())
         self.any_prompts = total > 0
         self.seeds = random.Random(recipe.seed)
