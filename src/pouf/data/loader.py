@@ -41,7 +41,7 @@ class BatchReader:
     transform: Callable[[Any, int], Any] | None = None
     side: int | None = None
 
-    def __getitem__(self, draws: list[Draw]) -> ReadBatch:
+    def __getitem__(self, draws: Sequence[Draw]) -> ReadBatch:
         indices, samples, failed = [], [], {}
         for index, seed in draws:
             try:
@@ -68,10 +68,10 @@ class SupportsRead(Protocol[T_co]):
     @property
     def data(self) -> Unlabelled: ...
 
-    def __getitem__(self, draws: list[Draw], /) -> T_co: ...
+    def __getitem__(self, draws: Sequence[Draw], /) -> T_co: ...
 
 
-def read_batches(reader: SupportsRead[T], batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[T]:
+def read_batches(reader: SupportsRead[T], batches: Iterable[Sequence[Draw]], workers: int = 0) -> Iterator[T]:
     """Batches in order; `workers` processes read ahead.
 
     The caller adds unreadable samples to the data's `skipped`, in agreement with the other processes of a run, since

@@ -12,7 +12,7 @@ from pouf.losses.information import entropy, normalised_information
 from pouf.losses.prior import gated_shares, share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess.agreement import kappa
-from pouf.postprocess.base import Postprocessor, nearest
+from pouf.postprocess.base import Postprocessor, nearest_others
 from pouf.postprocess.sinkhorn import relaxed_offsets
 from pouf.postprocess.stata import NEIGHBOURS, fit_anchored
 
@@ -32,7 +32,7 @@ def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Ten
     """
     logits = scores.logits.float()
     x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
-    near = nearest(x, x, itself=False, count=NEIGHBOURS)
+    near = nearest_others(x, NEIGHBOURS)
     if prior is None and too_unsure(logits):
         return _nothing(logits, "they are too unsure to tell which of the classes are there")
     shares = gated_shares(logits.softmax(1)) if prior is None else prior.to(logits)

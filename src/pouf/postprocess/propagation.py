@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.models.base import Scores
-from pouf.postprocess.base import Postprocessor, nearest, vote
+from pouf.postprocess.base import Postprocessor, nearest_others, vote
 from pouf.postprocess.sinkhorn import relaxed_offsets
 
 NEIGHBOURS, ROUNDS = 10, 20
@@ -28,7 +28,7 @@ def propagation(
     logits = scores.logits.float()
     bias = torch.zeros(logits.shape[1]).to(logits) if prior is None else relaxed_offsets(logits, prior)
     start = (logits + bias).softmax(1)
-    weights, rows = nearest(unit, unit, itself=False, count=NEIGHBOURS)
+    weights, rows = nearest_others(unit, NEIGHBOURS)
     near = (weights / weights.sum(1, keepdim=True), rows)
     votes = start
     for _ in range(ROUNDS):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.models.base import Scores
-from pouf.postprocess.base import Near, Postprocessor, nearest, weighted_votes
+from pouf.postprocess.base import Near, Postprocessor, nearest_others, weighted_votes
 
 SCALE = 50.0  # of the likelihood against the prediction
 NEIGHBOURS = 3
@@ -30,7 +30,7 @@ def stata(
     """
     logits = scores.logits.float() if prior is None else scores.logits.float() + prior.to(scores.logits).log()
     x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
-    near = nearest(x, x, itself=False, count=NEIGHBOURS)
+    near = nearest_others(x, NEIGHBOURS)
     return fit_anchored(x, anchors, near, logits, logits - scores.logits.float(), rounds)
 
 
@@ -72,7 +72,7 @@ def gaussian(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def symmetrised(near: Near, z: Tensor) -> Tensor:
     """⅙ (W + Wᵀ) z: what an input's neighbours say, and those whose neighbour it is."""
-    back = torch.zeros_like(z)
-    for weight, row in zip(*(part.T for part in near), strict=True):
-        back.index_add_(0, row, weight[:, None] * z)
-    return (weighted_votes(near, z) + back) / 6
+    votes = weighted_votes(near, z)
+    for weights, rows in zip(*(part.unbind(1) for part in near), strict=True):
+        votes.index_add_(0, rows, weights[:, None] * z)
+    return votes.div_(6)

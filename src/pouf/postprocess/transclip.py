@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.models.base import Scores
-from pouf.postprocess.base import Postprocessor, nearest
+from pouf.postprocess.base import Postprocessor, nearest_others
 from pouf.postprocess.stata import NEIGHBOURS, SCALE, symmetrised
 
 SUREST_PER_CLASS = 8  # inputs of each class that its mean starts from
@@ -33,7 +33,7 @@ def transclip(
     surest = z.topk(min(SUREST_PER_CLASS, len(x)), dim=0).indices  # (8, k)
     means = F.normalize(x[surest].mean(0), dim=1)
     variance = torch.full((x.shape[1],), 1 / x.shape[1]).to(x)
-    near, squares = nearest(x, x, itself=False, count=NEIGHBOURS), (x**2).mean(0)
+    near, squares = nearest_others(x, NEIGHBOURS), (x**2).mean(0)
     for _ in range(rounds):
         bias, weight = _likelihood(means, variance)
         likelihood = bias + x @ weight.T

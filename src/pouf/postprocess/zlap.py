@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.models.base import Scores
-from pouf.postprocess.base import Postprocessor, nearest
+from pouf.postprocess.base import Postprocessor, nearest_others
 from pouf.postprocess.sinkhorn import relaxed_offsets
 
 NEIGHBOURS = 5
@@ -28,7 +28,7 @@ def zlap(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | N
     """
     x, own = F.normalize(features.float(), dim=1), scores.logits.float()
     n, k = own.shape
-    cosines, others = nearest(x, x, itself=False, count=NEIGHBOURS)
+    cosines, others = nearest_others(x, NEIGHBOURS)
     sims, classes = scores.sim.float().topk(min(NEIGHBOURS, k), dim=1)
     weights = torch.cat([cosines, sims.clamp_min(0) ** POWER], dim=1).flatten()
     ends = torch.cat([others + k, classes], dim=1).flatten()
