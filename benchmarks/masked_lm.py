@@ -28,14 +28,12 @@ from pathlib import Path
 import torch
 
 from pouf import Classifier, Recipe, Shots, Texts
-from pouf.bench.archives import read_task
-from pouf.bench.few_shot import few_shot, subset
-from pouf.bench.language import TASKS, Task
-from pouf.bench.metrics import TASK_METRICS
+from pouf.bench.archives import few_shot, read_task, subset
+from pouf.bench.tasks import TASK_METRICS, TASKS, Task
 from pouf.data.tables import read_table
-from pouf.models.cloze import TextSample
 from pouf.models.demonstrations import Demonstrations
-from pouf.postprocess.prior_correction import prior_correction
+from pouf.models.templates import TextSample
+from pouf.postprocess.shares import prior_correction
 from pouf.runs.folder import versions
 
 DOMAINS = ("tweets", "amazon", "nyt")

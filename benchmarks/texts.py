@@ -21,7 +21,7 @@ import torch
 
 from pouf import Classifier, Recipe, Texts
 from pouf.data.tables import read_table
-from pouf.postprocess.prior_correction import prior_correction
+from pouf.postprocess.shares import prior_correction
 from pouf.runs.folder import versions
 from pouf.validation.diagnostics import share
 

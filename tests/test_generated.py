@@ -28,13 +28,12 @@ from PIL import Image
 from safetensors.torch import save as to_safetensors
 
 from pouf import Classifier, Images, InputError, Output, Recipe, Texts, Vectors, read_labelled
-from pouf.data.base import Unreadable
 from pouf.data.class_names import check_classes, read_classes
+from pouf.errors import Unreadable
 from pouf.inference.cache import FeatureCache
-from pouf.models.cloze import Cloze
-from pouf.models.prompts import check_templates, read_templates
+from pouf.models.templates import Cloze, check_templates, read_templates
 from pouf.recipe import Optimisation, TunerSettings
-from pouf.reporting.review_page import read_review
+from pouf.reporting.html import read_review
 from pouf.runs.folder import Run
 from pouf.validation.review import NO_CLASS, read_answers
 
@@ -219,7 +218,7 @@ def pictures_of_any_bytes(draw: Draw, folder: Path, run: Path) -> None:
     (folder / "a.png").write_bytes(content)
     images = Images.from_folder(folder)
     try:
-        image = images.read_for(0, draw(st.sampled_from([None, 4])))
+        image = images.read(0, draw(st.sampled_from([None, 4])))
     except Unreadable as error:
         assert str(error)
     else:

@@ -23,7 +23,7 @@ from pouf.recipe import (
     TunerSettings,
     recipe_names,
 )
-from pouf.training.optim import OPTIMIZERS, SCHEDULES
+from pouf.training.engine import OPTIMIZERS, SCHEDULES
 from pouf.tuners import TUNERS
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pouf.losses import divergence, squared_error
-from pouf.losses.supervised import divergence_by_sureness
+from pouf.losses.information import divergence_by_sureness
 
 
 def logits(n: int = 6, k: int = 3) -> torch.Tensor:

@@ -11,11 +11,11 @@ from helpers import train
 from small_models import masked_lm
 
 from pouf import METHODS, Classifier, InputError, Recipe, Texts
-from pouf.data.labelled import NO_LABEL, Labelled, Shots, read_shots
+from pouf.data.labels import NO_LABEL, Labelled, Shots, read_shots
 from pouf.inference.encode import Transform
 from pouf.losses import squared_error
-from pouf.models.cloze import Example
 from pouf.models.demonstrations import EXAMPLES_AT_ONCE, Demonstrations
+from pouf.models.templates import Example
 from pouf.training.adaptation import adapt
 
 BAD = ["we hated the food", "the film was bad", "very bad service", "they hated it"]
@@ -303,7 +303,7 @@ def test_rows_without_a_label_are_no_shots_of_the_first_class(tmp_path: Path) ->
 class Ending(Texts):
     """Reading is interrupted, or fails, after some texts."""
 
-    def read(self, index: int) -> str:
+    def read(self, index: int, side: int | None = None) -> str:
         if index > 2:
             raise self.error
         return super().read(index)

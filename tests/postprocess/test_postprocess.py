@@ -11,19 +11,11 @@ from pouf import InputError
 from pouf.losses.prior import share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess import POSTPROCESSORS
-from pouf.postprocess.clusters import clusters, leave_one_out
 from pouf.postprocess.base import nearest_others
-from pouf.postprocess.em import em
-from pouf.postprocess.few_classes import few_classes
-from pouf.postprocess.inmap import inmap
-from pouf.postprocess.prior_correction import prior_correction
-from pouf.postprocess.propagation import propagation
-from pouf.postprocess.refinement import refinement, trust_in_equal_shares
-from pouf.postprocess.shares import off_by
-from pouf.postprocess.sinkhorn import relaxed_offsets, sinkhorn
-from pouf.postprocess.stata import stata
-from pouf.postprocess.transclip import transclip
-from pouf.postprocess.zlap import zlap
+from pouf.postprocess.clusters import clusters, leave_one_out, refinement, trust_in_equal_shares
+from pouf.postprocess.gaussians import few_classes, inmap, stata, transclip
+from pouf.postprocess.propagation import propagation, zlap
+from pouf.postprocess.shares import em, off_by, prior_correction, relaxed_offsets, sinkhorn
 
 K, D, T = 12, 16, 0.05
 

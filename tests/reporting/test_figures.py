@@ -12,7 +12,7 @@ from markupsafe import Markup
 from small_models import sentence_encoder
 
 from pouf import EMBEDDED, Classifier, Images, Texts, Vectors
-from pouf.data.labelled import read_labelled
+from pouf.data.labels import read_labelled
 from pouf.demo import DIGITS
 from pouf.reporting.figures import (
     Comparison,
@@ -29,7 +29,7 @@ from pouf.reporting.figures import (
     similarities,
     tsne,
 )
-from pouf.reporting.svg import write_svg
+from pouf.reporting.pages import write_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '<script>alert(1)</script> & "quotes" ]]> var(--ink)'

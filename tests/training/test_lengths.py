@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from small_models import masked_lm, sentence_encoder
 
 from pouf import Classifier, Recipe, Texts
-from pouf.training import lengths
-from pouf.training.lengths import length_groups, split_by_length
+from pouf.training import two_pass
 from pouf.training.model import Chunk
+from pouf.training.two_pass import length_groups, split_by_length
 
 TEXTS = ["we loved it", "food " * 20, "bad", "a good film " * 6, "the sea", "it was okay " * 6, "air", "who loved it?"]
 
@@ -39,11 +39,11 @@ def test_texts_of_one_length_are_one_group() -> None:
 def test_padding_is_cut_and_no_token() -> None:
     mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]])
     content = {"input_ids": torch.arange(18).view(3, 6), "attention_mask": mask, "mask_position": torch.arange(3)}
-    lengths.GROUP_COST, before = {"cpu": 0.5}, lengths.GROUP_COST
+    two_pass.GROUP_COST, before = {"cpu": 0.5}, two_pass.GROUP_COST
     try:
         parts, rows = split_by_length(Chunk(content, 0, 3), torch.device("cpu"))
     finally:
-        lengths.GROUP_COST = before
+        two_pass.GROUP_COST = before
     assert rows == [2, 0, 1] and [part.rows for part in parts] == [1, 1, 1]
     assert [part.content["input_ids"].shape[1] for part in parts] == [1, 2, 6]
     assert torch.equal(torch.cat([part.content["mask_position"] for part in parts]), torch.tensor([2, 0, 1]))
@@ -67,7 +67,7 @@ def test_groups_take_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return weights(classifier), result.history[-1].loss, len(calls)
 
     whole, loss, calls = trained(tmp_path / "whole")  # short texts are one group
-    monkeypatch.setattr(lengths, "GROUP_COST", {"cpu": 1})  # as if a group cost next to nothing
+    monkeypatch.setattr(two_pass, "GROUP_COST", {"cpu": 1})  # as if a group cost next to nothing
     grouped, other_loss, more_calls = trained(tmp_path / "grouped")
     assert chunk or more_calls > calls
     assert other_loss == pytest.approx(loss, abs=1e-5)

@@ -12,16 +12,16 @@ from PIL import Image
 from small_models import masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, Vectors
-from pouf.classifier import Predictions
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
+from pouf.inference.encode import Predictions
 from pouf.losses import conditional_transport, entropy, mutual_information
 from pouf.models.precomputed import Precomputed
 from pouf.options import AdaptOptions
 from pouf.recipe import PRESETS, Kind
 from pouf.training.methods import METHODS
 from pouf.training.plan import make_plan, resolve_plan
-from pouf.training.pseudo_labels import Surest
+from pouf.training.teachers import Surest
 
 
 def shots(inputs, labels: list[int], classes: int) -> Shots:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import seen
 
-from pouf.postprocess.agreement import kappa
+from pouf.postprocess.base import kappa
 from pouf.validation.diagnostics import SnapshotPredictions, diagnose, spread_of
 from pouf.validation.rules import METRICS, alarms, cautions, rows_of
 

@@ -15,7 +15,7 @@ from pouf import Callback, Classifier, InputError, KeepNames, Output, Step, Vect
 from pouf.demo import DIGITS
 from pouf.recipe import Recipe
 from pouf.training.adaptation import adapt
-from pouf.validation.drift import other_names
+from pouf.validation.names import other_names
 
 LETTERS = ["letter a", "letter b", "letter c", "letter d"]
 SETTINGS = {"steps": 12, "batch_size": 32, "snapshots": 1}

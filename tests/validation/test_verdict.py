@@ -15,7 +15,7 @@ from pouf import EMBEDDED, Classifier, Diverged, Images, Output, Recipe, Verdict
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
 from pouf.models.load import embedded_folder
-from pouf.postprocess.agreement import kappa
+from pouf.postprocess.base import kappa
 from pouf.runs.folder import Run
 from pouf.training.adaptation import adapt
 from pouf.training.search import choose_trial, judge_trial

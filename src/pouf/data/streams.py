@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from pouf.data.base import Modality, Unlabelled, Unreadable
+from pouf.data.base import Modality, Unlabelled
+from pouf.data.batches import Draw, Draws, RandomBatches, ReplayedBatches
 from pouf.data.images import ImageFile, Images, as_item
-from pouf.data.random_batches import Draw, Draws, RandomBatches, ReplayedBatches
-from pouf.data.texts import Texts
-from pouf.errors import InputError
+from pouf.data.texts import RowNumbers, Texts
+from pouf.errors import InputError, Unreadable
 
 
 class Stream(Unlabelled):
@@ -34,7 +34,7 @@ class Stream(Unlabelled):
     def __init__(
         self, open: Callable[[], Iterable[Any]], modality: Modality, source: str = "the stream", buffer: int = 4096
     ) -> None:
-        super().__init__(_StreamIds(), source)
+        super().__init__(RowNumbers(0), source)  # numbers in the order of arrival, as many as were read
         self.open = open
         self.modality = modality
         self.buffer = buffer
@@ -59,17 +59,12 @@ class Stream(Unlabelled):
         samples = [as_item(sample) for sample in islice(self.open(), n)]
         return Images(samples, source=self.source) if self.modality == "image" else Texts(samples, source=self.source)
 
-    def read(self, index: int) -> Any:
-        return self.read_for(index, None)
-
-    def read_for(self, index: int, side: int | None) -> Any:
+    def read(self, index: int, side: int | None = None) -> Any:
         sample = as_item(self.waiting[index])
-        one: Images | Texts = (
-            Images([sample]) if isinstance(sample, (Image.Image, ImageFile, Path)) else Texts([sample])
-        )
+        one = Images([sample]) if isinstance(sample, (Image.Image, ImageFile, Path)) else Texts([sample])
         if one.modality != self.modality:
             raise Unreadable(f"expected {'an image' if self.modality == 'image' else 'a text'}, not {type(sample)}")
-        read = one.read_for(0, side)
+        read = one.read(0, side)
         self.any_read = True
         return read
 
@@ -82,7 +77,7 @@ class Stream(Unlabelled):
         pool: list[int] = []
         batch: list[Draw] = []
         for position, sample in enumerate(self._repeat()):
-            self.ids.total = position + 1  # type: ignore[attr-defined]
+            self.ids.n = position + 1  # type: ignore[attr-defined]
             self.waiting[position] = sample
             pool.append(position)
             if len(pool) < max(self.buffer, size):
@@ -113,26 +108,10 @@ class Stream(Unlabelled):
 
     def _repeat(self) -> Iterator[Any]:
         while True:
-            empty, first = True, not self.ids.total  # type: ignore[attr-defined]
+            empty, first = True, not self.ids.n  # type: ignore[attr-defined]
             for sample in self.open():
                 empty = False
                 yield sample
             if empty:
-                why = (
-                    "there must be at least one sample"
-                    if first
-                    else "each call of open() must start from the first sample"
-                )
+                why = "there must be at least one" if first else "each call of open() must start from the first sample"
                 raise InputError(f"{self.source} is empty: {why}")
-
-
-class _StreamIds(Sequence[str]):
-    """Ids are numbers in the order of arrival; the length is the number of samples read so far."""
-
-    total = 0
-
-    def __len__(self) -> int:
-        return self.total
-
-    def __getitem__(self, index: Any) -> Any:
-        return str(index)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.data.base import Transform, Unlabelled, Unreadable
-from pouf.data.loader import ReadBatch, tensors_of
-from pouf.data.random_batches import Draw
+from pouf.data.base import Transform, Unlabelled
+from pouf.data.batches import Draw, ReadBatch, tensors_of
+from pouf.errors import Unreadable
 from pouf.inference.cache import CachedFeatures
-from pouf.parallel.padding import in_step
+from pouf.parallel.process_group import in_step
 
 
 class View(NamedTuple):
@@ -55,7 +55,7 @@ class ViewReader:
             wanted = [number for number in of_sample if not self._is_known(number, index)]
             found += len(of_sample) - len(wanted)
             try:
-                sample = self.data.read_for(index, self.side) if wanted else None
+                sample = self.data.read(index, self.side) if wanted else None
             except Unreadable as error:
                 failed[index] = str(error)
                 continue

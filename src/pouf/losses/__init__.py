@@ -1,10 +1,23 @@
 """Losses as pure functions on tensors: no model, no data, no files."""
 
-from pouf.losses.information import effective_classes, entropy, marginal_entropy, mutual_information
-from pouf.losses.optimal_transport import optimal_transport, transport_plan
+from pouf.losses.information import (
+    divergence,
+    effective_classes,
+    entropy,
+    marginal_entropy,
+    mutual_information,
+    squared_error,
+)
 from pouf.losses.prior import PaperPrior, PriorEstimate
-from pouf.losses.supervised import divergence, squared_error
-from pouf.losses.transport import COSTS, Transport, conditional_transport, cosine_cost, exponential_cost
+from pouf.losses.transport import (
+    COSTS,
+    Transport,
+    conditional_transport,
+    cosine_cost,
+    exponential_cost,
+    optimal_transport,
+    transport_plan,
+)
 
 __all__ = [
     "COSTS",

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.losses.information import entropy, mutual_information
-from pouf.losses.optimal_transport import optimal_transport
+from pouf.losses.information import divergence, divergence_by_sureness, entropy, mutual_information, squared_error
 from pouf.losses.prior import PaperPrior, PriorEstimate
-from pouf.losses.supervised import divergence, divergence_by_sureness, squared_error
-from pouf.losses.transport import COSTS, conditional_transport
+from pouf.losses.transport import COSTS, conditional_transport, optimal_transport
 
 if TYPE_CHECKING:
     from pouf.models.base import Scores

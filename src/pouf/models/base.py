@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from pouf.data.base import Modality, Unlabelled
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
-from pouf.files import write_tensors
-from pouf.models.adapter import Adapter
-from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, fill
+from pouf.files import read_tensors, write_tensors
+from pouf.models.templates import DEFAULT_TEMPLATES, check_distinct, check_templates, fill
 from pouf.models.text_side import TextSide
-from pouf.parallel.shards import full_tensor
-from pouf.reading import read_tensors
+from pouf.parallel.fsdp import full_tensor
 from pouf.recipe import Kind
+
+if TYPE_CHECKING:
+    from pouf.tuners.weights import Adapter
 
 Tensors = dict[str, Tensor]
 
@@ -280,12 +281,30 @@ def _bytes(tensor: Tensor) -> Any:
     return full_tensor(tensor).detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
-def model_weights(weights: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
-    """Those weights of a backbone that belong to the transformers model within it, by that model's names."""
-    if weights is None:
-        return None
-    prefix = "model."
-    return {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
+class TransformersBackbone(Backbone):
+    """A model of transformers with its tokenizer or its image processor."""
+
+    model: Any
+    tokenizer: Any = None
+    image_processor: Any = None
+
+    def preprocessing(self) -> str:
+        return str(self.image_processor.to_json_string())
+
+    def prepare(self, samples: Sequence[Any]) -> Tensors:
+        return dict(self.image_processor(images=list(samples), return_tensors="pt"))
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
+        assert self.text_side is not None
+        return self.text_side(prompts)
+
+    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        if weights is not None:  # by the model's own names
+            weights = {name[len("model.") :]: each for name, each in weights.items() if name.startswith("model.")}
+        self.model.save_pretrained(folder, state_dict=weights)
+        for part in (self.tokenizer, self.image_processor):
+            if part is not None:
+                part.save_pretrained(folder)
 
 
 def class_means(rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -319,12 +338,12 @@ def view(tensor: Tensor) -> Tensor:
     return nn.Parameter(same, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else same
 
 
-def shared_objects(backbone: Backbone) -> dict[int, Any]:
-    """The memo of a deep copy that has the backbone's tensors in the same memory.
+def shared_objects(backbone: Backbone, *parts: nn.Module | None) -> dict[int, Any]:
+    """The memo of a deep copy that has the tensors of the backbone and of other parts in the same memory.
 
     Tokenizers and configs stay as they are, and copying them takes long. Of a sharded backbone there is no copy.
     """
-    memo: dict[int, Any] = {}
+    memo = {id(tensor): view(tensor) for part in parts if part for tensor in (*part.parameters(), *part.buffers())}
     for part in (backbone, *backbone.modules(), backbone.text_side):
         for value in vars(part).values() if part is not None else ():
             for each in (value, *(vars(value).values() if hasattr(value, "__dict__") else ())):

@@ -1,14 +1,23 @@
-"""Sentences → vectors, with support for soft prompts."""
+"""Sentences → vectors, with support for soft prompts, and long texts in windows."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from pouf.data.base import Unlabelled
+from pouf.errors import Unreadable
+
+if TYPE_CHECKING:
+    from pouf.models.base import Backbone
 
 PROMPTS_AT_ONCE = 256  # sentences encoded at once
 
@@ -59,9 +68,11 @@ class TextSide:
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
         """(m, d), in the given order, differentiable."""
-        chunks = self._chunks_of(tuple(sentences))
+        chunks = self._tokenize(tuple(sentences))
         device = self.embedding.weight.device
-        encoded = torch.cat([self.encode_tokens(_to(chunk.tokens, device)) for chunk in chunks])
+        encoded = torch.cat(
+            [self.encode_tokens({name: t.to(device) for name, t in chunk.tokens.items()}) for chunk in chunks]
+        )
         order = torch.cat([chunk.positions for chunk in chunks]).to(device)
         return encoded[order.argsort()]
 
@@ -94,18 +105,16 @@ class TextSide:
                 return framed[:start], framed[start + len(bare) :]
         raise ValueError(f"the tokenizer changes a sentence when it adds special tokens: {bare} became {framed}")
 
-    def _chunks_of(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
+    def _tokenize(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
         if sentences not in self._tokenized:
             if len(self._tokenized) == MAX_CACHED_CHUNKS:
                 del self._tokenized[next(iter(self._tokenized))]  # the oldest
-            self._tokenized[sentences] = self._tokenize(sentences)
+            ids = self.all_token_ids(sentences)
+            order = torch.tensor(sorted(range(len(ids)), key=lambda i: len(ids[i])))
+            self._tokenized[sentences] = [
+                PromptChunk(chunk, self.pad([ids[i] for i in chunk])) for chunk in order.split(PROMPTS_AT_ONCE)
+            ]
         return self._tokenized[sentences]
-
-    def _tokenize(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
-        ids = self.all_token_ids(sentences)
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        chunks = [order[start : start + PROMPTS_AT_ONCE] for start in range(0, len(order), PROMPTS_AT_ONCE)]
-        return [PromptChunk(torch.tensor(chunk), self.pad([ids[i] for i in chunk])) for chunk in chunks]
 
 
 def tokenizer_facts(tokenizer: Any) -> str:
@@ -161,5 +170,76 @@ def replaced_embeddings(embedding: nn.Embedding, positions: Tensor, vectors: Ten
         handle.remove()
 
 
-def _to(tokens: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: tensor.to(device) for name, tensor in tokens.items()}
+logger = logging.getLogger(__name__)
+Tensors = dict[str, Tensor]
+T = TypeVar("T")
+WINDOW_WEIGHT = "window_weight"  # (n, w), tokens of each window; 0 for padding windows
+WINDOWS_AT_ONCE = 256  # windows encoded at once when no gradient is needed
+MAX_MEASURED_TEXTS = 1000  # for an estimate of their lengths
+
+
+def split_evenly(tokens: Sequence[T], room: int) -> list[Sequence[T]]:
+    """Consecutive windows of at most `room` tokens, all of about the same length; at least one window."""
+    count = max(1, -(-len(tokens) // room))
+    bounds = [len(tokens) * i // count for i in range(count + 1)]
+    return [tokens[start:end] for start, end in pairwise(bounds)]
+
+
+def stack(batch: Tensors, lengths: Sequence[Sequence[int]]) -> Tensors:
+    """Windows of n texts, one after another, as a batch of texts: (m, …) -> (n, w, …), and their weights (n, w).
+
+    A text with fewer windows than others repeats its first, with weight 0.
+
+    Args:
+        lengths: for each text, the tokens of each of its windows.
+    """
+    width = max(len(own) for own in lengths)
+    index, weight = torch.zeros(2, len(lengths), width, dtype=torch.long)
+    first = 0
+    for i, own in enumerate(lengths):
+        index[i] = first
+        index[i, : len(own)] += torch.arange(len(own))
+        weight[i, : len(own)] = torch.tensor(own).clamp_min(1)
+        first += len(own)
+    return {name: tensor[index] for name, tensor in batch.items()} | {WINDOW_WEIGHT: weight.float()}
+
+
+def encode_windows(encode: Callable[[Tensors], Tensor], batch: Tensors, unit: bool, at_once: bool = False) -> Tensor:
+    """Means over the windows of each text, weighted by their tokens: what `stack` made -> (n, d).
+
+    Args:
+        unit: normalise the features of each window first.
+        at_once: encode all windows in one call, whether a gradient is needed or not.
+    """
+    weight = batch[WINDOW_WEIGHT]
+    flat = {name: tensor.flatten(0, 1) for name, tensor in batch.items() if name != WINDOW_WEIGHT}
+    if torch.compiler.is_compiling():  # an exported model has no branches that depend on the data
+        encoded = encode(flat)
+    else:
+        real = weight.flatten().nonzero().flatten()
+        parts = real.split(len(real) if at_once or torch.is_grad_enabled() else WINDOWS_AT_ONCE)
+        own = torch.cat([encode({name: tensor[part] for name, tensor in flat.items()}) for part in parts])
+        encoded = own.new_zeros(weight.numel(), own.shape[1]).index_copy(0, real, own)
+    if unit:
+        encoded = F.normalize(encoded, dim=1)
+    share = (weight / weight.sum(1, keepdim=True)).to(encoded.dtype)
+    return (encoded.view(*weight.shape, -1) * share[..., None]).sum(1)
+
+
+def warn_about_cut_texts(backbone: Backbone, data: Unlabelled, remedy: str) -> None:
+    """Log how much of these texts is longer than the model reads, measured on at most 1,000 of them."""
+    if backbone.windows or data.modality != "text" or data.streamed:
+        return
+    samples = []
+    for index in range(0, len(data), max(1, len(data) // MAX_MEASURED_TEXTS)):
+        with suppress(Unreadable):
+            samples.append(data.read(index))
+    lengths, room = (backbone.text_lengths(samples) if samples else None) or ([], 0)
+    longer = sum(length > room for length in lengths)
+    if longer:
+        logger.warning(
+            "%s%s of %s texts are longer than the %d tokens that the model reads: %.0f%% of all tokens are lost%s",
+            "about " * (len(samples) < len(data)), f"{round(longer * len(data) / len(samples)):,}", f"{len(data):,}",
+            room, 100 * sum(max(0, length - room) for length in lengths) / sum(lengths),
+            f"; {remedy}" if backbone.supports_windows else "",
+        )  # fmt: skip

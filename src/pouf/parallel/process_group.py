@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pouf.data.batches import ReadBatch
 from pouf.errors import InputError, ProcessLost
 
 T = TypeVar("T")
@@ -123,7 +125,7 @@ def processes() -> ProcessGroup:
 @contextmanager
 def together(device: torch.device) -> Iterator[ProcessGroup]:
     """While open, all processes that were started share the work: each must compute the same."""
-    with connection_errors(), _work_as(init_processes(device)) as group:
+    with connection_errors(), in_group(init_processes(device)) as group:
         yield group
 
 
@@ -139,19 +141,16 @@ def by_all_processes(compute: F) -> F:
 
 
 @contextmanager
-def alone() -> Iterator[ProcessGroup]:
-    """While open, this process works alone."""
-    with _work_as(ALONE) as group:
-        yield group
-
-
-@contextmanager
-def _work_as(group: ProcessGroup) -> Iterator[ProcessGroup]:
+def in_group(group: ProcessGroup) -> Iterator[ProcessGroup]:
+    """While open, these are the processes that compute together here."""
     before = _working.set(group)
     try:
         yield group
     finally:
         _working.reset(before)
+
+
+alone = partial(in_group, ALONE)  # while open, this process works by itself
 
 
 def init_processes(device: torch.device) -> ProcessGroup:
@@ -226,35 +225,33 @@ def launched_as_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-# Settings of `accelerate launch` that nothing here follows: the name, what it may be, what to do instead.
-UNMET = {
-    "ACCELERATE_USE_DEEPSPEED": (("false",), "DeepSpeed: use FSDP (version 2), which shards as well"),
-    "ACCELERATE_USE_MEGATRON_LM": (("false",), "Megatron-LM: use FSDP (version 2)"),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": (("false",), "tensor and context parallelism: use FSDP (version 2)"),
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
-        ("1",), "gradient_accumulation_steps: the loss is of a whole batch, which compute.chunk computes in parts"),
-    "ACCELERATE_GRADIENT_CLIPPING": (("none",), "gradient_clipping: set optimisation.clip in the recipe"),
-    "ACCELERATE_DYNAMO_BACKEND": (("no",), "dynamo_backend: set compute.compile in the recipe"),
-}  # fmt: skip
-UNMET_SHARDING = {
-    "FSDP_VERSION": (("2",), "fsdp_version: only version 2 is supported"),
-    "FSDP_OFFLOAD_PARAMS": (("false",), "fsdp_offload_params: weights stay on their devices"),
+# Settings of `accelerate launch` that can't be followed: the variable, the values that can, and what to do instead.
+LAUNCH_SETTINGS = {
+    "ACCELERATE_USE_DEEPSPEED": ("false", "DeepSpeed: use FSDP (version 2), which shards as well"),
+    "ACCELERATE_USE_MEGATRON_LM": ("false", "Megatron-LM: use FSDP (version 2)"),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": ("false", "tensor and context parallelism: use FSDP (version 2)"),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("1", "gradient_accumulation_steps: set compute.chunk in the recipe"),
+    "ACCELERATE_GRADIENT_CLIPPING": ("none", "gradient_clipping: set optimisation.clip in the recipe"),
+    "ACCELERATE_DYNAMO_BACKEND": ("no", "dynamo_backend: set compute.compile in the recipe"),
+    "ACCELERATE_MIXED_PRECISION": ("no bf16 fp16", "mixed_precision: use no, bf16 or fp16"),
+    "FSDP_VERSION": ("2", "fsdp_version: only version 2 is supported"),
+    "FSDP_OFFLOAD_PARAMS": ("false", "fsdp_offload_params: weights stay on their devices"),
     "FSDP_ACTIVATION_CHECKPOINTING": (
-        ("false",), "fsdp_activation_checkpointing: set compute.checkpointing in the recipe"),
-    "FSDP_AUTO_WRAP_POLICY": (
-        ("transformer_based_wrap", "no_wrap"), "fsdp_auto_wrap_policy: layers are wrapped, or the model as a whole"),
-}  # fmt: skip
+        "false",
+        "fsdp_activation_checkpointing: set compute.checkpointing",
+    ),
+    "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap no_wrap", "fsdp_auto_wrap_policy: wrap layers, or the model"),
+}
 
 
 def check_launch() -> None:
     """An error that names the first setting of `accelerate launch` that can't be honoured."""
-    sharded = _environment("ACCELERATE_USE_FSDP") == "true"
-    for name, (fine, instead) in (UNMET | (UNMET_SHARDING if sharded else {})).items():
+    for name, (allowed, instead) in LAUNCH_SETTINGS.items():
         value = _environment(name)
-        if (value and value not in fine) or (name == "FSDP_VERSION" and not value):
+        if name.startswith("FSDP_") and not launched_sharding():
+            continue
+        if value not in allowed.split() and (value or name == "FSDP_VERSION"):
             raise InputError(f"accelerate asks for {value or 'its default'}, which is not supported: {instead}")
-    if _environment("ACCELERATE_MIXED_PRECISION") not in ("", "no", "bf16", "fp16"):
-        raise InputError("accelerate asks for a mixed_precision that can't be honoured: use no, bf16 or fp16")
 
 
 def launched_precision() -> str | None:
@@ -281,3 +278,53 @@ def launched_resharding() -> bool:
 
 def _environment(name: str) -> str:
     return os.environ.get(name, "").strip().lower()
+
+
+PROMPTS = 256  # encoded at once at most: encoders cut there by themselves, and would do so unequally often
+NOTHING = ReadBatch([], {}, {})
+
+
+class PaddingSample:
+    """A sample to go through the model with, for a process that could read none while others did."""
+
+    def __init__(self) -> None:
+        self.own: dict[str, Tensor] = {}
+
+    def instead_of(self, read: ReadBatch) -> dict[str, Tensor] | None:
+        """What was read, or a sample that stands for it; None where no process could read anything."""
+        if read.indices and not self.own and processes().size > 1:
+            # Each tensor of a sample may have several rows, as with demonstrations.
+            n = len(read.indices)
+            self.own = {name: tensor[: len(tensor) // n].clone() for name, tensor in read.tensors.items()}
+        there = processes().gather_objects((bool(read.indices), bool(self.own)))
+        if not any(has_read for has_read, _ in there):
+            return None
+        if not all(has_one for _, has_one in there):
+            lender = next(rank for rank, (has_read, _) in enumerate(there) if has_read)
+            lent = processes().broadcast(self.own, lender)
+            self.own = self.own or lent
+        return read.tensors if read.indices else self.own
+
+
+def in_step(reads: Iterator[ReadBatch]) -> Iterator[tuple[ReadBatch, dict[str, Tensor]]]:
+    """The batches of this process and the tensors to encode, equally many on all processes.
+
+    A process that has read everything yields samples that do not count until all processes are done.
+    """
+    spare = PaddingSample()
+    while True:
+        read = next(reads, None)
+        if not any(processes().gather_objects(read is not None)):
+            return
+        read = read or NOTHING
+        tensors = spare.instead_of(read)
+        if tensors is not None:
+            yield read, tensors
+        elif read.failed:
+            yield read, {}
+
+
+def in_pieces(items: list[T], count: int) -> list[list[T]]:
+    """So many pieces of about equal size; some are empty where there are fewer items."""
+    bounds = [len(items) * i // count for i in range(count + 1)]
+    return [items[first:last] for first, last in pairwise(bounds)]

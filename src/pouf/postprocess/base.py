@@ -116,3 +116,12 @@ def weighted_votes(near: Near, votes: Tensor) -> Tensor:
 def vote(near: Near, votes: Tensor, own: Tensor) -> Tensor:
     """Half the neighbours' votes and half one's own."""
     return (weighted_votes(near, votes) + own).clamp_min(1e-12) / 2
+
+
+def kappa(labels: Tensor, others: Tensor) -> float:
+    """Cohen's kappa, agreement of two classifiers beyond chance: (n,), (n,) -> at most 1."""
+    from sklearn.metrics import cohen_kappa_score
+
+    if bool((labels == others).all()):
+        return 1.0  # also where there is only one class, which leaves nothing to chance
+    return float(cohen_kappa_score(labels.cpu().numpy(), others.cpu().numpy()))

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from pouf.losses.information import log_marginal
 from pouf.models.base import Scores
-from pouf.postprocess.agreement import kappa
-from pouf.postprocess.clusters import PER_CLASS, leave_one_out, scaled, sharpened
-from pouf.postprocess.refinement import trust_in_equal_shares
-from pouf.postprocess.sinkhorn import relaxed_offsets
+from pouf.postprocess.base import kappa
+from pouf.postprocess.clusters import PER_CLASS, leave_one_out, scaled, sharpened, trust_in_equal_shares
+from pouf.postprocess.shares import relaxed_offsets
 
 ROUNDS = 10
 

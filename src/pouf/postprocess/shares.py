@@ -1,16 +1,80 @@
-"""Every class is predicted for its share of the inputs."""
+"""Offsets per class: the mean prediction removed, shares of the classes estimated by EM, or known and met."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pouf.errors import InputError
+from pouf.losses.information import log_marginal
+from pouf.losses.prior import gated_shares
 from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor
-from pouf.postprocess.sinkhorn import relaxed_offsets
+
+FAR = 40.0  # in logarithms, of what single precision still holds exactly
+
+
+def prior_correction(
+    features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None
+) -> Postprocessor:
+    """log p(k|x) - log mean_i p(k|x_i) (+ log prior): (n, d) features and their scores -> a bias.
+
+    References:
+        Zhou et al., Batch calibration, ICLR 2024. Calibration is another thing: probabilities that are right.
+    """
+    bias = -log_marginal(scores.logits)
+    return Postprocessor(bias if prior is None else bias + prior.to(bias).log())
+
+
+def em(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
+    """logits + log π, where π are the shares of the classes at their fixed point; π is the prior where one is given.
+
+    References:
+        Saerens, Latinne & Decaestecker, Adjusting the outputs of a classifier to new a priori probabilities, 2002.
+    """
+    p = scores.logits.float().softmax(1)
+    return Postprocessor((gated_shares(p) if prior is None else prior.to(p)).log())
+
+
+def sinkhorn(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | None = None) -> Postprocessor:
+    """Offsets b with mean_i softmax(logits_i + b) = prior (uniform unless given): every class gets its share.
+
+    It is the entropic optimal assignment of inputs to classes; the offsets are its potentials.
+    """
+    return Postprocessor(relaxed_offsets(scores.logits.float(), prior, trust=1.0, iterations=1000))
+
+
+def relaxed_offsets(
+    logits: Tensor,
+    prior: Tensor | None = None,
+    trust: float = 1.0,
+    iterations: int = 200,
+    start: Tensor | None = None,
+) -> Tensor:
+    """Offsets b (k,) at the fixed point of b = trust * (b + log prior - log mean_i softmax(logits_i + b)).
+
+    With trust 1 the shares of the classes become those of the prior; with trust 0 nothing happens; between them lies
+    the assignment whose shares may differ from the prior at the price of their divergence.
+    """
+    k = logits.shape[1]
+    log_prior = torch.full((k,), -math.log(k)).to(logits) if prior is None else prior.to(logits).log()
+    bias = torch.zeros(k).to(logits) if start is None else start
+    base, p = bias, (logits + bias).softmax(1)
+    for _ in range(iterations):
+        # mean_i softmax(logits_i + b) = w mean_i p_i / (p_i · w) with w = exp(b - base): no new softmax for each b.
+        moved = bias - base
+        log_shares = moved + (p.T @ (1 / (p @ moved.exp()))).log() - math.log(len(p))
+        if moved.abs().max() > FAR or log_shares.min() < -FAR:  # where p or w would be too small for its numbers
+            log_shares = log_marginal(logits + bias)
+        change = trust * (bias + log_prior - log_shares) - bias
+        bias = bias + change
+        if change.abs().max() < 1e-5:
+            break
+    return bias
+
 
 SHARPER = (1.0, 0.3, 0.1, 0.03)  # temperatures, each starting from the offsets of the last
 

@@ -13,21 +13,21 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.labelled import Shots
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Shots, Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import by_all_processes, processes
+from pouf.postprocess import fit_correction
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.plan import Plan, look_at_data, start_as_recipe_says
-from pouf.training.pseudo_labels import pseudo_labelled
 from pouf.training.recipe_for_data import TargetShares
+from pouf.training.teachers import pseudo_labelled
 from pouf.training.trainer import Training, make_checkpoints, train
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
-from pouf.validation.drift import Drift
+from pouf.validation.names import Drift
 from pouf.validation.selectors import Choice
 from pouf.validation.verdict import Verdict, assess, not_judged, nothing_to_judge
 
@@ -226,7 +226,7 @@ def finish_step(
         encoded = classifier.store(inference).share(data)
         teacher = checkpoints.teacher if checkpoints is not None else None
         before = _agreeing(classifier, encoded, teacher)
-        classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior)
+        classifier.postprocessor = fit_correction(recipe.postprocess, classifier, encoded, recipe.seed, prior)
         if recipe.postprocess != "shares" and prior is None and _agreeing(classifier, encoded, teacher) < before:
             logger.info("predictions are not corrected together: they would agree less with the teacher")
             classifier.postprocessor = None

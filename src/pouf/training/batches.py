@@ -16,20 +16,16 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Transform, Unlabelled
-from pouf.data.labelled import Shots
-from pouf.data.loader import BatchReader, ReadBatch, read_batches
-from pouf.data.random_batches import Draw
-from pouf.data.teacher import Teacher
+from pouf.data.batches import BatchReader, Draw, ReadBatch, read_batches
+from pouf.data.labels import Shots, Teacher
 from pouf.data.views import AUGMENTATIONS, Augmentation
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.parallel.padding import PROMPTS, PaddingSample, in_pieces
-from pouf.parallel.process_group import ProcessGroup, processes
+from pouf.parallel.process_group import PROMPTS, PaddingSample, ProcessGroup, in_pieces, processes
 from pouf.recipe import Recipe
-from pouf.training.lengths import split_by_length
-from pouf.training.model import Chunk
+from pouf.training.model import Chunk, prompt_counts
 from pouf.training.state import random_state, set_random_state
-from pouf.training.two_pass import Batch, Side
+from pouf.training.two_pass import Batch, Side, split_by_length
 from pouf.tuners import Tuner
 
 logger = logging.getLogger(__name__)
@@ -70,7 +66,7 @@ class Batches(Iterator[Batch]):
                 self.sources[term] = batches_of(given.inputs)
             index = list(self.sources).index(term) if term in self.sources else 0
             self.tables[term] = (index, given.targets.to(classifier.device))
-        total, sharded = sum(classifier.prompts_per_class()), classifier.backbone.sharded
+        total, sharded = sum(prompt_counts(classifier)), classifier.backbone.sharded
         self.prompts = partial(prompt_side, total, tuner.touches_prompts, sharded, recipe.compute.chunk, processes())
         self.any_prompts = total > 0
         self.seeds = random.Random(recipe.seed)

@@ -1,4 +1,4 @@
-"""The model of a step over all processes: by plain torch, DDP or FSDP2.
+"""The model of a step over all processes, by plain torch, DDP or FSDP2; its optimizer and learning rate.
 
 Everything that a step computes goes through one module, which is what DDP wraps. Every process goes through it equally
 often, with a borrowed sample where it has none of its own: engines communicate while they compute.
@@ -6,7 +6,9 @@ often, with a borrowed sample where it has none of its own: engines communicate 
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,10 +18,9 @@ from torch import Tensor, nn
 from pouf.classifier import Classifier
 from pouf.errors import InputError
 from pouf.losses.objective import Objective
-from pouf.parallel.fsdp import average_gradients, clip_gradients, reshard
+from pouf.parallel.fsdp import average_gradients, clip_gradients, is_shard, local, reshard
 from pouf.parallel.process_group import ProcessGroup, connection_errors, launched_precision, launched_sharding
-from pouf.parallel.shards import local
-from pouf.recipe import Recipe
+from pouf.recipe import Optimisation, Recipe
 from pouf.training.model import StepModel
 from pouf.tuners import Tuner
 
@@ -110,3 +111,59 @@ def _wrapped(module: nn.Module, device: torch.device) -> nn.Module:
             "ignore", FutureWarning
         )  # later versions of torch have another name for broadcast_buffers
         return accelerator.prepare_model(module, device_placement=False)  # type: ignore[no-any-return]
+
+
+Groups = list[dict[str, Any]]
+
+
+def make_optimizer(parameters: Mapping[str, nn.Parameter], settings: Optimisation) -> torch.optim.Optimizer:
+    """Parameters by name. The temperature is a group of its own where it has a rate of its own."""
+    own = {name for name in parameters if settings.temperature_lr and name.split(".")[-1] == "logit_scale"}
+    groups: Groups = [
+        {"params": [p for name, p in parameters.items() if name not in own], "share": 1.0},
+        {"params": [parameters[name] for name in own], "share": settings.temperature_lr / settings.lr},
+    ]
+    # Shards and whole tensors can't be updated by one call.
+    groups = [
+        group | {"params": [p for p in group["params"] if is_shard(p) is sharded]}
+        for group in groups
+        for sharded in (False, True)
+    ]
+    groups = [group for group in groups if group["params"]]
+    return OPTIMIZERS[settings.name]([group | {"fused": can_fuse(group["params"])} for group in groups], settings)
+
+
+def can_fuse(parameters: Sequence[Tensor]) -> bool:
+    """Whether torch updates them in one pass over memory: on a CPU a seventh of the time."""
+    return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") and not is_shard(p) for p in parameters)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """For the next update; a group may take a share of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["share"]
+
+
+OPTIMIZERS: dict[str, Callable[[Groups, Optimisation], torch.optim.Optimizer]] = {
+    "sgd": lambda groups, s: torch.optim.SGD(
+        groups,
+        lr=s.lr,
+        momentum=s.momentum,
+        nesterov=s.nesterov and s.momentum > 0,
+        weight_decay=s.weight_decay,
+    ),
+    "adamw": lambda groups, s: torch.optim.AdamW(groups, lr=s.lr, weight_decay=s.weight_decay),
+}
+
+
+def learning_rate(settings: Optimisation, step: int, steps: int) -> float:
+    """The rate of update number `step`, from 0."""
+    return settings.lr * SCHEDULES[settings.schedule](settings, step, steps)
+
+
+SCHEDULES: dict[str, Callable[[Optimisation, int, int], float]] = {
+    "paper": lambda s, step, steps: (1 + s.gamma * step) ** -s.alpha,
+    "linear": lambda s, step, steps: 1 - step / steps,
+    "cosine": lambda s, step, steps: 0.5 * (1 + math.cos(math.pi * step / steps)),
+    "constant": lambda s, step, steps: 1.0,
+}

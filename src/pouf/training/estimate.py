@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.loader import BatchReader, ReadBatch
-from pouf.data.random_batches import Draw
+from pouf.data.batches import BatchReader, Draw, ReadBatch
 from pouf.errors import InputError
 from pouf.inference.encode import FITTED_ON, FeatureStore, InferenceConfig
 from pouf.losses.objective import Objective
@@ -22,8 +21,8 @@ from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
+from pouf.training.engine import make_optimizer
 from pouf.training.model import precision
-from pouf.training.optim import make_optimizer
 from pouf.training.recipe_for_data import MAX_COUNTED
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.validation.sample import SampleSize, changes_features, sample_size

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from pouf.classifier import Classifier
-from pouf.data.labelled import Shots
+from pouf.data.labels import Shots
 from pouf.errors import InputError
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess import Postprocessor
@@ -54,7 +54,7 @@ class Preparation(NamedTuple):
 
     def applied_to(self, classifier: Classifier) -> Classifier:
         """A classifier of its own; the given one stays as it is."""
-        fresh = self.head_seed is not None and classifier.head_seed is None
+        fresh = self.head_seed is not None and not hasattr(classifier.backbone, "head_seed")
         prepared = classifier.with_new_head(self.head_seed or 0) if fresh else classifier.copy()
         if self.demonstrations is not None:
             prepared.demonstrations = self.demonstrations

@@ -13,18 +13,19 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.inputs import Inputs
-from pouf.data.labelled import Shots, read_shots
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Shots, Teacher, read_shots
+from pouf.data.views import perturbation
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
+from pouf.inference.views import View
 from pouf.options import AdaptOptions
 from pouf.parallel.fsdp import asks_to_shard, sync_weights
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
 from pouf.training import teachers
-from pouf.training.encode_once import encode_once
+from pouf.training.batches import make_crop
 from pouf.training.estimate import Estimate, estimate, largest_preset
 from pouf.training.methods import METHODS, Method, Preparation
 from pouf.training.recipe_for_data import (
@@ -37,6 +38,41 @@ from pouf.training.recipe_for_data import (
     tunes_texts_by_default,
 )  # fmt: skip
 from pouf.training.trainer import check_shots
+from pouf.validation.sample import changes_features, sample_positions, sample_size
+
+LEAVES_INPUTS = ("prompt", "prototypes")  # tuners after which a dual encoder gives the same features of images
+
+
+def encode_once(
+    classifier: Classifier,
+    data: Unlabelled | None,
+    recipe: Recipe,
+    inference: InferenceConfig,
+    shares_given: bool,
+    teacher: Teacher | None = None,
+) -> None:
+    """Put what zero-shot makes of images, of changed ones and of their crops into the cache, each opened once.
+
+    Args:
+        shares_given: shots or shares of the classes are there, so that zero-shot need not predict all inputs.
+    """
+    if data is None or data.streamed or data.modality != "image" or classifier.demonstrations is not None:
+        return
+    crop = make_crop(classifier, data, recipe)
+    looked_up = recipe.tuner.name in LEAVES_INPUTS and (crop is None or recipe.views > 0)
+    predicts_all = recipe.min_class_usage > 0 or recipe.keep_shares_max_classes >= len(classifier.classes)
+    plain = looked_up and (crop is None or recipe.postprocess != "none")
+    every = plain or not recipe.steps or (predicts_all and not shares_given)
+    sample = recipe.snapshots > 0 and recipe.objective.needs_unlabelled
+    size = sample_size(len(data), len(classifier.classes), recipe, changes_features(classifier, recipe))
+    positions = sample_positions(data, recipe.seed, size, teacher) if sample else []
+    views = [View()] if every else [View(only=set(positions))]
+    if sample:
+        views.append(View(perturbation(data.modality), set(positions[: size.perturbed])))
+    if recipe.steps and looked_up and crop is not None:
+        views += [View(crop.view(recipe.seed, number)) for number in range(recipe.views)]
+    classifier.store(inference).fill(data, views)
+
 
 logger = logging.getLogger(__name__)
 NO_PREPARATION = Preparation()
@@ -190,7 +226,7 @@ def draft_plan(
             "this classifier was adapted before: what this run compares with, and calls zero-shot, is the classifier "
             "as it is now"
         )
-    inputs = unlabelled(classifier, data)
+    inputs = unlabelled(classifier, data, options.text_column)
     options = _with_teacher(options, classifier, inputs, InferenceConfig(cache=cache))
     plan_with = partial(resolve_plan, classifier, inputs)
     if options.max_minutes is None:
@@ -305,8 +341,8 @@ def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:
     return changes
 
 
-def unlabelled(classifier: Classifier, data: Inputs | None) -> Unlabelled | None:
+def unlabelled(classifier: Classifier, data: Inputs | None, text_column: str | None) -> Unlabelled | None:
     """What is to be adapted to, read."""
     if isinstance(data, str) and classifier.backbone.modality == "text":
         raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")
-    return None if data is None else classifier.data(data)
+    return None if data is None else classifier.data(data, text_column)

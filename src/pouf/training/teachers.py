@@ -1,4 +1,4 @@
-"""Teachers as soft labels of the inputs: files, arrays, classifiers, runs and models by name."""
+"""Soft labels that are made before training: by files, arrays, classifiers, runs and models, or of sure predictions."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.classifier import Classifier
-from pouf.data.base import Unlabelled, Unreadable
+from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import ClassSet, normalise_name
-from pouf.data.teacher import Teacher, indices_by_id, is_file_of_answers, read_teacher
+from pouf.data.labels import Shots, Teacher, indices_by_id, is_file_of_answers, read_teacher
 from pouf.data.vectors import FEATURE_KEYS, ID_KEYS, Vectors, read_arrays
-from pouf.errors import InputError, did_you_mean
-from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
+from pouf.errors import InputError, Unreadable, did_you_mean
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig, Predictions
 from pouf.models.base import Scores
-from pouf.models.cross_encoder import CrossEncoder
 from pouf.models.load import load_cross_encoder, load_feature_encoder
-from pouf.models.prompts import class_texts, fill
-from pouf.postprocess.refinement import trust_in_equal_shares
+from pouf.models.sequence_classifier import CrossEncoder
+from pouf.models.templates import class_texts, fill
+from pouf.parallel.process_group import processes
+from pouf.postprocess.clusters import trust_in_equal_shares
 from pouf.postprocess.second_space import second_space
-from pouf.postprocess.sinkhorn import relaxed_offsets
+from pouf.postprocess.shares import relaxed_offsets
 from pouf.saving import is_saved
 
 logger = logging.getLogger(__name__)
@@ -181,3 +183,43 @@ def corrected(teacher: Teacher, prior: Tensor | None) -> Teacher:
     probabilities = torch.zeros_like(teacher.probabilities)
     probabilities[rows] = (logs + relaxed_offsets(logs, prior, trust)).softmax(1)
     return teacher._replace(probabilities=probabilities)
+
+
+def pseudo_labelled(
+    classifier: Classifier, data: Unlabelled | None, shots: Shots | None, count: int, inference: InferenceConfig
+) -> Shots:
+    """UPL: each input goes to its most likely class; the `count` surest of each class are taken for labelled."""
+    if data is None or shots is not None:
+        raise InputError("pseudo-labels are made from unlabelled data alone: give data, and no labelled shots")
+    surest = Surest(count)
+    for block in classifier.score_blocks(classifier.store(inference).share(data)):
+        surest.see(block)
+    for others in processes().gather_objects(surest.best):
+        surest.add(others)
+    indices, labels = processes().broadcast(surest.found())
+    return Shots(Subset(data, indices), F.one_hot(torch.tensor(labels), len(classifier.classes)).float())
+
+
+class Surest:
+    """The n surest predictions of each class, met block by block."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.best: dict[int, list[tuple[float, int]]] = {}  # class -> sureness and position, the surest first
+
+    def see(self, block: Predictions) -> None:
+        sureness, label = block.log_probabilities.max(1)
+        candidates: dict[int, list[tuple[float, int]]] = {}
+        for index, value, k in zip(block.indices, sureness.tolist(), label.tolist(), strict=True):
+            candidates.setdefault(k, []).append((value, index))
+        self.add(candidates)
+
+    def add(self, candidates: dict[int, list[tuple[float, int]]]) -> None:
+        """What was met elsewhere, or here already."""
+        for k, found in candidates.items():
+            every = dict.fromkeys([*self.best.get(k, ()), *found])
+            self.best[k] = sorted(every, key=lambda pair: -pair[0])[: self.n]
+
+    def found(self) -> tuple[list[int], list[int]]:
+        pairs = [(index, k) for k, found in sorted(self.best.items()) for _, index in found]
+        return [index for index, _ in pairs], [k for _, k in pairs]

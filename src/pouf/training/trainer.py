@@ -14,8 +14,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.labelled import Shots
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Shots, Teacher
 from pouf.errors import Diverged, InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.interruption import defer_signals
@@ -26,12 +25,12 @@ from pouf.parallel.process_group import connection_errors, processes
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.batches import Batches
 from pouf.training.callbacks import Callback, Callbacks, Step
-from pouf.training.engine import Engine
+from pouf.training.engine import Engine, learning_rate, make_optimizer, set_rate
 from pouf.training.model import checkpointing
-from pouf.training.optim import learning_rate, make_optimizer, set_rate
 from pouf.training.recipe_for_data import FREE, TargetShares
 from pouf.training.state import Saver, TrainingState
 from pouf.training.two_pass import two_pass, whole
+from pouf.tuners import tune
 from pouf.validation.checkpoints import Checkpoints
 from pouf.validation.sample import Sample, changes_features, sample_size
 from pouf.validation.selectors import snapshot_steps
@@ -79,7 +78,7 @@ def train(
     own_dir = checkpoint_dir if processes().is_main else None
     watched = callbacks.watching(inference, LOOKING)
     checkpoints = make_checkpoints(classifier, stream, recipe, watched, own_dir, shares, teacher)
-    tuner = classifier.tune(recipe.tuner)
+    tuner = tune(classifier, recipe.tuner)
     if checkpoints is not None:
         checkpoints.begin(tuner)
     total = sum(parameter.numel() for parameter in classifier.parameters())

@@ -1,4 +1,4 @@
-"""Context vectors instead of a template's words (CoOp's parametrisation)."""
+"""Tuners of what makes the prototypes: context vectors instead of a template's words (CoOp), or the prototypes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pouf.errors import InputError
 from pouf.models.base import class_means
 from pouf.models.text_side import TextSide, replaced_embeddings
-from pouf.parallel.shards import full_tensor
+from pouf.parallel.fsdp import full_tensor
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
 
@@ -102,3 +102,41 @@ class SoftPrompt(nn.Module):
         first = len(before)
         second = first + len(lead) + len(middle)
         return sentence, [*range(first, first + len(lead)), *range(second, second + len(tail))]
+
+
+def prototypes(target: Target, settings: TunerSettings) -> Tuner:
+    """The prototypes themselves: k x d numbers. Neither encoder is trained, so every input is encoded once."""
+    if (own_table := target.backbone.own_prototypes) is not None:
+        return Tuner({"backbone.table": own_table}, touches_inputs=False, touches_prompts=True, keeps_base=False)
+    table = target.prompt
+    if not isinstance(table, PrototypeTable):
+        with torch.no_grad():
+            table = PrototypeTable(target.prototypes(), unit=target.backbone.unit_prototypes)
+    return Tuner(
+        {"prompt.table": table.table}, touches_inputs=False, touches_prompts=True, keeps_base=True, prompt=table
+    )
+
+
+def linear_map(target: Target, settings: TunerSettings) -> Tuner:
+    """The prototypes and a linear map of the features."""
+    named = {"backbone.map": target.backbone.add_map()}
+    if (own_table := target.backbone.own_prototypes) is not None:
+        named = {"backbone.table": own_table, **named}
+    return Tuner(named, touches_inputs=True, touches_prompts=True, keeps_base=False)
+
+
+class PrototypeTable(nn.Module):
+    """Trainable prototypes (k, d).
+
+    Args:
+        start: (k, d), their initial values, from the text side.
+        unit: normalise them; not for masked language models: their logits depend on the norms.
+    """
+
+    def __init__(self, start: Tensor, unit: bool) -> None:
+        super().__init__()
+        self.unit = unit
+        self.table = nn.Parameter(start.detach().float().clone())
+
+    def forward(self) -> Tensor:
+        return F.normalize(self.table, dim=1) if self.unit else self.table

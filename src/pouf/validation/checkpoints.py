@@ -12,21 +12,19 @@ import torch
 from torch import Tensor
 
 from pouf.classifier import Classifier
-from pouf.data.teacher import Teacher
-from pouf.files import drop, hidden_name, temporary_folder, write_tensors
+from pouf.data.labels import Teacher
+from pouf.files import drop, hidden_name, read_tensors, temporary_folder, write_tensors
 from pouf.inference.cache import FeatureCache
+from pouf.parallel.fsdp import gather_weights, is_main, load_weights
 from pouf.parallel.process_group import processes
-from pouf.parallel.shards import gather_weights, is_main, load_weights
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.postprocess.clusters import names_agreement
-from pouf.reading import read_tensors
 from pouf.tuners import Tuner
-from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of
+from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of, teacher_facts
 from pouf.validation.names import NamesFit, check_names
 from pouf.validation.rules import FEW_INPUTS
 from pouf.validation.sample import Sample
 from pouf.validation.selectors import Choice, choose, votes
-from pouf.validation.teaching import teacher_facts
 
 STATE = "state.safetensors"  # that a run resumes from, beside the weights that it names
 MIN_PER_CLASS = 5  # inputs, for clusters that say anything about the names

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.losses.prior import share_of_classes
-from pouf.postprocess.agreement import kappa
+from pouf.postprocess.base import kappa
 from pouf.validation.diagnostics import share
 
 GROUPS = 64  # that the inputs are clustered into at most
