@@ -69,9 +69,9 @@ def test_only_a_chunk_is_in_the_graph_at_a_time(pictures: list[Image.Image]) -> 
     classifier, events = images(), []
 
     class Noted(Images):
-        def read_for(self, index: int, side: int | None) -> Image.Image:
+        def read(self, index: int, side: int | None = None) -> Image.Image:
             events.append("read")
-            return super().read_for(index, side)
+            return super().read(index, side)
 
     sizes = encoded_samples(classifier)
     classifier.backbone.model.vision_model.register_forward_hook(
@@ -90,11 +90,11 @@ class Vanishing(Images):
         super().__init__(pictures)
         self.once, self.later, self.times = once, later, [0] * len(pictures)
 
-    def read_for(self, index: int, side: int | None) -> Image.Image:
+    def read(self, index: int, side: int | None = None) -> Image.Image:
         self.times[index] += 1
         if (index in self.once and self.times[index] > 1) or (index in self.later and self.times[index] == 1):
             raise Unreadable("gone")
-        return super().read_for(index, side)
+        return super().read(index, side)
 
 
 def test_a_sample_that_goes_within_a_step_is_left_out_of_its_gradient_and_shifts_no_other(
