@@ -44,7 +44,7 @@ class ViewReader:
     views: Sequence[View]
     known: Sequence[CachedFeatures | None]
 
-    def __getitem__(self, draws: list[Draw]) -> ViewsRead:
+    def __getitem__(self, draws: Sequence[Draw]) -> ViewsRead:
         samples: list[list[Any]] = [[] for _ in self.views]
         indices: list[list[int]] = [[] for _ in self.views]
         failed: dict[int, str] = {}
