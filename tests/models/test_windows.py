@@ -108,6 +108,8 @@ def test_onnx_reads_the_same_windows(models: Path, tmp_path: Path, kind: str) ->
     onnxruntime = pytest.importorskip("onnxruntime")
     windowed = classifier(models, kind)
     onnx.export_onnx(windowed, tmp_path / "onnx")
+    longest = onnx._samples(windowed, Texts([LONG * 20, *REVIEWS]))[0]
+    assert len(longest.split()) == onnx.LONG_TEXT_WORDS, "however long the first example is"
     session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "classifier.onnx"))
     for texts in ([REVIEWS[0]], [LONG, *REVIEWS]):
         found = onnx.run(session, windowed.backbone.prepare(texts))[0]
