@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Steps, groups, same, weights
+from helpers import Steps, adapt, groups, same, weights
 from small_models import masked_lm
 
 from pouf import EMBEDDED, Classifier, Images, Recipe, Vectors
 from pouf.demo import DIGITS
-from pouf.training.adaptation import adapt
+from pouf.postprocess import fit_correction
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.selectors import snapshot_steps
 
@@ -58,7 +58,7 @@ def test_the_chosen_step_has_a_correction_of_its_own(monkeypatch: pytest.MonkeyP
     assert not torch.equal(classifier.postprocessor.bias, fitted)
     classifier = result.at("chosen")
     classifier.postprocessor = None
-    classifier.fit_postprocessor(recipe().postprocess, classifier.encode(data))
+    classifier.postprocessor = fit_correction(recipe().postprocess, classifier, classifier.encode(data))
     assert torch.allclose(classifier.postprocessor.bias, fitted, atol=1e-5)
 
 

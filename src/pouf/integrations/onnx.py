@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -230,12 +231,13 @@ def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:
     if examples is not None:
         for index in range(0, len(examples), max(1, len(examples) // MAX_EXAMPLES)):
             with suppress(Unreadable):
-                found.append(examples.read_for(index, backbone.image_size))
+                found.append(examples.read(index, backbone.image_size))
         found = found[:MAX_EXAMPLES]
         if not found:
             raise InputError(f"no example from {examples.source} can be read: give others, or none")
     if backbone.windows:  # several windows, or the number would become static
-        found = [" ".join([str(found[0])] * LONG_TEXT_WORDS), *found]
+        words = " ".join(map(str, found)).split() or ["text"]
+        found = [" ".join(islice(cycle(words), LONG_TEXT_WORDS)), *found]
     return found if len(found) > 1 else found * 2
 
 

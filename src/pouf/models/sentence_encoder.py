@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from pouf.errors import InputError
 from pouf.files import read_json
-from pouf.models.base import Backbone, Tensors, model_weights
+from pouf.models.base import Tensors, TransformersBackbone
 from pouf.models.text_side import (
-    WINDOW_WEIGHT,
-    WINDOWS_AT_ONCE,
     TextSide,
     describe_tokenizer,
     encode_windows,
+    special_tokens,
     split_evenly,
     stack,
     tokenizer_facts,
@@ -51,17 +50,18 @@ def first_pool(hidden: Tensor, mask: Tensor) -> Tensor:
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mean": mean_pool, "max": max_pool, "cls": first_pool}
 
 
-class SentenceEncoder(Backbone):
+class SentenceEncoder(TransformersBackbone):
     """A text encoder with pooling, as sentence-transformers saves them (BERT, MPNet, RoBERTa, …)."""
 
     modality = "text"
+    text_side: TextSide
     supports_windows = True
 
     def __init__(
         self, model: nn.Module, tokenizer: Any, pooling: str, max_length: int, extras: Path | None = None
     ) -> None:
         super().__init__()
-        self.model: Any = model
+        self.model = model
         self.tokenizer = tokenizer
         self.pool = POOLINGS[pooling]
         self.extras = extras
@@ -70,28 +70,19 @@ class SentenceEncoder(Backbone):
         self.text_side = TextSide(tokenizer, partial(_encode, model, self.pool), embedding, max_length)
 
     def preprocessing(self) -> str:
-        assert self.text_side is not None
         return f"{self.pool.__name__} {self.text_side.max_length} {tokenizer_facts(self.tokenizer)}"
 
     def prepare(self, samples: Sequence[str]) -> Tensors:
-        assert self.text_side is not None
         if self.windows:
-            before, after = self.text_side.frame()
+            before, after = special_tokens(self.tokenizer)
             rows = [split_evenly(ids, self._room) for ids in self._all_tokens(samples)]
             framed = [[*before, *window, *after] for own in rows for window in own]
             return stack(self.text_side.pad(framed), [[len(window) for window in own] for own in rows])
-        length = self.text_side.max_length
-        return dict(
-            self.tokenizer(
-                list(samples), padding=True, truncation=True, max_length=length, split_special_tokens=True,
-                return_tensors="pt",
-            )
-        )  # fmt: skip
+        return self.tokenize(self.text_side.max_length, list(samples))
 
     @property
     def _room(self) -> int:
-        assert self.text_side is not None
-        return self.text_side.max_length - sum(map(len, self.text_side.frame()))
+        return self.text_side.max_length - sum(map(len, special_tokens(self.tokenizer)))
 
     def _all_tokens(self, samples: Sequence[str]) -> list[list[int]]:
         """Token ids of whole texts of any length."""
@@ -105,25 +96,16 @@ class SentenceEncoder(Backbone):
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
         encode = partial(_encode, self.model, self.pool)
-        if self.windows:
-            rows = batch[WINDOW_WEIGHT].numel() if self.sharded else WINDOWS_AT_ONCE
-            return encode_windows(encode, batch, unit=True, rows=rows)
-        return encode(batch)
+        return encode_windows(encode, batch, unit=True, at_once=self.sharded) if self.windows else encode(batch)
 
     def card_facts(self) -> dict[str, Any]:
         return {"windows": self.windows}
 
-    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
-        assert self.text_side is not None
-        return self.text_side(prompts)
-
     def describe_inputs(self) -> dict[str, Any]:
-        assert self.text_side is not None
         return describe_tokenizer(self.tokenizer, self.text_side.max_length, self.windows)
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        self.model.save_pretrained(folder, state_dict=model_weights(weights))
-        self.tokenizer.save_pretrained(folder)
+        super().save_pretrained(folder, weights)
         if self.extras is not None:
             copy_layout(self.extras, folder)
 

@@ -10,20 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.classifier import Classifier, Predictions
+from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import ClassSet, normalise_name
 from pouf.data.labels import Shots, Teacher, indices_by_id, is_file_of_answers, read_teacher
 from pouf.data.vectors import FEATURE_KEYS, ID_KEYS, Vectors, read_arrays
 from pouf.errors import InputError, Unreadable, did_you_mean
-from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig, Predictions
 from pouf.models.base import Scores
 from pouf.models.load import load_cross_encoder, load_feature_encoder
 from pouf.models.sequence_classifier import CrossEncoder
 from pouf.models.templates import class_texts, fill
 from pouf.parallel.process_group import processes
-from pouf.postprocess.clusters import trust_in_equal_shares
-from pouf.postprocess.second_space import second_space
+from pouf.postprocess.clusters import second_space, trust_in_equal_shares
 from pouf.postprocess.shares import relaxed_offsets
 from pouf.saving import is_saved
 
@@ -71,9 +70,9 @@ def second_opinion(
     prior: Tensor | None = None,
     teacher: Teacher | None = None,
 ) -> Teacher:
-    """Zero-shot's predictions refined in the space of other features of the data.
+    """Predictions refined in the space of other features of the data: a teacher's where it answered, else zero-shot's.
 
-    A teacher's answers stay as they are, and take part in it: inputs without one learn from those that are near.
+    Inputs learn from those that are near, so that an answer that stands alone among others counts for less.
 
     Args:
         given: features (n, d), a file of them, or the name of an encoder.
@@ -89,8 +88,6 @@ def second_opinion(
         logits = torch.where(answers.sum(1, keepdim=True) > 0, answers.clamp_min(1e-4).log(), logits)
         temperature = torch.zeros(())  # nothing to sharpen
     rows, weight = second_space(Scores(logits, logits, temperature), second.only(set(both)).features, prior)
-    if teacher is not None:
-        rows = torch.where(answers.sum(1, keepdim=True) > 0, answers, rows)
     logger.info("the second space has a weight of %.2f in the predictions that are learned from", weight)
     return _placed(rows, both, data, f"predictions refined in a second space, with a weight of {weight:.2f}")
 
