@@ -136,9 +136,10 @@ class ObjectiveSettings(Settings):
 class TunerSettings(Settings):
     """What is trained."""
 
-    name: Literal["full", "prompt", "layernorm", "lora", "prototypes", "map"] = Field(
+    name: Literal["full", "upper", "prompt", "layernorm", "lora", "prototypes", "map"] = Field(
         default="full", description="What to train."
     )
+    layers: Count = Field(default=0, description="Upper: how many of the last layers to train; 0 takes a third.")
     context: str = Field(
         default="a photo of a", description="Prompt: words whose embeddings the context vectors start from."
     )

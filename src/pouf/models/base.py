@@ -158,6 +158,11 @@ class Backbone(nn.Module, ABC):
         return None
 
     @property
+    def transformer(self) -> nn.Module | None:
+        """The layers of a text encoder under its head or pooling, if the upper ones can be tuned alone."""
+        return None
+
+    @property
     def own_prototypes(self) -> nn.Parameter | None:
         """(k, d), if the prototypes are weights of this model."""
         return None

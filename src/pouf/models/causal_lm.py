@@ -68,6 +68,10 @@ class CausalLM(MaskedLM):
         return "causal"
 
     @property
+    def transformer(self) -> None:
+        """Its upper layers are not tuned alone."""
+
+    @property
     def head(self) -> Head:
         decoder = self.model.get_output_embeddings()
         return Head(lambda hidden: hidden, decoder.weight, getattr(decoder, "bias", None))

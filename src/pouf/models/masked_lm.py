@@ -17,6 +17,7 @@ from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Scores, Tensors, model_weights
 from pouf.models.cloze import Cloze, Example, Slot, TextSample
+from pouf.models.lower_layers import last_hidden_state
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.text_side import describe_tokenizer, replaced_embeddings, tokenizer_facts
 from pouf.models.windows import WINDOW_WEIGHT, WINDOWS_AT_ONCE, encode_windows, stack
@@ -184,6 +185,10 @@ class MaskedLM(Backbone):
         return HEADS[self.model.config.model_type](self.model)
 
     @property
+    def transformer(self) -> nn.Module:
+        return self.model.base_model  # type: ignore[no-any-return]
+
+    @property
     def embedding(self) -> nn.Embedding:
         embedding: nn.Embedding = self.model.get_input_embeddings()
         return embedding
@@ -275,8 +280,7 @@ class MaskedLM(Backbone):
         return int(self.tokenizer.mask_token_id)
 
     def _hidden(self, tokens: Tensors) -> Tensor:
-        hidden: Tensor = self.model.base_model(**tokens).last_hidden_state
-        return hidden
+        return last_hidden_state(self.model.base_model, tokens)
 
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         """The decoder's rows of single words."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Tensors, model_weights
+from pouf.models.lower_layers import last_hidden_state
 from pouf.models.text_side import TextSide, describe_tokenizer, tokenizer_facts
 from pouf.models.windows import WINDOW_WEIGHT, WINDOWS_AT_ONCE, encode_windows, split_evenly, stack
 from pouf.reading import read_json
@@ -102,6 +103,10 @@ class SentenceEncoder(Backbone):
             return encode_windows(encode, batch, unit=True, rows=rows)
         return encode(batch)
 
+    @property
+    def transformer(self) -> nn.Module:
+        return self.model  # type: ignore[no-any-return]
+
     def card_facts(self) -> dict[str, Any]:
         return {"windows": self.windows}
 
@@ -121,7 +126,7 @@ class SentenceEncoder(Backbone):
 
 
 def _encode(model: Any, pool: Callable[[Tensor, Tensor], Tensor], batch: Tensors) -> Tensor:
-    return pool(model(**batch).last_hidden_state, batch["attention_mask"])
+    return pool(last_hidden_state(model, batch), batch["attention_mask"])
 
 
 def read_layout(folder: Path) -> tuple[str, int | None]:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pouf.recipe import TunerSettings
 from pouf.tuners.base import Target, Tuner, describe_trainable
 from pouf.tuners.prompt import SoftPrompt, linear_map, prompt, prototypes
-from pouf.tuners.weights import full, layernorm, lora
+from pouf.tuners.weights import full, layernorm, lora, upper
 
 __all__ = ["TUNERS", "SoftPrompt", "Target", "Tuner", "describe_trainable"]
 
 TUNERS: dict[str, Callable[[Target, TunerSettings], Tuner]] = {
-    "full": full, "prompt": prompt, "layernorm": layernorm, "lora": lora, "prototypes": prototypes, "map": linear_map,
+    "full": full, "upper": upper, "prompt": prompt, "layernorm": layernorm, "lora": lora, "prototypes": prototypes,
+    "map": linear_map,
 }  # fmt: skip
