@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pouf import EMBEDDED, Classifier, Recipe, Texts, Vectors
-from pouf.data.labelled import read_labelled
+from pouf.data.labels import read_labelled
 from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
 from pouf.files import write_json

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from pouf import EMBEDDED, METHODS, Classifier, Images, Recipe, Shots, Vectors
 from pouf.data.base import Subset
-from pouf.data.labelled import read_labelled
+from pouf.data.labels import read_labelled
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
 from pouf.validation.diagnostics import share

@@ -46,7 +46,7 @@ PARTS = {
         "validation.checkpoints:Checkpoints.take_final", "validation.checkpoints:Checkpoints.choose",
         "training.adaptation:assess",
     ],
-    "reading": ["data.loader:BatchReader.__getitem__", "inference.views:ViewReader.__getitem__"],
+    "reading": ["data.batches:BatchReader.__getitem__", "inference.views:ViewReader.__getitem__"],
     "encoding": ["inference.encode:FeatureStore.features", "inference.encode:FeatureStore.share",
                  "inference.encode:FeatureStore.fill"],
     "writing": ["runs.run_folder:RunFolder.__init__", "runs.run_folder:RunFolder.write",

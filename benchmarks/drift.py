@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 from pouf import Classifier, FeatureCache, KeepNames, Recipe, read_labelled
-from pouf.data.labelled import Labelled
+from pouf.data.labels import Labelled
 from pouf.demo import DIGITS, write_digits
 from pouf.files import write_json
 from pouf.validation.diagnostics import share

@@ -25,8 +25,8 @@ from speed import machine, names, tokenizer
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from pouf import Classifier, Images, InferenceConfig, Recipe, Texts
-from pouf.models.dual_encoder import DualEncoder
 from pouf.models.sentence_encoder import SentenceEncoder
+from pouf.models.vision import DualEncoder
 from pouf.recipe import PRESETS
 from pouf.runs.folder import versions
 from pouf.training import estimate as estimates

@@ -33,8 +33,8 @@ from pouf.bench.few_shot import few_shot, subset
 from pouf.bench.language import TASKS, Task
 from pouf.bench.metrics import TASK_METRICS
 from pouf.data.tables import read_table
-from pouf.models.cloze import TextSample
 from pouf.models.demonstrations import Demonstrations
+from pouf.models.templates import TextSample
 from pouf.postprocess.shares import prior_correction
 from pouf.runs.folder import versions
 

@@ -27,8 +27,8 @@ from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForMaske
 from pouf import Recipe
 from pouf.losses.objective import Objective
 from pouf.models.base import Scores
-from pouf.models.cloze import Cloze
 from pouf.models.masked_lm import MaskedLM
+from pouf.models.templates import Cloze
 from pouf.runs.folder import versions
 
 LENGTH, PADDED, BATCH = 25, 128, 8

@@ -43,7 +43,7 @@ from pouf.bench.language import TASKS as CLOZE_TASKS
 from pouf.data.base import Subset
 from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
-from pouf.models.cloze import Cloze
+from pouf.models.templates import Cloze
 from pouf.runs.folder import versions
 from pouf.validation.diagnostics import Diagnostics
 from pouf.validation.names import absent_names, check_names, word_prototypes

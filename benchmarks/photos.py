@@ -39,7 +39,7 @@ from pouf import Backbone, Callback, Classifier, FeatureCache, InferenceConfig, 
 from pouf.bench.cells import ABLATIONS
 from pouf.bench.images import IMAGE_SETS
 from pouf.data.base import Subset
-from pouf.data.labelled import Labelled
+from pouf.data.labels import Labelled
 from pouf.inference.encode import FeatureSet
 from pouf.models.load import load_backbone
 from pouf.models.text_side import TextSide

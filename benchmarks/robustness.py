@@ -42,7 +42,7 @@ from pouf import EMBEDDED, Classifier, InputError, Texts, Vectors
 from pouf.bench.archives import read_task
 from pouf.bench.language import TASKS
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.labelled import read_labelled
+from pouf.data.labels import read_labelled
 from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions

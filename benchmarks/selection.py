@@ -26,7 +26,7 @@ from texts import TASKS, UNLABELLED, model_folder, read
 
 from pouf import EMBEDDED, Callback, Classifier, Diverged, Images, InferenceConfig, Recipe, Texts
 from pouf.data.base import Unlabelled
-from pouf.data.labelled import read_labelled
+from pouf.data.labels import read_labelled
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
 from pouf.training.search import Trial as JudgedTrial

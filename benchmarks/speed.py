@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
 from pouf import Callback, Classifier, Images, InferenceConfig, Recipe, Step
-from pouf.models.dual_encoder import DualEncoder
+from pouf.models.vision import DualEncoder
 from pouf.runs.folder import versions
 
 WORDS = 400  # each a token of its own: class names of one or two words are as long as CLIP's

@@ -53,7 +53,7 @@ from pouf.cli import main
 from pouf import saving
 from pouf.models import load
 marks["import pouf"] = clock()
-from pouf.models.dual_encoder import DualEncoder
+from pouf.models.vision import DualEncoder
 
 parts = {"load the model": 0.0, "encode": 0.0}
 timed(saving, "load_backbone", lambda s: parts.__setitem__("load the model", parts["load the model"] + s))

@@ -34,7 +34,7 @@ import torch
 
 from pouf import EMBEDDED, METHODS, Classifier, InferenceConfig, Recipe, Texts
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.labelled import read_labelled
+from pouf.data.labels import read_labelled
 from pouf.demo import DIGITS, write_digits
 from pouf.files import write_json
 from pouf.runs.folder import versions

@@ -31,7 +31,13 @@ from pouf.validation.diagnostics import share
 RESULTS = Path(__file__).parent / "results" / "upper_layers.json"
 DOMAINS = ("tweets", "amazon", "movies", "nyt")
 SENTIMENT = {"negative": "terrible", "positive": "great"}
-STARS = {"very negative": "terrible", "negative": "bad", "neutral": "okay", "positive": "good", "very positive": "great"}
+STARS = {
+    "very negative": "terrible",
+    "negative": "bad",
+    "neutral": "okay",
+    "positive": "good",
+    "very positive": "great",
+}
 TREC_NAMES = {name: name for name in encoders.TASKS["trec"][0]}
 ASKED: dict[str, tuple[dict[str, str], list[str]]] = {
     **encoders.TASKS,
@@ -55,7 +61,9 @@ def read(name: str, data: Path, limit: int) -> tuple[list[str], list[str], list[
         some = random.Random(0).sample(pairs, min(limit, len(pairs)))
         return [text for text, _ in some], *map(list, zip(*some, strict=True)), *ASKED[name]  # type: ignore[return-value]
     if name.startswith("clinc-"):
-        pairs = [pair for part in ("train", "test") for pair in zip(*encoders.read(data / "clinc150" / f"{part}.jsonl"))]
+        pairs = [
+            pair for part in ("train", "test") for pair in zip(*encoders.read(data / "clinc150" / f"{part}.jsonl"))
+        ]
         classes = sorted({label for _, label in pairs})
         random.Random(0).shuffle(classes)
         first = CLINC_CLASSES * int(name.removeprefix("clinc-"))
@@ -110,10 +118,18 @@ def table(cells: list[dict[str, Any]]) -> str:
     lines = ["| texts | zero-shot | " + " | ".join(head) + " |", "|---|---|" + "---|" * len(head)]
     complete = {name: own for name, own in means.items() if len(own) == len(variants)}
     for name, own in complete.items():
-        row = [f"{own[v][k]:.1f}" if k != "seconds" else f"{own[v][k]:.0f}" for v in variants for k in ("last", "advised", "seconds")]
+        row = [
+            f"{own[v][k]:.1f}" if k != "seconds" else f"{own[v][k]:.0f}"
+            for v in variants
+            for k in ("last", "advised", "seconds")
+        ]
         lines.append(f"| {name} | {own[variants[0]]['zero_shot']:.1f} | " + " | ".join(row) + " |")
     if complete:
-        row = [f"{statistics.mean(own[v][k] for own in complete.values()):.1f}" for v in variants for k in ("last", "advised", "seconds")]
+        row = [
+            f"{statistics.mean(own[v][k] for own in complete.values()):.1f}"
+            for v in variants
+            for k in ("last", "advised", "seconds")
+        ]
         zero = statistics.mean(own[variants[0]]["zero_shot"] for own in complete.values())
         lines.append(f"| mean | {zero:.1f} | " + " | ".join(row) + " |")
     return "\n".join(lines)

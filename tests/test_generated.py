@@ -28,11 +28,10 @@ from PIL import Image
 from safetensors.torch import save as to_safetensors
 
 from pouf import Classifier, Images, InputError, Output, Recipe, Texts, Vectors, read_labelled
-from pouf.data.base import Unreadable
 from pouf.data.class_names import check_classes, read_classes
+from pouf.errors import Unreadable
 from pouf.inference.cache import FeatureCache
-from pouf.models.cloze import Cloze
-from pouf.models.prompts import check_templates, read_templates
+from pouf.models.templates import Cloze, check_templates, read_templates
 from pouf.recipe import Optimisation, TunerSettings
 from pouf.reporting.review_page import read_review
 from pouf.runs.folder import Run

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from helpers import REVIEWS, groups
 from small_models import sentence_encoder
 
 from pouf import EMBEDDED, Classifier, InputError
+from pouf.options import AdaptArguments, AdaptOptions
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +90,14 @@ def test_bytes_are_to_be_decoded(texts: Classifier, data: bytes) -> None:
 def test_a_folder_of_a_model_asks_for_classes(texts: Classifier) -> None:
     with pytest.raises(InputError, match="is a model and not a run: give classes= to use it zero-shot"):
         Classifier.from_pretrained(str(texts.model))
+
+
+@pytest.mark.parametrize("method", [Classifier.adapt, Classifier.search])
+def test_adapt_and_search_show_all_their_arguments_to_people_and_editors(method: Callable) -> None:
+    fields = {each.name: each for each in dataclasses.fields(AdaptOptions)}
+    assert {name: each.type for name, each in fields.items()} == {
+        name: hint.__forward_arg__ for name, hint in AdaptArguments.__annotations__.items()
+    }
+    parameters = inspect.signature(method).parameters
+    assert all(parameters[name].default == each.default for name, each in fields.items())
+    assert all(f"\n    {name}: " in (method.__doc__ or "") for name in fields)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pouf.classifier import Classifier as Classifier
     from pouf.data.images import Images as Images
-    from pouf.data.labelled import Shots as Shots
-    from pouf.data.labelled import read_labelled as read_labelled
-    from pouf.data.labelled import read_shots as read_shots
+    from pouf.data.labels import Shots as Shots
+    from pouf.data.labels import read_labelled as read_labelled
+    from pouf.data.labels import read_shots as read_shots
     from pouf.data.streams import Stream as Stream
     from pouf.data.texts import Texts as Texts
     from pouf.data.vectors import Vectors as Vectors
@@ -58,7 +58,7 @@ _HOME = {
     "PoufClassifier": "integrations.sklearn",
     "Recipe": "recipe",
     "Search": "training.search",
-    "Shots": "data.labelled",
+    "Shots": "data.labels",
     "Step": "training.callbacks",
     "Stream": "data.streams",
     "Texts": "data.texts",
@@ -66,8 +66,8 @@ _HOME = {
     "Vectors": "data.vectors",
     "Verdict": "validation.verdict",
     "compare": "validation.evaluation",
-    "read_labelled": "data.labelled",
-    "read_shots": "data.labelled",
+    "read_labelled": "data.labels",
+    "read_shots": "data.labels",
     "write_report": "reporting.html",
 }
 

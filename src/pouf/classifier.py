@@ -9,7 +9,7 @@ result.classifier.predict(["a.jpg", "b.jpg"])
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -23,32 +23,27 @@ from pouf import saving
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.class_names import Classes, ClassSet, class_set
 from pouf.data.inputs import Inputs, NormalisedInput, normalise, split_columns
-from pouf.data.labelled import Shots
 from pouf.errors import InputError, explain_wrong_call, one_of
 from pouf.files import check_named
-from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models import Backbone, load_sequence_classifier
 from pouf.models.base import Scores, class_means, evaluating, shared_objects, view
-from pouf.models.cloze import MAX_LENGTH
 from pouf.models.demonstrations import DemonstrationEncoder, Demonstrations
 from pouf.models.load import absolute_name, load_for_classes
 from pouf.models.precomputed import read_vectors
-from pouf.models.prompts import class_texts, fill
-from pouf.options import WRONG_ARGUMENTS, AdaptOptions, KeepNames, Output
-from pouf.parallel.padding import PROMPTS, in_pieces
-from pouf.parallel.process_group import processes
+from pouf.models.templates import MAX_LENGTH, class_texts, fill
+from pouf.options import WRONG_ARGUMENTS, AdaptArguments, AdaptOptions
+from pouf.parallel.process_group import PROMPTS, in_pieces, processes
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.postprocess.shares import known_shares
-from pouf.recipe import Kind, Recipe, TunerSettings
+from pouf.recipe import Kind, TunerSettings
 from pouf.saving import Use
 from pouf.tuners import TUNERS, SoftPrompt, Target, Tuner
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from pouf.training.adaptation import Adaptation
-    from pouf.training.callbacks import Callback
     from pouf.training.search import Search
     from pouf.validation.evaluation import LabelledScore
 
@@ -184,29 +179,8 @@ class Classifier(nn.Module, ModelHubMixin):
         backbone, names = read_vectors(prototypes, classes)
         return cls(backbone, names, temperature=temperature)
 
-    @explain_wrong_call(WRONG_ARGUMENTS)
-    def adapt(
-        self,
-        data: Inputs | None = None,
-        *,
-        text_column: str | None = None,
-        method: str = "pouf",
-        recipe: Recipe | str | Path | None = None,
-        settings: Mapping[str, Any] | None = None,
-        shots: Shots | str | Path | None = None,
-        demonstrations: bool = False,
-        teacher: Any = None,
-        second_features: Any = None,
-        prior: str | Sequence[float] | None = None,
-        refine: bool | None = None,
-        seed: int | None = None,
-        max_minutes: float | None = None,
-        output: Output | str | Path | None = None,
-        keep: KeepNames | None = None,
-        callbacks: Iterable[Callback] = (),
-        cache: FeatureCache | None = None,
-        command: Sequence[str] = (),
-    ) -> Adaptation:
+    @explain_wrong_call(WRONG_ARGUMENTS, AdaptOptions)
+    def adapt(self, data: Inputs | None = None, **options: Unpack[AdaptArguments]) -> Adaptation:
         """Adapt to unlabelled data. The result has new classifiers; this one stays as it is.
 
             result = clf.adapt("photos/", output="run")
@@ -217,29 +191,6 @@ class Classifier(nn.Module, ModelHubMixin):
 
         Args:
             data: images, texts or vectors without labels: whatever `predict` takes.
-            text_column: of a file, where the texts are not in `text`; two, as "a,b", for pairs.
-            method: pouf, or what it is compared with, by its name in `METHODS`.
-            recipe: all settings: a preset ("fast", "balanced" or "paper"), a `Recipe`, the name of one, or a TOML file;
-                by default the one for this kind.
-            settings: changes to it, as {"steps": 50, "lr": 1e-3}; a dotted name, as "optimisation.lr", where several
-                settings end alike.
-            shots: a few examples with labels to learn from as well; the data stay without.
-            demonstrations: show a shot of each class beside every text, as LM-BFF does.
-            teacher: soft labels to learn from as well: a file of answers, a
-                matrix (n, k) of probabilities, a `Classifier`, a run, or a model by name: one that `from_pretrained`
-                loads, or a cross-encoder (NLI, reranker). Inputs that it did not answer are unlabelled as ever.
-            second_features: of the same inputs, from another frozen encoder that need know no text: a matrix (n, d), a
-                file of it, or a model by name. Predictions refined in their space are then the teacher.
-            prior: shares of the classes: "uniform", "estimated", "paper" (its own estimate), or known ones, one number
-                per class, which the predictions then have as a whole.
-            refine: a last pass over all predictions together.
-            max_minutes: in the place of a recipe: the largest preset that is expected to take no longer.
-            output: a new folder for the run: classifier, verdict, predictions, report. `pouf.Output` says more.
-            keep: names outside of the task, and how much of zero-shot with these is left: `result.drift`. The setting
-                `weight_pull` loses less of it.
-            callbacks: called with steps and checkpoints while the run goes on.
-            cache: where features that training can't change are stored; by default in memory.
-            command: the command line that repeats the run, for its manifest.
 
         Raises:
             Diverged: the loss is not finite. A run folder has weights of at most ten steps before.
@@ -248,36 +199,16 @@ class Classifier(nn.Module, ModelHubMixin):
         """
         from pouf import workflow
 
-        options = AdaptOptions(
-            method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes, teacher, second_features
-        )
-        data = data if text_column is None or data is None else self.data(data, text_column)
-        return workflow.adapt(self, data, options, workflow.RunContext(output, keep, callbacks, cache, command))
+        return workflow.adapt(self, data, AdaptOptions(**options))
 
-    @explain_wrong_call(WRONG_ARGUMENTS)
+    @explain_wrong_call(WRONG_ARGUMENTS, AdaptOptions)
     def search(
         self,
         data: Inputs | None,
         grid: Mapping[str, Sequence[Any]] | None = None,
         *,
-        text_column: str | None = None,
         on_trial: Callable[[dict[str, Any]], None] = lambda settings: None,
-        method: str = "pouf",
-        recipe: Recipe | str | Path | None = None,
-        settings: Mapping[str, Any] | None = None,
-        shots: Shots | str | Path | None = None,
-        demonstrations: bool = False,
-        teacher: Any = None,
-        second_features: Any = None,
-        prior: str | Sequence[float] | None = None,
-        refine: bool | None = None,
-        seed: int | None = None,
-        max_minutes: float | None = None,
-        output: Output | str | Path | None = None,
-        keep: KeepNames | None = None,
-        callbacks: Iterable[Callback] = (),
-        cache: FeatureCache | None = None,
-        command: Sequence[str] = (),
+        **options: Unpack[AdaptArguments],
     ) -> Search:
         """Adapt with each combination of a grid, and choose among all their steps without labels.
 
@@ -286,17 +217,10 @@ class Classifier(nn.Module, ModelHubMixin):
         Args:
             grid: values to try, by dotted name of the setting; by default ⅓×, 1× and 3× the recipe's learning rate.
             on_trial: called with the settings of each trial before it starts.
-            max_minutes: for all trials together.
-            output: as of `adapt`; with `resume`, finished trials are not run again. All else is as of `adapt`, too.
         """
         from pouf import workflow
 
-        options = AdaptOptions(
-            method, recipe, settings, shots, demonstrations, prior, refine, seed, max_minutes, teacher, second_features
-        )
-        context = workflow.RunContext(output, keep, callbacks, cache, command)
-        data = data if text_column is None or data is None else self.data(data, text_column)
-        return workflow.search(self, data, grid, on_trial, options, context)
+        return workflow.search(self, data, grid, on_trial, AdaptOptions(**options))
 
     @property
     def kind(self) -> Kind:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from pouf.classifier import Classifier
-from pouf.data.labelled import read_labelled
+from pouf.data.labels import read_labelled
 from pouf.inference.encode import InferenceConfig
 from pouf.models import EMBEDDED
 from pouf.options import Output

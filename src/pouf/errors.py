@@ -22,6 +22,10 @@ class InputError(ValueError):
     """
 
 
+class Unreadable(Exception):
+    """One sample can't be read; the message gives the reason. Never fatal: the sample is skipped and listed."""
+
+
 class Diverged(RuntimeError):
     """The loss or its gradient stopped being a finite number.
 
@@ -58,15 +62,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f". Did you mean {found[0]!r}?" if found else ""
 
 
-def explain_wrong_call(hints: Mapping[str, str]) -> Callable[[Function], Function]:
-    """Decorate a method so that its `TypeError` for a wrong argument says what to give instead.
+def explain_wrong_call(hints: Mapping[str, str], options: type) -> Callable[[Function], Function]:
+    """Decorate a method with `**options`, so that its `TypeError` for a wrong argument says what to give instead.
 
     Args:
         hints: wrong argument -> advice; "" is for too many positional arguments.
+        options: the dataclass of these options: the method's signature and its `Args` have the fields.
     """
 
     def decorate(method: Function) -> Function:
-        signature = inspect.signature(method)
+        own = [p for p in inspect.signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        others = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(options).parameters.values()]
+        signature = inspect.signature(method).replace(parameters=[*own, *others])
 
         @wraps(method)
         def checked(*args: Any, **named: Any) -> Any:
@@ -79,6 +86,10 @@ def explain_wrong_call(hints: Mapping[str, str]) -> Callable[[Function], Functio
                 raise TypeError(f"{method.__name__}() {error}{hint}") from None
             return method(*args, **named)
 
+        arguments, raises, errors = inspect.cleandoc(method.__doc__ or "").partition("\n\nRaises:")
+        fields = inspect.cleandoc(options.__doc__ or "").partition("Args:")[2]
+        checked.__doc__ = arguments + fields + raises + errors
+        checked.__signature__ = signature  # type: ignore[attr-defined]
         return cast("Function", checked)
 
     return decorate

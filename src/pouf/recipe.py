@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from pouf.errors import InputError, did_you_mean, one_of
-from pouf.reading import read_text
+from pouf.files import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib

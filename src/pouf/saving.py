@@ -14,19 +14,30 @@ from torch import Tensor, nn
 
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
-from pouf.files import atomic_folder, copy, discard, remove, write_json, write_tensors, write_text
+from pouf.files import (
+    atomic_folder,
+    copy,
+    discard,
+    file_digest,
+    read_json,
+    read_tensors,
+    read_text,
+    remove,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from pouf.model_card import README, model_card
 from pouf.models import Backbone, load_backbone, load_sequence_classifier
-from pouf.models.adapter import ADAPTER, ADAPTER_CONFIG
-from pouf.models.cloze import MAX_LENGTH, make_cloze
 from pouf.models.demonstrations import Demonstrations
-from pouf.models.open_clip import OPEN_CLIP_PREFIX as OPEN_CLIP
 from pouf.models.precomputed import Precomputed
-from pouf.parallel.shards import gather_weights, is_main
+from pouf.models.templates import MAX_LENGTH, make_cloze
+from pouf.models.vision import OPEN_CLIP_PREFIX as OPEN_CLIP
+from pouf.parallel.fsdp import gather_weights, is_main
 from pouf.postprocess import Postprocessor
-from pouf.reading import file_digest, read_json, read_tensors, read_text
 from pouf.recipe import TunerSettings
 from pouf.tuners import Tuner
+from pouf.tuners.weights import ADAPTER, ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.inputs import Inputs
-from pouf.data.labelled import Labelled, read_labelled
+from pouf.data.labels import Labelled, read_labelled
 from pouf.errors import InputError
-from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
+from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.interruption import catching
 from pouf.model_card import model_card
-from pouf.models.windows import warn_about_cut_texts
-from pouf.options import AdaptOptions, KeepNames, Output
+from pouf.models.text_side import warn_about_cut_texts
+from pouf.options import AdaptOptions, Output
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.recipe import Recipe, full_name
 from pouf.reporting.html import compare_before_and_after, write_report
@@ -44,23 +44,14 @@ logger = logging.getLogger(__name__)
 
 
 class RunContext:
-    """What surrounds a run: where it is written, and the callbacks.
+    """What surrounds a run: where it is written, and the callbacks."""
 
-    Args: as of `Classifier.adapt`.
-    """
-
-    def __init__(
-        self,
-        output: Output | str | Path | None,
-        keep: KeepNames | None,
-        callbacks: Iterable[Callback],
-        cache: FeatureCache | None,
-        command: Sequence[str],
-    ) -> None:
-        self.output = Output(output) if isinstance(output, (str, Path)) else output
+    def __init__(self, options: AdaptOptions) -> None:
+        given = options.output
+        self.output = Output(given) if isinstance(given, (str, Path)) else given
         self.report = self.output is not None and self.output.report
-        self.keep, self.command, self.cache = keep, command, cache or InMemoryFeatureCache()
-        self.callbacks = Callbacks(callbacks).all
+        self.keep, self.command, self.cache = options.keep, options.command, options.cache or InMemoryFeatureCache()
+        self.callbacks = Callbacks(options.callbacks).all
 
     def inference(self, plan: Plan) -> InferenceConfig:
         return Callbacks(self.callbacks).watching(plan.inference(self.cache), "encoding")
@@ -98,8 +89,9 @@ class Outcome(NamedTuple):
 
 
 @by_all_processes
-def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions, context: RunContext) -> Adaptation:
+def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions) -> Adaptation:
     """See `Classifier.adapt`."""
+    context = RunContext(options)
     Callbacks(context.callbacks).phase("reading")
     draft = draft_plan(classifier, data, options, cache=context.cache, report=context.report)
     _check_folder(context)
@@ -125,9 +117,9 @@ def search(
     grid: Mapping[str, Sequence[Any]] | None,
     on_trial: Callable[[dict[str, Any]], None],
     options: AdaptOptions,
-    context: RunContext,
 ) -> Search:
     """See `Classifier.search`."""
+    context = RunContext(options)
     runs = len(all_combinations(grid)) if grid is not None else len(RATES)
     plan = draft_plan(classifier, data, options, cache=context.cache, report=context.report, runs=max(runs, 1))
     combinations = all_combinations(grid if grid is not None else usual_grid(plan.recipe))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pouf import InputError, Texts
 from pouf.bench.few_shot import few_shot
 from pouf.bench.language import SEEDS, SHOTS
-from pouf.data.labelled import Shots
+from pouf.data.labels import Shots
 
 
 def items(shots: Shots) -> list[str]:

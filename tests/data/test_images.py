@@ -16,11 +16,11 @@ from helpers import train
 from PIL import Image
 
 from pouf import Classifier, Images, InputError, Recipe
-from pouf.data.base import Unreadable
+from pouf.data.batches import BatchReader, read_batches
 from pouf.data.images import _open_heic
-from pouf.data.labelled import read_labelled
-from pouf.data.loader import BatchReader, read_batches
+from pouf.data.labels import read_labelled
 from pouf.data.views import crop_flip
+from pouf.errors import Unreadable
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.runs.predictions import prediction_rows, write_rows

@@ -14,7 +14,7 @@ import pytest
 from cli_runner import pouf
 
 from pouf import EMBEDDED, Classifier, FeatureCache, Images, InferenceConfig, InputError, Texts, Vectors
-from pouf.data.remote import as_url
+from pouf.data.contents import as_url
 from pouf.demo import DIGITS
 
 

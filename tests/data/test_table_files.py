@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pouf import InputError, Texts
-from pouf.data.base import Unreadable
 from pouf.data.class_names import class_set, find_class
 from pouf.data.inputs import normalise
 from pouf.data.tables import BadRow, read_table
 from pouf.data.texts import LargeTexts
+from pouf.errors import Unreadable
 
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pouf import InputError, Texts
-from pouf.data.teacher import Teacher, read_teacher
+from pouf.data.labels import Teacher, read_teacher
 
 CLASSES = ("cat", "sea lion", "dog")
 ROWS = [[0.7, 0.2, 0.1], [0.0, 0.0, 0.0], [0.1, 0.1, 0.8]]

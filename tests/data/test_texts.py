@@ -10,8 +10,8 @@ import torch
 from small_models import sentence_encoder
 
 from pouf import Classifier, InputError, Texts
-from pouf.data.labelled import NO_LABEL, read_labelled
-from pouf.data.loader import BatchReader, read_batches
+from pouf.data.batches import BatchReader, read_batches
+from pouf.data.labels import NO_LABEL, read_labelled
 
 
 def readable(data: Texts) -> list[str]:

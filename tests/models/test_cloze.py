@@ -5,7 +5,7 @@ import pytest
 from pouf import InputError
 from pouf.bench.language import TASKS
 from pouf.data.class_names import ClassSet
-from pouf.models.cloze import Cloze, Piece, make_cloze, read_words
+from pouf.models.templates import Cloze, Piece, make_cloze, read_words
 
 TWO = (("terrible",), ("great",))
 

@@ -11,11 +11,11 @@ from helpers import train
 from small_models import masked_lm
 
 from pouf import METHODS, Classifier, InputError, Recipe, Texts
-from pouf.data.labelled import NO_LABEL, Labelled, Shots, read_shots
+from pouf.data.labels import NO_LABEL, Labelled, Shots, read_shots
 from pouf.inference.encode import Transform
 from pouf.losses import squared_error
-from pouf.models.cloze import Example
 from pouf.models.demonstrations import EXAMPLES_AT_ONCE, Demonstrations
+from pouf.models.templates import Example
 from pouf.training.adaptation import adapt
 
 BAD = ["we hated the food", "the film was bad", "very bad service", "they hated it"]

@@ -10,8 +10,8 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from pouf import Classifier, InputError
 from pouf.models import load_backbone
-from pouf.models.dual_encoder import DualEncoder
 from pouf.models.text_side import PROMPTS_AT_ONCE
+from pouf.models.vision import DualEncoder
 
 PROMPTS = ["a photo of a cat.", "dog", "a photo of the sea, about many good books", "a", "the air"]
 

@@ -8,8 +8,8 @@ import torch
 from small_models import BERT_MARKS, MASKED_LMS, masked_lm_tokenizer, word_piece_tokenizer
 
 from pouf import InputError
-from pouf.models.cloze import Cloze, Example
 from pouf.models.masked_text import MaskedText
+from pouf.models.templates import Cloze, Example
 
 WORDS = (("terrible",), ("great",))
 LONG = " ".join(["the film was so very good and we loved it"] * 20)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pouf import Classifier, InputError
-from pouf.models.open_clip import OpenClip
+from pouf.models.vision import OpenClip
 
 NAMES = ["red", "green", "blue"]
 

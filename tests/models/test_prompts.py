@@ -10,7 +10,7 @@ from small_models import clip, sentence_encoder
 
 from pouf import EMBEDDED, Classifier, InputError, Recipe
 from pouf.data.class_names import ClassSet, check_classes, class_set, read_classes
-from pouf.models.prompts import check_templates, class_texts, fill, read_templates
+from pouf.models.templates import check_templates, class_texts, fill, read_templates
 
 
 def test_underscores_are_read_as_spaces() -> None:

@@ -12,7 +12,7 @@ from helpers import REVIEWS
 from small_models import masked_lm, sentence_encoder
 
 from pouf import Classifier, InputError, Texts
-from pouf.models.windows import measure_cut, split_evenly
+from pouf.models.text_side import measure_cut, split_evenly
 
 LONG = " ".join(REVIEWS * 12)
 NAMES = ["good", "bad"]

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from small_models import sentence_encoder
 
 from pouf import EMBEDDED, Classifier, Images, Texts, Vectors
-from pouf.data.labelled import read_labelled
+from pouf.data.labels import read_labelled
 from pouf.demo import DIGITS
 from pouf.reporting.figures import (
     Comparison,

@@ -24,7 +24,7 @@ from helpers import REVIEWS, groups
 from PIL import Image
 
 from pouf import EMBEDDED, Callback, Classifier, Output, Recipe, Stream, Texts, Vectors
-from pouf.data.labelled import Shots
+from pouf.data.labels import Shots
 from pouf.demo import DIGITS
 
 STEPS = 12

@@ -11,8 +11,8 @@ from PIL import Image
 from small_models import masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Backbone, Classifier, Images, InputError, Recipe, Texts
-from pouf.data.base import Unreadable
 from pouf.demo import DIGITS
+from pouf.errors import Unreadable
 from pouf.inference.encode import InferenceConfig
 from pouf.training.batches import Batches
 

@@ -12,7 +12,7 @@ from PIL import Image
 from small_models import masked_lm
 
 from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Output, Recipe, Shots, Stream, Texts
-from pouf.data.labelled import read_labelled
+from pouf.data.labels import read_labelled
 from pouf.demo import DIGITS
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.options import AdaptOptions
@@ -97,7 +97,7 @@ def test_a_row_without_a_label_is_left_out_of_an_evaluation(tmp_path: Path) -> N
     arrays = clf.data(features)
     arrays.skipped[3] = "this row has no readable label"
     labels = clf.predict(features)
-    from pouf.data.labelled import Labelled
+    from pouf.data.labels import Labelled
 
     numbers = [clf.classes.index(name) for name in labels]
     found = compare(clf, clf, clf, Labelled(arrays, [*numbers[:3], -1, *numbers[4:]]))

@@ -14,7 +14,7 @@ from small_models import sentence_encoder, vision_model
 from transformers import AutoModel
 
 from pouf import Classifier, InputError, Vectors
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Teacher
 from pouf.inference.encode import FeatureStore, InferenceConfig
 from pouf.models.load import load_feature_encoder
 from pouf.postprocess.second_space import second_space

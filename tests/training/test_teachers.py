@@ -13,7 +13,7 @@ from PIL import Image
 from small_models import cross_encoder, masked_lm, sentence_encoder
 
 from pouf import Callback, Classifier, InputError, Output, Vectors
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Teacher
 from pouf.postprocess.shares import predicted_shares
 from pouf.training.teachers import corrected, load
 from pouf.validation.diagnostics import share

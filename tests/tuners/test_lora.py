@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, CLIPConfig, CLIPModel
 
 from pouf import Classifier, Images, InputError, Recipe, Texts
 from pouf.data.base import Unlabelled
-from pouf.reading import file_digest
+from pouf.files import file_digest
 from pouf.recipe import TunerSettings
 from pouf.tuners.weights import _adapter
 

@@ -9,8 +9,8 @@ from small_models import clip, masked_lm, sentence_encoder, siglip
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from pouf import Classifier, Images, InputError, Output, Recipe, Vectors
-from pouf.models.dual_encoder import DualEncoder
 from pouf.models.load import embedded_folder
+from pouf.models.vision import DualEncoder
 from pouf.recipe import TunerSettings
 from pouf.training.estimate import TIMED
 from pouf.tuners import TUNERS, describe_trainable

@@ -21,7 +21,7 @@ from pouf.bench.language import GRID, GRID_METHODS, SHOTS, TASKS, Task
 from pouf.bench.metrics import TASK_METRICS
 from pouf.bench.results import Cell, Result, Score, Setting
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.labelled import Labelled
+from pouf.data.labels import Labelled
 
 EVALUATIONS = 10  # along a run, of which the paper takes the best
 Judge = Callable[[Classifier], dict[str, float]]  # on labelled data, by column

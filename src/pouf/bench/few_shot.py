@@ -16,7 +16,7 @@ from pouf.bench.language import SHOTS
 from pouf.data.base import Subset
 
 if TYPE_CHECKING:
-    from pouf.models.cloze import Example, TextSample
+    from pouf.models.templates import Example, TextSample
 
 FILTER_RATE = 0.5  # of the shots of a class
 

@@ -10,7 +10,7 @@ from typing import Literal
 from pouf import InputError
 from pouf.data.class_names import normalise_name
 from pouf.data.images import EXTENSIONS, Images
-from pouf.data.labelled import Labelled
+from pouf.data.labels import Labelled
 
 Split = Literal["train", "test"]
 OFFICE_31 = """

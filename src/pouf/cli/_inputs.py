@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pouf.cli._progress import ProgressReporter
     from pouf.data.base import Modality, Unlabelled
     from pouf.data.class_names import ClassSet
-    from pouf.data.labelled import Shots
+    from pouf.data.labels import Shots
     from pouf.training.callbacks import Callback
 
 
@@ -57,7 +57,7 @@ def read_adapt_inputs(options: RunOptions, reporter: ProgressReporter, shard: bo
     """
     from pouf.data.class_names import read_classes
     from pouf.data.inputs import split_columns
-    from pouf.data.labelled import read_shots
+    from pouf.data.labels import read_shots
     from pouf.models.base import check_modality
     from pouf.parallel.fsdp import wait_for_shards
     from pouf.parallel.process_group import started_processes
@@ -89,7 +89,7 @@ def read_adapt_inputs(options: RunOptions, reporter: ProgressReporter, shard: bo
 
 def _teacher(options: RunOptions, classifier: Classifier, reporter: ProgressReporter) -> Any:
     """A file by its name, or a model on the device."""
-    from pouf.data.teacher import is_file_of_answers
+    from pouf.data.labels import is_file_of_answers
     from pouf.training.teachers import load
 
     if options.teacher is None or is_file_of_answers(options.teacher):
@@ -108,8 +108,7 @@ class _Question(NamedTuple):
 def _question(options: RunOptions, classes: ClassSet | None) -> _Question:
     """Templates, words, and the text columns that they need."""
     from pouf.data.class_names import ClassSet
-    from pouf.models.cloze import make_cloze, read_words
-    from pouf.models.prompts import read_templates
+    from pouf.models.templates import make_cloze, read_templates, read_words
 
     templates = read_templates(options.template) if options.template else None
     words = read_words(options.words) if options.words is not None else None
@@ -154,8 +153,8 @@ def _classifier(
 
 def _assign_data(options: RunOptions) -> RunOptions:
     """The options with DATA assigned to its kind: images in a folder or an archive, vectors in arrays, else texts."""
+    from pouf.data.contents import as_url
     from pouf.data.images import EXTENSIONS
-    from pouf.data.remote import as_url
 
     if options.data is None:
         return options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,9 +44,7 @@ def adapt(
         from pouf.options import AdaptOptions
         from pouf.training.plan import make_plan
 
-        names = arguments.keys() & {each.name for each in fields(AdaptOptions)}
-        chosen = {name: arguments[name] for name in names}
-        return make_plan(inputs.classifier, inputs.data, AdaptOptions(**chosen), cache=arguments["cache"])
+        return make_plan(inputs.classifier, inputs.data, AdaptOptions(**arguments), cache=arguments["cache"])
 
     if plan:
         _run(options, make, console.show_plan, writes=False)

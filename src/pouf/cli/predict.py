@@ -90,8 +90,8 @@ def predict(
 
 def _samples(inputs: str | None, texts: list[str] | None) -> tuple[Path | list[str], bool]:
     """A path or texts, and whether predictions are printed: for one image, or texts on the command line."""
+    from pouf.data.contents import as_url
     from pouf.data.images import EXTENSIONS
-    from pouf.data.remote import as_url
 
     if (inputs is None) == (not texts):
         raise InputError("give either INPUT or --text; - reads texts from standard input, one per line")

@@ -14,15 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from pouf.data.random_batches import Draw, Permutations, RandomBatches
+from pouf.data.batches import Draw, Permutations, RandomBatches
 from pouf.errors import InputError
 
 Modality = Literal["image", "text", "vector"]
 logger = logging.getLogger(__name__)
-
-
-class Unreadable(Exception):
-    """One sample can't be read; the message gives the reason. Never fatal: the sample is skipped and listed."""
 
 
 class Transform(NamedTuple):

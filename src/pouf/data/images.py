@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from pouf.data.base import Unlabelled, Unreadable
-from pouf.data.contents import Contents, content_digest
-from pouf.data.remote import RemoteFile, as_url, files_below, local_copy
-from pouf.errors import InputError, optional
-from pouf.reading import read_bytes
+from pouf.data.base import Unlabelled
+from pouf.data.contents import Contents, RemoteFile, as_url, content_digest, files_below, local_copy
+from pouf.errors import InputError, Unreadable, optional
+from pouf.files import read_bytes
 
 HEIC = (".heic", ".heif")  # need an extra; without it they are skipped, with the reason
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", *HEIC)

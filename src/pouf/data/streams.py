@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from pouf.data.base import Modality, Unlabelled, Unreadable
+from pouf.data.base import Modality, Unlabelled
+from pouf.data.batches import Draw, RandomBatches, ReplayedBatches
 from pouf.data.images import ImageFile, Images, as_item
-from pouf.data.random_batches import Draw, RandomBatches, ReplayedBatches
 from pouf.data.texts import Texts
-from pouf.errors import InputError
+from pouf.errors import InputError, Unreadable
 
 
 class Stream(Unlabelled):

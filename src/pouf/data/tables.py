@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pouf.data.remote import local_copy
+from pouf.data.contents import local_copy
 from pouf.errors import InputError, did_you_mean, optional
-from pouf.reading import encoding_of, read_bytes
+from pouf.files import encoding_of, read_bytes
 
 Columns = dict[str, list[Any]]  # by the requested names, all of one length
 DELIMITERS = (",", ";", "\t", "|")

@@ -10,11 +10,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pouf.data.base import Unlabelled, Unreadable
-from pouf.data.contents import DIGEST_SIZE, content_digest
-from pouf.data.remote import as_url, local_copy
+from pouf.data.base import Unlabelled
+from pouf.data.contents import DIGEST_SIZE, as_url, content_digest, local_copy
 from pouf.data.tables import BadRow, Columns, detect_encoding, find_columns, parse_json, read_table
-from pouf.errors import InputError
+from pouf.errors import InputError, Unreadable
 
 IN_MEMORY = 64 * 2**20  # JSONL files above this size are read line by line
 

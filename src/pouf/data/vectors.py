@@ -15,12 +15,12 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pouf.data.base import Unlabelled, Unreadable
+from pouf.data.base import Unlabelled
+from pouf.data.contents import local_copy
 from pouf.data.images import Images
-from pouf.data.remote import local_copy
 from pouf.data.tables import find_columns
 from pouf.data.texts import RowNumbers, Texts
-from pouf.errors import InputError, optional
+from pouf.errors import InputError, Unreadable, optional
 
 Array = NDArray[Any]
 BLOCK_ROWS = 65536  # rows processed at once

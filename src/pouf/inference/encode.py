@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.data.base import Transform, Unlabelled
-from pouf.data.loader import read_batches
+from pouf.data.batches import read_batches
 from pouf.errors import InputError
 from pouf.inference.cache import CachedFeatures, FeatureCache
 from pouf.inference.views import View, ViewReader, ViewsRead, in_batches

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pouf.data.base import Transform, Unlabelled, Unreadable
-from pouf.data.loader import ReadBatch, tensors_of
-from pouf.data.random_batches import Draw
+from pouf.data.base import Transform, Unlabelled
+from pouf.data.batches import Draw, ReadBatch, tensors_of
+from pouf.errors import Unreadable
 from pouf.inference.cache import CachedFeatures
-from pouf.parallel.padding import in_step
+from pouf.parallel.process_group import in_step
 
 
 class View(NamedTuple):

@@ -18,12 +18,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pouf.classifier import Classifier
-from pouf.data.base import Unlabelled, Unreadable
+from pouf.data.base import Unlabelled
 from pouf.data.inputs import Inputs
-from pouf.errors import InputError, optional
+from pouf.errors import InputError, Unreadable, optional
 from pouf.files import atomic_files, write_json
 from pouf.models.base import Backbone, evaluating
-from pouf.models.windows import WINDOW_WEIGHT
+from pouf.models.text_side import WINDOW_WEIGHT
 
 CLASSIFIER, INT8, DESCRIPTION = "classifier.onnx", "classifier.int8.onnx", "preprocessing.json"
 TOLERANCE = 1e-4  # of probabilities, between torch and onnxruntime

@@ -19,7 +19,7 @@ from pouf.classifier import Classifier
 from pouf.data.class_names import Classes
 from pouf.data.vectors import to_numpy
 from pouf.errors import InputError
-from pouf.models.prompts import DEFAULT_TEMPLATES, check_templates, fill
+from pouf.models.templates import DEFAULT_TEMPLATES, check_templates, fill
 from pouf.recipe import Recipe
 
 VECTOR_FILES = (".npy", ".npz", ".safetensors", ".parquet")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from pouf.data.base import Modality, Unlabelled
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
-from pouf.files import write_tensors
-from pouf.models.adapter import Adapter
-from pouf.models.prompts import DEFAULT_TEMPLATES, check_distinct, check_templates, fill
+from pouf.files import read_tensors, write_tensors
+from pouf.models.templates import DEFAULT_TEMPLATES, check_distinct, check_templates, fill
 from pouf.models.text_side import TextSide
-from pouf.parallel.shards import full_tensor
-from pouf.reading import read_tensors
+from pouf.parallel.fsdp import full_tensor
 from pouf.recipe import Kind
+
+if TYPE_CHECKING:
+    from pouf.tuners.weights import Adapter
 
 Tensors = dict[str, Tensor]
 

@@ -10,11 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pouf.data.base import Unreadable
-from pouf.data.labelled import Shots
-from pouf.errors import InputError
+from pouf.data.labels import Shots
+from pouf.errors import InputError, Unreadable
 from pouf.models.base import Backbone, Tensors
-from pouf.models.cloze import Example, TextSample
+from pouf.models.templates import Example, TextSample
 
 EXAMPLES_AT_ONCE = 64  # inputs encoded at once: larger batches are not faster and need more padding
 

@@ -15,19 +15,14 @@ import torch
 
 from pouf.data.class_names import Classes, class_set
 from pouf.errors import InputError, did_you_mean
+from pouf.files import check_finite
 from pouf.models.base import Backbone
-from pouf.models.causal_lm import CausalLM
-from pouf.models.cloze import Cloze, make_cloze
-from pouf.models.cross_encoder import CrossEncoder
-from pouf.models.dual_encoder import DualEncoder
-from pouf.models.image_encoder import ImageEncoder
-from pouf.models.masked_lm import HEADS, MaskedLM
-from pouf.models.open_clip import OPEN_CLIP_PREFIX as OPEN_CLIP
-from pouf.models.open_clip import load_open_clip
-from pouf.models.prompts import check_templates
+from pouf.models.masked_lm import HEADS, CausalLM, MaskedLM
 from pouf.models.sentence_encoder import LAYOUT_FILES, SentenceEncoder, read_layout
-from pouf.models.sequence_classifier import SequenceClassifier
-from pouf.reading import check_finite
+from pouf.models.sequence_classifier import CrossEncoder, SequenceClassifier
+from pouf.models.templates import Cloze, check_templates, make_cloze
+from pouf.models.vision import OPEN_CLIP_PREFIX as OPEN_CLIP
+from pouf.models.vision import DualEncoder, ImageEncoder, load_open_clip
 
 logger = logging.getLogger(__name__)
 EMBEDDED = "pouf/tiny-clip"

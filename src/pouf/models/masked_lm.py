@@ -1,4 +1,4 @@
-"""Masked language models: texts in a template with a mask, classes as label words for it."""
+"""Language models with label words: masked ones, and causal ones (GPT-2, Llama, Qwen, SmolLM, …)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from torch import Tensor, nn
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
 from pouf.models.base import Backbone, Scores, Tensors, model_weights
-from pouf.models.cloze import Cloze, Example, Slot, TextSample
 from pouf.models.lower_layers import last_hidden_state
 from pouf.models.masked_text import MASK_POSITION, MaskedText
-from pouf.models.text_side import describe_tokenizer, replaced_embeddings, tokenizer_facts
-from pouf.models.windows import WINDOW_WEIGHT, WINDOWS_AT_ONCE, encode_windows, stack
-from pouf.parallel.shards import full_tensor
+from pouf.models.templates import MASK, Cloze, Example, Piece, Slot, TextSample
+from pouf.models.text_side import (
+    WINDOW_WEIGHT,
+    WINDOWS_AT_ONCE,
+    describe_tokenizer,
+    encode_windows,
+    replaced_embeddings,
+    stack,
+    tokenizer_facts,
+)
+from pouf.parallel.fsdp import full_tensor
 from pouf.recipe import Kind
 
 TRANSPORT_TEMPERATURE = 0.1  # of the transport plan, the paper's for texts
@@ -327,3 +334,73 @@ def longest_input(config: Any, tokenizer: Any) -> int:
     if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         positions -= config.pad_token_id + 1  # these start their position numbers there
     return int(min(positions, tokenizer.model_max_length))
+
+
+GAP = "\0"  # placeholder of the word, where the text is then cut
+
+
+class CausalText(MaskedText):
+    """Filled templates up to the gap, which must be at their end, since a causal model reads nothing after it."""
+
+    def _check(self, tokenizer: Any, cloze: Cloze) -> None:
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token  # masked out and after the end: any token will do
+        gap = cloze.parts.index(MASK)
+        after = "".join(part for part in cloze.parts[gap + 1 :] if isinstance(part, str))
+        if any(isinstance(part, Slot) for part in cloze.parts[gap + 1 :]) or any(map(str.isalnum, after)):
+            raise InputError(
+                f"template {cloze.template!r} continues after [MASK], which a causal language model can't read: put it "
+                "at the end, as in '{text} It was [MASK]'"
+            )
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens before a text; none after it, since the word follows there."""
+        bare, framed = self._ids("a"), self.tokenizer("a")["input_ids"]
+        start = next((i for i in range(len(framed)) if framed[i : i + len(bare)] == bare), 0)
+        return framed[:start], []
+
+    def _fill(self, sample: TextSample) -> list[Piece]:
+        pieces = self.cloze.fill(sample, GAP)
+        before = pieces[: [piece.string for piece in pieces].index(GAP)]
+        if before and not before[-1].is_text:
+            before[-1] = before[-1]._replace(string=before[-1].string.rstrip())  # the space belongs to the word
+        return before
+
+    def _separator(self) -> str:
+        raise InputError("demonstrations are for masked language models")
+
+    def _position(self, ids: Sequence[int]) -> int:
+        return len(ids) - 1
+
+
+class CausalLM(MaskedLM):
+    """Features are the last hidden state of the filled template, prototypes the decoder's rows of the label words.
+
+        sim = cos(f, w_k)      for the transport, at T = 0.1
+        logits = f · w_k       the model's own scores of these words as the next token
+
+    with w_k the mean over the words of class k.
+    """
+
+    text_kind = CausalText
+    supports_suffix = False
+
+    @property
+    def kind(self) -> Kind:
+        return "causal"
+
+    @property
+    def head(self) -> Head:
+        decoder = self.model.get_output_embeddings()
+        return Head(lambda hidden: hidden, decoder.weight, getattr(decoder, "bias", None))
+
+    def _check(self) -> None:
+        """Nothing to check: every causal model of transformers has a decoder over its vocabulary."""
+
+    @property
+    def _placeholder(self) -> int:
+        return 0  # any token: attention follows the mask, and padding is on the right
+
+    def _hidden(self, tokens: Tensors) -> Tensor:
+        hidden: Tensor = self.model.base_model(**tokens, use_cache=False).last_hidden_state
+        return hidden

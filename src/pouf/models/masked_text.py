@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pouf.errors import InputError
-from pouf.models.cloze import Cloze, Example, Piece, TextSample
-from pouf.models.windows import split_evenly
+from pouf.models.templates import Cloze, Example, Piece, TextSample
+from pouf.models.text_side import split_evenly
 
 MASK_POSITION = "mask_position"
 MAX_CACHED_SEGMENTS = 4096  # encodings of filled templates

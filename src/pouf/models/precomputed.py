@@ -23,8 +23,8 @@ from pouf.data.vectors import (
     row_maxima,
 )
 from pouf.errors import InputError
+from pouf.files import read_tensors
 from pouf.models.base import Backbone, Tensors
-from pouf.reading import read_tensors
 
 CLIP_TEMPERATURE = 0.01  # of CLIP and most of its relatives
 

@@ -14,11 +14,19 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from pouf.errors import InputError
+from pouf.files import read_json
 from pouf.models.base import Backbone, Tensors, model_weights
 from pouf.models.lower_layers import last_hidden_state
-from pouf.models.text_side import TextSide, describe_tokenizer, tokenizer_facts
-from pouf.models.windows import WINDOW_WEIGHT, WINDOWS_AT_ONCE, encode_windows, split_evenly, stack
-from pouf.reading import read_json
+from pouf.models.text_side import (
+    WINDOW_WEIGHT,
+    WINDOWS_AT_ONCE,
+    TextSide,
+    describe_tokenizer,
+    encode_windows,
+    split_evenly,
+    stack,
+    tokenizer_facts,
+)
 
 LAYOUT_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 REMEDY = "download the model again"

@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from pouf.classifier import Classifier
-from pouf.data.base import Subset, Unlabelled, Unreadable
+from pouf.data.base import Subset, Unlabelled
+from pouf.errors import Unreadable
 from pouf.inference.encode import InferenceConfig
 from pouf.reporting.pages import as_text, shorten, thumbnail
 from pouf.reporting.svg import COLOURS, EIGHT, Series, chart, drawing, legend, marker, polygon, tag, text

@@ -16,7 +16,7 @@ from PIL import Image
 
 from pouf.classifier import Classifier, Predictions
 from pouf.data.base import Unlabelled
-from pouf.data.taxonomy import Taxonomy
+from pouf.data.class_names import Taxonomy
 from pouf.errors import plural
 from pouf.files import write_text
 from pouf.inference.encode import InferenceConfig

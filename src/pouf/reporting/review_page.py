@@ -17,8 +17,7 @@ from PIL import Image
 
 from pouf.data.tables import header, read_table
 from pouf.errors import InputError, plural
-from pouf.files import write_json, write_text
-from pouf.reading import read_json
+from pouf.files import read_json, write_json, write_text
 from pouf.reporting.html import update_verdict
 from pouf.reporting.pages import as_text, render, script_data, thumbnail
 from pouf.runs.folder import Run

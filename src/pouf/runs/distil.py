@@ -11,7 +11,7 @@ import torch
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import ClassSet
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Teacher
 from pouf.errors import InputError
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig

@@ -12,10 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pouf.data.remote import as_url
+from pouf.data.contents import as_url
 from pouf.errors import InputError
-from pouf.files import write_json
-from pouf.reading import read_json, read_text
+from pouf.files import read_json, read_text, write_json
 from pouf.runs.names import MANIFEST, METRICS, SKIPPED, UNFINISHED, VERDICT
 from pouf.saving import Use, read_card, stored
 from pouf.validation.verdict import Verdict, nothing_to_judge

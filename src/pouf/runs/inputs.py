@@ -10,7 +10,7 @@ from typing import TypeVar
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.inputs import normalise, split_columns
-from pouf.data.labelled import Labelled, read_labelled
+from pouf.data.labels import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.parallel.fsdp import shard_classifier, wait_for_shards
 from pouf.parallel.process_group import launched_sharding, started_processes

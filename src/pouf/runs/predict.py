@@ -13,7 +13,7 @@ from pouf.data.texts import Texts
 from pouf.errors import InputError
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.models.windows import warn_about_cut_texts
+from pouf.models.text_side import warn_about_cut_texts
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.runs.folder import Run
 from pouf.runs.inputs import load_classifiers, read_inputs

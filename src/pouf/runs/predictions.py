@@ -13,7 +13,7 @@ import torch
 
 from pouf.classifier import Classifier, Predictions
 from pouf.data.base import Unlabelled
-from pouf.data.taxonomy import Taxonomy
+from pouf.data.class_names import Taxonomy
 from pouf.errors import InputError, optional
 from pouf.files import atomic_write, check_writable
 from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig, in_order, share_skipped

@@ -37,8 +37,8 @@ from pouf.files import (
 )
 from pouf.interruption import AtOnce, defer_signals, is_by_all
 from pouf.options import Output
+from pouf.parallel.fsdp import is_main
 from pouf.parallel.process_group import init_processes
-from pouf.parallel.shards import is_main
 from pouf.runs import names
 from pouf.runs.folder import read_manifest, versions
 from pouf.runs.names import CARD, CHECKPOINTS, DETAILS, MANIFEST, METRICS, MODEL_FOLDER, RECIPE, SAVED, UNFINISHED

@@ -16,15 +16,12 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Transform, Unlabelled
-from pouf.data.labelled import Shots
-from pouf.data.loader import BatchReader, ReadBatch, read_batches
-from pouf.data.random_batches import Draw
-from pouf.data.teacher import Teacher
+from pouf.data.batches import BatchReader, Draw, ReadBatch, read_batches
+from pouf.data.labels import Shots, Teacher
 from pouf.data.views import AUGMENTATIONS, Augmentation
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.parallel.padding import PROMPTS, PaddingSample, in_pieces
-from pouf.parallel.process_group import ProcessGroup, processes
+from pouf.parallel.process_group import PROMPTS, PaddingSample, ProcessGroup, in_pieces, processes
 from pouf.recipe import Recipe
 from pouf.training.model import Chunk
 from pouf.training.state import random_state, set_random_state

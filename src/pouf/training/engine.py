@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from pouf.classifier import Classifier
 from pouf.errors import InputError
 from pouf.losses.objective import Objective
-from pouf.parallel.fsdp import average_gradients, clip_gradients, reshard
+from pouf.parallel.fsdp import average_gradients, clip_gradients, is_shard, local, reshard
 from pouf.parallel.process_group import ProcessGroup, connection_errors, launched_precision, launched_sharding
-from pouf.parallel.shards import is_shard, local
 from pouf.recipe import Optimisation, Recipe
 from pouf.training.model import StepModel
 from pouf.tuners import Tuner

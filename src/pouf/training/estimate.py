@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.loader import BatchReader, ReadBatch
-from pouf.data.random_batches import Draw
+from pouf.data.batches import BatchReader, Draw, ReadBatch
 from pouf.errors import InputError
 from pouf.inference.encode import FITTED_ON, FeatureStore, InferenceConfig
 from pouf.losses.objective import Objective

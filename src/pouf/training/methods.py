@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from pouf.classifier import Classifier
-from pouf.data.labelled import Shots
+from pouf.data.labels import Shots
 from pouf.errors import InputError
 from pouf.models.demonstrations import Demonstrations
 from pouf.postprocess import Postprocessor

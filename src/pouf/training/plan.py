@@ -13,8 +13,7 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.inputs import Inputs
-from pouf.data.labelled import Shots, read_shots
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Shots, Teacher, read_shots
 from pouf.data.views import perturbation
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
@@ -227,7 +226,7 @@ def draft_plan(
             "this classifier was adapted before: what this run compares with, and calls zero-shot, is the classifier "
             "as it is now"
         )
-    inputs = unlabelled(classifier, data)
+    inputs = unlabelled(classifier, data, options.text_column)
     options = _with_teacher(options, classifier, inputs, InferenceConfig(cache=cache))
     plan_with = partial(resolve_plan, classifier, inputs)
     if options.max_minutes is None:
@@ -342,8 +341,8 @@ def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:
     return changes
 
 
-def unlabelled(classifier: Classifier, data: Inputs | None) -> Unlabelled | None:
+def unlabelled(classifier: Classifier, data: Inputs | None, text_column: str | None) -> Unlabelled | None:
     """What is to be adapted to, read."""
     if isinstance(data, str) and classifier.backbone.modality == "text":
         raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")
-    return None if data is None else classifier.data(data)
+    return None if data is None else classifier.data(data, text_column)

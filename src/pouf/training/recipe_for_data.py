@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Teacher
 from pouf.errors import InputError, plural
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.losses.prior import share_of_classes

@@ -18,8 +18,8 @@ from torch import Tensor
 from pouf.errors import InputError
 from pouf.files import write_tensors
 from pouf.interruption import asked_to_end, by_all, ended
+from pouf.parallel.fsdp import gather_optimizer, gather_weights, load_optimizer, load_weights
 from pouf.parallel.process_group import processes
-from pouf.parallel.shards import gather_optimizer, gather_weights, load_optimizer, load_weights
 from pouf.training.callbacks import Callbacks, Step
 from pouf.validation.checkpoints import STATE, Checkpoints
 

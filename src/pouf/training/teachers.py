@@ -11,17 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.classifier import Classifier, Predictions
-from pouf.data.base import Subset, Unlabelled, Unreadable
+from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import ClassSet, normalise_name
-from pouf.data.labelled import Shots
-from pouf.data.teacher import Teacher, indices_by_id, is_file_of_answers, read_teacher
+from pouf.data.labels import Shots, Teacher, indices_by_id, is_file_of_answers, read_teacher
 from pouf.data.vectors import FEATURE_KEYS, ID_KEYS, Vectors, read_arrays
-from pouf.errors import InputError, did_you_mean
+from pouf.errors import InputError, Unreadable, did_you_mean
 from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models.base import Scores
-from pouf.models.cross_encoder import CrossEncoder
 from pouf.models.load import load_cross_encoder, load_feature_encoder
-from pouf.models.prompts import class_texts, fill
+from pouf.models.sequence_classifier import CrossEncoder
+from pouf.models.templates import class_texts, fill
 from pouf.parallel.process_group import processes
 from pouf.postprocess.clusters import trust_in_equal_shares
 from pouf.postprocess.second_space import second_space

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.labelled import Shots
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Shots, Teacher
 from pouf.errors import Diverged, InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.interruption import defer_signals

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pouf.errors import InputError
 from pouf.models.base import class_means
 from pouf.models.text_side import TextSide, replaced_embeddings
-from pouf.parallel.shards import full_tensor
+from pouf.parallel.fsdp import full_tensor
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
 

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from pouf.classifier import Classifier
-from pouf.data.teacher import Teacher
-from pouf.files import drop, hidden_name, temporary_folder, write_tensors
+from pouf.data.labels import Teacher
+from pouf.files import drop, hidden_name, read_tensors, temporary_folder, write_tensors
 from pouf.inference.cache import FeatureCache
+from pouf.parallel.fsdp import gather_weights, is_main, load_weights
 from pouf.parallel.process_group import processes
-from pouf.parallel.shards import gather_weights, is_main, load_weights
 from pouf.postprocess import POSTPROCESSORS, Postprocessor
 from pouf.postprocess.clusters import names_agreement
-from pouf.reading import read_tensors
 from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of, teacher_facts
 from pouf.validation.names import NamesFit, check_names

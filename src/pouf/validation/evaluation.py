@@ -13,7 +13,7 @@ from torch import Tensor
 from pouf.classifier import INFERENCE, Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import normalise_name
-from pouf.data.labelled import Labelled
+from pouf.data.labels import Labelled
 from pouf.errors import InputError, plural
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig

@@ -16,7 +16,7 @@ from torch import Tensor
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import Classes, class_set, normalise_name, read_classes
-from pouf.data.labelled import Labelled
+from pouf.data.labels import Labelled
 from pouf.errors import InputError
 from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig
 from pouf.losses.prior import gated_shares

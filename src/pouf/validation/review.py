@@ -15,7 +15,7 @@ import torch
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import normalise_name
-from pouf.data.labelled import Shots
+from pouf.data.labels import Shots
 from pouf.data.tables import BadRow, read_table
 from pouf.errors import InputError, plural
 from pouf.inference.encode import InferenceConfig

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
-from pouf.data.teacher import Teacher
+from pouf.data.labels import Teacher
 from pouf.data.views import perturbation
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.taxonomy import Taxonomy
+from pouf.data.class_names import Taxonomy
 from pouf.data.views import perturbation
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig

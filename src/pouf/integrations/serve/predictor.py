@@ -14,9 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from pouf.classifier import Classifier
-from pouf.data.base import Subset, Unreadable
+from pouf.data.base import Subset
 from pouf.data.inputs import normalise
-from pouf.errors import InputError
+from pouf.errors import InputError, Unreadable
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.models.base import evaluating

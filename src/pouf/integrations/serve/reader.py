@@ -14,12 +14,11 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from pouf.data.base import Unreadable
 from pouf.data.images import draft_jpeg
 from pouf.data.inputs import normalise
 from pouf.data.tables import read_table
 from pouf.data.texts import Texts
-from pouf.errors import InputError
+from pouf.errors import InputError, Unreadable
 from pouf.integrations.serve.guard import Limits
 from pouf.integrations.serve.predictor import RunPredictor
 from pouf.integrations.serve.schemas import PredictRequest

@@ -1,6 +1,6 @@
 """Adaptations that one process and several must agree on. Run under torchrun, it writes the weights of each.
 
-torchrun --nproc-per-node 2 tests/distributed_cases.py FOLDER OUT --engines ddp fsdp --cases "images full" chunks
+torchrun --nproc-per-node 2 tests/parallel/distributed_cases.py FOLDER OUT --engines ddp fsdp --cases chunks
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,9 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from helpers import REVIEWS as TEXTS
 from helpers import Steps, groups, train, weights
 from PIL import Image
@@ -39,13 +43,12 @@ from pouf import (
     Vectors,
 )
 from pouf.data.base import Unlabelled
-from pouf.data.labelled import Labelled, Shots
+from pouf.data.labels import Labelled, Shots
 from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
-from pouf.parallel.fsdp import shard_classifier
+from pouf.parallel.fsdp import full_tensor, local, shard_classifier
 from pouf.parallel.process_group import ProcessGroup, init_processes, leave, together
-from pouf.parallel.shards import full_tensor, local
 from pouf.runs.predictions import predict_share
 from pouf.training import adaptation, trainer
 from pouf.training.engine import Engine

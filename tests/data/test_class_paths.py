@@ -13,7 +13,7 @@ from helpers import REVIEWS
 from small_models import sentence_encoder
 
 from pouf import Classifier, read_labelled
-from pouf.data.taxonomy import Taxonomy
+from pouf.data.class_names import Taxonomy
 from pouf.inference.encode import InferenceConfig
 from pouf.validation.selective import unreliable
 

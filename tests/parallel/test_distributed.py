@@ -1,7 +1,7 @@
 """Several real processes take the steps of one, by DDP and by FSDP2.
 
-pytest tests/test_distributed.py                # some cases, two processes
-pytest -m slow tests/test_distributed.py        # all cases, two and three processes
+pytest tests/parallel/test_distributed.py                # some cases, two processes
+pytest -m slow tests/parallel/test_distributed.py        # all cases, two and three processes
 """
 
 import json

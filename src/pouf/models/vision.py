@@ -1,9 +1,9 @@
-"""CLIP, SigLIP and similar models of transformers: one encoder for images, one for texts."""
+"""Models that read images: CLIP, SigLIP and similar, those of open_clip, and encoders without a text side."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pouf.errors import InputError
+from pouf.errors import InputError, optional
 from pouf.models.base import Backbone, Tensors, model_weights
 from pouf.models.text_side import TextSide
 
@@ -143,3 +143,102 @@ def _side(vision_config: Any, image_processor: Any) -> int:
         return int(vision_config.patch_size * math.isqrt(vision_config.num_patches))
     crop = getattr(image_processor, "crop_size", None) or image_processor.size
     return int(crop.get("height") or crop["shortest_edge"])
+
+
+OPEN_CLIP_PREFIX = "open_clip:"  # of names, as open_clip:ViT-B-16/dfn2b and open_clip:hf-hub:timm/ViT-B-16-SigLIP
+
+
+class OpenClip(Backbone):
+    """A dual encoder of open_clip.
+
+    Args:
+        model: with `encode_image`, `encode_text`, `logit_scale` and `visual.image_size`.
+        preprocess: a Pillow image to a tensor (3, s, s).
+        tokenize: sentences to tokens (m, length).
+    """
+
+    modality = "image"
+
+    def __init__(
+        self, model: Any, preprocess: Callable[[Any], Tensor], tokenize: Callable[[list[str]], Tensor]
+    ) -> None:
+        super().__init__()
+        self.model, self.preprocess, self.tokenize = model, preprocess, tokenize
+        side = model.visual.image_size
+        self.image_size = int(side if isinstance(side, int) else max(side))
+
+    @property
+    def logit_scale(self) -> Tensor:  # type: ignore[override]
+        scale: Tensor = self.model.logit_scale
+        return scale
+
+    def preprocessing(self) -> str:
+        return str(self.preprocess)
+
+    def input_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in super().input_weights():
+            if name.startswith("model.visual."):
+                yield name, tensor
+
+    def prepare(self, samples: Sequence[Any]) -> Tensors:
+        return {"pixels": torch.stack([self.preprocess(image) for image in samples])}
+
+    def encode_inputs(self, batch: Tensors) -> Tensor:
+        features: Tensor = self.model.encode_image(batch["pixels"])
+        return features
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
+        features: Tensor = self.model.encode_text(self.tokenize(list(prompts)).to(self.device))
+        return features
+
+    def scores(self, features: Tensor, prototypes: Tensor) -> Any:
+        found = super().scores(features, prototypes)
+        bias = getattr(self.model, "logit_bias", None)  # of SigLIP
+        return found if bias is None else found._replace(logits=found.logits + bias)
+
+
+def load_open_clip(name: str) -> OpenClip:
+    """A model by `open_clip:ARCHITECTURE/WEIGHTS`, or by another name of open_clip, as `open_clip:hf-hub:timm/…`."""
+    library = optional("open_clip", "open-clip", f"the model {name!r}")
+    given = name.removeprefix(OPEN_CLIP_PREFIX)
+    elsewhere = given.startswith(("hf-hub:", "local-dir:"))
+    architecture, _, weights = (given, "", "") if elsewhere else given.partition("/")
+    if not elsewhere and not weights:
+        known = [tag for model, tag in library.list_pretrained() if model == architecture]
+        raise InputError(
+            f"model {name!r} names no weights: expected {OPEN_CLIP_PREFIX}{architecture}/TAG"
+            + (f", with one of {', '.join(known)}" if known else "")
+        )
+    try:
+        model, _, preprocess = library.create_model_and_transforms(
+            architecture, pretrained=weights or None, precision="fp32"
+        )
+        tokenizer = library.get_tokenizer(architecture)
+    except Exception as error:  # of the library, the hub or damaged files
+        raise InputError(f"can't load model {name!r}: {str(error).strip() or type(error).__name__}") from error
+    return OpenClip(model, preprocess, tokenizer)
+
+
+class ImageEncoder(Backbone):
+    """Any vision model of transformers, with its image processor. A feature is the mean over tokens, or over pixels."""
+
+    modality = "image"
+    reads_names = False
+
+    def __init__(self, model: Any, image_processor: Any) -> None:
+        super().__init__()
+        self.model, self.image_processor = model, image_processor
+        self.register_buffer("logit_scale", torch.tensor(0.0), persistent=False)
+
+    def preprocessing(self) -> str:
+        return str(self.image_processor.to_json_string())
+
+    def prepare(self, samples: Sequence[Image.Image]) -> Tensors:
+        return dict(self.image_processor(images=list(samples), return_tensors="pt"))
+
+    def encode_inputs(self, batch: Tensors) -> Tensor:
+        hidden: Tensor = self.model(**batch).last_hidden_state  # (n, tokens, d), or (n, d, h, w)
+        return hidden.mean(1) if hidden.ndim == 3 else hidden.flatten(2).mean(2)
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
+        raise InputError("a vision model without a text side has features alone: give it as second features")

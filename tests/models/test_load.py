@@ -18,8 +18,8 @@ from transformers import AutoTokenizer
 
 from pouf import EMBEDDED, Classifier, InputError, Recipe
 from pouf.demo import DIGITS
+from pouf.files import file_digest
 from pouf.postprocess import Postprocessor
-from pouf.reading import file_digest
 from pouf.runs.folder import Run
 from pouf.runs.names import DETAILS
 

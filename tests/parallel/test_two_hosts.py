@@ -1,6 +1,6 @@
 """Two hosts, which are network namespaces of this machine, take the steps of one process; one of them is lost.
 
-pytest -m slow tests/test_two_hosts.py          # on Linux, as root, with iproute2
+pytest -m slow tests/parallel/test_two_hosts.py          # on Linux, as root, with iproute2
 """
 
 import json
