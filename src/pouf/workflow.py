@@ -33,7 +33,7 @@ from pouf.training.adaptation import Adaptation, run_adaptation
 from pouf.training.callbacks import Callback, Callbacks
 from pouf.training.plan import Plan, draft_plan
 from pouf.training.search import RATES, Search, TrialLog, all_combinations, select_step, usual_grid
-from pouf.training.trainer import frozen_layers_once, run_identity
+from pouf.training.trainer import run_identity
 from pouf.validation.evaluation import LabelledScore, score
 from pouf.validation.names import DriftBaseline, absent_names, other_names
 from pouf.validation.rules import rows_of
@@ -75,10 +75,9 @@ class RunContext:
         """
         written = run.callbacks() if run is not None else []
         resume = self.output is not None and self.output.resume
-        with frozen_layers_once(classifier, plan.recipe):
-            return run_adaptation(
-                classifier, plan, cache=self.cache, callbacks=[*written, *self.callbacks], resume=resume, **options
-            )
+        return run_adaptation(
+            classifier, plan, cache=self.cache, callbacks=[*written, *self.callbacks], resume=resume, **options
+        )
 
 
 class Outcome(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -32,28 +32,10 @@ def find_layers(transformer: nn.Module) -> nn.ModuleList:
 def last_hidden_state(transformer: nn.Module, tokens: Tensors) -> Tensor:
     """(n, length, h), from tokens (n, length) that are padded on the right."""
     lower = None
-    if not torch.compiler.is_compiling() and _open and not transformer.training:  # dropout needs every layer each time
+    if not torch.compiler.is_compiling() and _open and not transformer.training:  # dropout changes each pass
         lower = _open.get(_key(transformer))
     output: Tensor | None = lower(transformer, tokens) if lower is not None else None
     return transformer(**tokens).last_hidden_state if output is None else output
-
-
-@contextmanager
-def lower_layers_once(transformer: nn.Module, count: int) -> Iterator[None]:
-    """While open, what the first layers make of a text is remembered, for this model and all that share these weights.
-
-    Args:
-        count: of the layers whose weights do not change, from the lowest.
-    """
-    key = _key(transformer)
-    before = _open.get(key)
-    _open[key] = LowerLayers(transformer, count)
-    try:
-        yield
-    finally:
-        del _open[key]
-        if before is not None:
-            _open[key] = before
 
 
 class LowerLayers:
@@ -61,10 +43,14 @@ class LowerLayers:
 
     Each text goes through by itself and without padding. So h(x) depends neither on the batch that x came in nor on
     what was computed before, and a run that is resumed takes the same steps to the bit.
+
+    Args:
+        count: of the layers, from the lowest, whose weights do not change.
+        memory: bytes of outputs that are kept; of further texts they are computed each time.
     """
 
     def __init__(self, transformer: nn.Module, count: int, memory: int = MEMORY) -> None:
-        self.count, self.room = count, memory
+        self.key, self.count, self.room = _key(transformer), count, memory
         self.outputs: dict[bytes, Tensor] = {}  # (length, h) of a text, by the digest of its tokens
         self.rest: tuple[Any, ...] | None = None  # what a layer returns beside its hidden state; None where nothing
         ids = torch.tensor(PROBE, device=next(transformer.parameters()).device)
@@ -80,7 +66,7 @@ class LowerLayers:
         others = [tensor for name, tensor in sorted(tokens.items()) if name != "attention_mask"]
         lengths = mask.ne(0).sum(1)
         on_the_right = torch.equal(mask.ne(0), torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
-        if not on_the_right or any(tensor.shape != ids.shape for tensor in others):
+        if not on_the_right or not lengths.all() or any(tensor.shape != ids.shape for tensor in others):
             return None
         facts = f"{_precision(ids.device)} {sorted(tokens)}".encode()
         numbers = torch.stack(others, 1).cpu()  # (n, tensors, length)
@@ -118,16 +104,29 @@ class LowerLayers:
             return transformer(**tokens).last_hidden_state  # type: ignore[no-any-return]
 
 
-# By the storage of the lowest layer's first weight, which all classifiers of a run share.
 _open: WeakKeyDictionary[torch.UntypedStorage, LowerLayers] = WeakKeyDictionary()
 
 
+@contextmanager
+def using(lower: LowerLayers | None) -> Iterator[None]:
+    """While open, the lower layers of its model, and of all that share these weights in memory, are computed once."""
+    if lower is None:
+        yield
+        return
+    _open[lower.key] = lower
+    try:
+        yield
+    finally:
+        del _open[lower.key]
+
+
 def _key(transformer: nn.Module) -> torch.UntypedStorage:
+    """The memory of the first weight: copies of a classifier have the lower layers there too."""
     return next(find_layers(transformer)[0].parameters()).untyped_storage()
 
 
 @contextmanager
-def _returning(layers: Sequence[nn.Module], output: Callable[[], Any]) -> Iterator[None]:
+def _returning(layers: nn.ModuleList, output: Callable[[], Any]) -> Iterator[None]:
     """While open, these layers compute nothing and return this."""
     before = [vars(layer).get("forward") for layer in layers]  # that accelerate may have set
     for layer in layers:

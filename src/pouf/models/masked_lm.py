@@ -192,7 +192,7 @@ class MaskedLM(Backbone):
         return HEADS[self.model.config.model_type](self.model)
 
     @property
-    def transformer(self) -> nn.Module:
+    def transformer(self) -> nn.Module | None:
         return self.model.base_model  # type: ignore[no-any-return]
 
     @property
@@ -388,6 +388,10 @@ class CausalLM(MaskedLM):
     @property
     def kind(self) -> Kind:
         return "causal"
+
+    @property
+    def transformer(self) -> None:
+        """Its upper layers are not tuned alone."""
 
     @property
     def head(self) -> Head:

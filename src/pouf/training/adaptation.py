@@ -17,6 +17,7 @@ from pouf.data.labels import Shots, Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.models.lower_layers import using
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
@@ -25,6 +26,7 @@ from pouf.training.plan import Plan, look_at_data, start_as_recipe_says
 from pouf.training.recipe_for_data import TargetShares
 from pouf.training.teachers import pseudo_labelled
 from pouf.training.trainer import Training, make_checkpoints, train
+from pouf.tuners.weights import lower_layers
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.names import Drift
 from pouf.validation.selectors import Choice
@@ -157,10 +159,13 @@ def run_adaptation(
         data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
     inputs = data if data is not None else shots.inputs if shots is not None else None
     training = Training([], 0, None)
+    once = recipe.steps > 0 and classifier.demonstrations is None  # with demonstrations no text comes twice
+    lower = lower_layers(classifier.backbone, recipe.tuner) if once else None
     if recipe.steps > 0:
-        training = train(
-            classifier, data, recipe, shots, inference, notify, checkpoint_dir, targets, resume, plan.teacher
-        )
+        with using(lower):
+            training = train(
+                classifier, data, recipe, shots, inference, notify, checkpoint_dir, targets, resume, plan.teacher
+            )
     elif recipe.postprocess != "none" and inputs is not None:
         training = Training([], 0, make_checkpoints(classifier, inputs, recipe, inference, checkpoint_dir, targets))
     checkpoints = training.checkpoints
@@ -172,10 +177,13 @@ def run_adaptation(
         inference = replace(inference, cache=None)
     last = training.history[-1].step if training.history else 0
     finish = partial(finish_step, inputs, recipe, inference, checkpoints, targets.predictions)
-    if checkpoints is not None and choice is not None and choice.step not in (0, last):
-        finish(choice.step, checkpoints.classifier(Checkpoint(choice.step)))
-        checkpoints.refill(last)
-    finish(last, classifier)
+    # Of many more texts than training drew, most are encoded here for the first time, faster together.
+    few = inputs is not None and not inputs.streamed and len(inputs) <= recipe.steps * recipe.batch_size
+    with using(lower if few else None):
+        if checkpoints is not None and choice is not None and choice.step not in (0, last):
+            finish(choice.step, checkpoints.classifier(Checkpoint(choice.step)))
+            checkpoints.refill(last)
+        finish(last, classifier)
     total = sum(p.numel() for p in classifier.parameters())
     if checkpoints is not None:
         verdict = processes().broadcast(assess(checkpoints, choice or _corrected(checkpoints)))

@@ -38,8 +38,10 @@ TUNER_RECIPES: dict[tuple[Kind, str], str] = {
     ("causal", "prototypes"): PRESETS["fast"]["causal"],
 }
 _ENCODERS = ("full", "prompt", "layernorm", "lora", "prototypes")
+_TEXT_ENCODERS = (*_ENCODERS, "upper")
 TUNERS_OF: dict[Kind, tuple[str, ...]] = {
-    "image": _ENCODERS, "text": (*_ENCODERS, "upper"), "cloze": (*_ENCODERS, "upper"), "causal": _ENCODERS, "vector": ("prototypes", "map"),
+    "image": _ENCODERS, "text": _TEXT_ENCODERS, "cloze": _TEXT_ENCODERS, "causal": _ENCODERS,
+    "vector": ("prototypes", "map"),
 }  # fmt: skip
 _READERS: tuple[Kind, ...] = ("image", "text", "cloze", "causal")
 PROMPT: dict[Kind, str] = DEFAULTS | {kind: TUNER_RECIPES[kind, "prompt"] for kind in _READERS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from pouf.interruption import defer_signals
 from pouf.losses import effective_classes
 from pouf.losses.objective import Objective
 from pouf.models.base import check_modality
-from pouf.models.lower_layers import lower_layers_once
 from pouf.parallel.process_group import connection_errors, processes
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.batches import Batches
@@ -31,7 +30,6 @@ from pouf.training.model import checkpointing
 from pouf.training.recipe_for_data import FREE, TargetShares
 from pouf.training.state import Saver, TrainingState
 from pouf.training.two_pass import two_pass, whole
-from pouf.tuners.weights import lower_count, transformer_of
 from pouf.validation.checkpoints import Checkpoints
 from pouf.validation.sample import Sample, changes_features, sample_size
 from pouf.validation.selectors import snapshot_steps
@@ -106,15 +104,6 @@ def train(
     finally:
         engine.release()
     return Training(state.history, tuner.trainable, checkpoints)
-
-
-def frozen_layers_once(classifier: Classifier, recipe: Recipe) -> AbstractContextManager[None]:
-    """While open, what layers below the tuned ones make of a text is computed once, where that is possible."""
-    backbone = classifier.backbone
-    changing = recipe.compute.compile or backbone.sharded or classifier.demonstrations is not None
-    if recipe.tuner.name != "upper" or changing or not recipe.steps:
-        return nullcontext()
-    return lower_layers_once(transformer_of(backbone), lower_count(backbone, recipe.tuner))
 
 
 def _checked(classifier: Classifier, data: Unlabelled | None, recipe: Recipe, shots: Shots | None) -> Unlabelled:

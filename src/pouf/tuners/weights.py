@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pouf.errors import InputError, optional
 from pouf.files import read_tensors, write_tensors
 from pouf.models.base import Backbone
-from pouf.models.lower_layers import find_layers
+from pouf.models.lower_layers import LowerLayers, find_layers
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
 
@@ -29,25 +29,31 @@ UPPER_SHARE = 3  # one in so many layers is tuned, where the settings do not say
 def upper(target: Target, settings: TunerSettings) -> Tuner:
     """The last layers of a transformer, and what lies above: the head of a masked language model, but no embeddings.
 
-    What the lower layers make of a text is computed once in a run: see `lower_layers_once`.
+    What the lower layers make of a text is computed once in a run: see `LowerLayers`.
     """
     backbone = target.backbone
-    transformer = transformer_of(backbone)
-    tuned = {id(parameter) for parameter in find_layers(transformer)[lower_count(backbone, settings) :].parameters()}
+    transformer = _transformer(backbone)
+    tuned = {id(parameter) for parameter in find_layers(transformer)[_lower_count(backbone, settings) :].parameters()}
     below = {id(parameter) for parameter in transformer.parameters()} - tuned
     named = {f"backbone.{name}": p for name, p in backbone.named_parameters() if id(p) not in below}
     return Tuner(named, touches_inputs=True, touches_prompts=backbone.encoder_makes_prototypes, keeps_base=False)
 
 
-def transformer_of(backbone: Backbone) -> nn.Module:
+def lower_layers(backbone: Backbone, settings: TunerSettings) -> LowerLayers | None:
+    """What computes the lower layers once, where the upper ones are tuned alone; None where all change."""
+    if settings.name != "upper" or backbone.sharded:
+        return None
+    return LowerLayers(_transformer(backbone), _lower_count(backbone, settings))
+
+
+def _transformer(backbone: Backbone) -> nn.Module:
     if backbone.transformer is None:
         raise InputError(f"{type(backbone).__name__} has no upper layers to tune alone: tune 'full' or 'lora' instead")
     return backbone.transformer
 
 
-def lower_count(backbone: Backbone, settings: TunerSettings) -> int:
-    """How many layers stay as they are."""
-    depth = len(find_layers(transformer_of(backbone)))
+def _lower_count(backbone: Backbone, settings: TunerSettings) -> int:
+    depth = len(find_layers(_transformer(backbone)))
     tuned = settings.layers or max(1, depth // UPPER_SHARE)
     if tuned >= depth:
         raise InputError(f"tuner.layers is {tuned}, of {depth} layers of the model: tune fewer, or 'full' for all")
