@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from pouf import Classifier
-from pouf.bench.archives import read_task
-from pouf.bench.few_shot import few_shot
-from pouf.bench.language import TASKS
+from pouf.bench.archives import few_shot, read_task
+from pouf.bench.tasks import TASKS
 from pouf.data.base import Subset
 from pouf.inference.encode import InferenceConfig
 from pouf.models.masked_text import MaskedText

@@ -28,10 +28,8 @@ from pathlib import Path
 import torch
 
 from pouf import Classifier, Recipe, Shots, Texts
-from pouf.bench.archives import read_task
-from pouf.bench.few_shot import few_shot, subset
-from pouf.bench.language import TASKS, Task
-from pouf.bench.metrics import TASK_METRICS
+from pouf.bench.archives import few_shot, read_task, subset
+from pouf.bench.tasks import TASK_METRICS, TASKS, Task
 from pouf.data.tables import read_table
 from pouf.models.demonstrations import Demonstrations
 from pouf.models.templates import TextSample

@@ -39,7 +39,7 @@ from texts import TASKS, model_folder, read
 from torch import Tensor
 
 from pouf import EMBEDDED, Classifier, Images, Texts
-from pouf.bench.language import TASKS as CLOZE_TASKS
+from pouf.bench.tasks import TASKS as CLOZE_TASKS
 from pouf.data.base import Subset
 from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from pouf import Backbone, Callback, Classifier, FeatureCache, InferenceConfig, Recipe, Shots
 from pouf.bench.cells import ABLATIONS
-from pouf.bench.images import IMAGE_SETS
+from pouf.bench.tasks import IMAGE_SETS
 from pouf.data.base import Subset
 from pouf.data.labels import Labelled
 from pouf.inference.encode import FeatureSet

@@ -40,7 +40,7 @@ import torch
 
 from pouf import EMBEDDED, Classifier, InputError, Texts, Vectors
 from pouf.bench.archives import read_task
-from pouf.bench.language import TASKS
+from pouf.bench.tasks import TASKS
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.labels import read_labelled
 from pouf.data.tables import read_table

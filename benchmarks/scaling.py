@@ -93,7 +93,7 @@ def predict(folder: Path, n: int) -> dict[str, float]:
 
     from pouf import Classifier, Images, InferenceConfig
     from pouf.parallel.process_group import together
-    from pouf.runs.predictions import predict_share
+    from pouf.runs.predict import predict_share
 
     classifier, data = Classifier(vit(32), names(31)), Images(pictures(n))
     with together(torch.device("cpu")) as group:

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from pouf import Classifier, Texts
-from pouf.bench.language import TASKS
+from pouf.bench.tasks import TASKS
 from pouf.data.base import Subset
 from pouf.files import write_json
 from pouf.inference.encode import InferenceConfig

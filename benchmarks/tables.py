@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pouf import EMBEDDED
-from pouf.bench.results import Setting
 from pouf.bench.run import TableRun, run_table
 from pouf.bench.standins import LM, make_data
+from pouf.bench.tables import Setting
 
 RESULTS = Path(__file__).parent / "results" / "tables"
 SINGLE = ("SST-2", "SST-5", "MR", "Subj", "TREC", "CoLA")

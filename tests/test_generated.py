@@ -33,7 +33,7 @@ from pouf.errors import Unreadable
 from pouf.inference.cache import FeatureCache
 from pouf.models.templates import Cloze, check_templates, read_templates
 from pouf.recipe import Optimisation, TunerSettings
-from pouf.reporting.review_page import read_review
+from pouf.reporting.html import read_review
 from pouf.runs.folder import Run
 from pouf.validation.review import NO_CLASS, read_answers
 

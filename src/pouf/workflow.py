@@ -24,9 +24,8 @@ from pouf.options import AdaptOptions, Output
 from pouf.parallel.process_group import alone, by_all_processes, processes
 from pouf.recipe import Recipe, full_name
 from pouf.reporting.html import compare_before_and_after, write_report
-from pouf.runs.folder import update_manifest
-from pouf.runs.names import PREDICTIONS, REPORT
-from pouf.runs.predictions import prediction_rows, rows_by_rank, write_rows
+from pouf.runs.folder import PREDICTIONS, REPORT, update_manifest
+from pouf.runs.predict import prediction_rows, rows_by_rank, write_rows
 from pouf.runs.run_folder import RunFolder, check_new
 from pouf.training import search as searching
 from pouf.training.adaptation import Adaptation, run_adaptation

@@ -8,7 +8,7 @@ import torch
 
 from pouf import InputError
 from pouf.bench.archives import Columns, from_dataset, has_drawn_splits, read_task
-from pouf.bench.language import TASKS
+from pouf.bench.tasks import TASKS
 
 # A few lines of each task's files, as its archive has them: file, contents, samples, positions of the classes.
 ARCHIVES = {

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from pouf import InputError
-from pouf.bench.images import IMAGE_SETS, OFFICE_31, OFFICE_HOME
+from pouf.bench.tasks import IMAGE_SETS, OFFICE_31, OFFICE_HOME
 
 
 def put(file: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pouf.bench.language import TASKS
-from pouf.bench.metrics import TASK_METRICS
+from pouf.bench.tasks import TASK_METRICS, TASKS
 
 TRUTH = torch.tensor([1, 1, 1, 0, 0, 1, 0, 1])
 GUESS = torch.tensor([1, 0, 1, 0, 1, 1, 0, 1])

@@ -15,13 +15,11 @@ from spy import Spy
 
 from pouf import EMBEDDED, Classifier, InputError, Recipe, Texts
 from pouf.bench import cells
-from pouf.bench.archives import read_task
+from pouf.bench.archives import SimilarityFilter, few_shot, read_task
 from pouf.bench.cells import run_cell
-from pouf.bench.few_shot import SimilarityFilter, few_shot
-from pouf.bench.images import IMAGE_SETS
-from pouf.bench.language import GRID, TASKS
-from pouf.bench.results import Cell, Result, Setting
 from pouf.bench.standins import LM
+from pouf.bench.tables import Cell, Result, Setting
+from pouf.bench.tasks import GRID, IMAGE_SETS, TASKS
 from pouf.models.load import embedded_folder
 
 QUICK = {"steps": 2, "snapshots": 2, "batch_size": 8}

@@ -57,7 +57,7 @@ def test_a_killed_run_is_resumed_without_computing_a_finished_cell_again(folder:
 POOL = """
 import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
-from pouf.bench.grid import _end_with_parent
+from pouf.bench.run import _end_with_parent
 if __name__ == "__main__":
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
         print(pool.submit(os.getpid).result(), flush=True)

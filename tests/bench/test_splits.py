@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from pouf import InputError, Texts
-from pouf.bench.few_shot import few_shot
-from pouf.bench.language import SEEDS, SHOTS
+from pouf.bench.archives import few_shot
+from pouf.bench.tasks import SEEDS, SHOTS
 from pouf.data.labels import Shots
 
 

@@ -11,15 +11,11 @@ from spy import Spy
 
 from pouf import EMBEDDED, InputError
 from pouf.bench.cells import run_cell, uses_labels
-from pouf.bench.grid import Grid
-from pouf.bench.images import image_tasks
-from pouf.bench.language import SEEDS
-from pouf.bench.paper import ABLATION, IMAGES, LANGUAGE, UNSEEN, Figure
 from pouf.bench.render import DEV, ORACLE, as_csv, is_few_shot, latex, markdown
-from pouf.bench.results import Cell, Result, Score, Setting
-from pouf.bench.run import run_table
+from pouf.bench.run import Grid, run_table
 from pouf.bench.standins import LM
-from pouf.bench.tables import TABLES
+from pouf.bench.tables import ABLATION, IMAGES, LANGUAGE, TABLES, UNSEEN, Cell, Figure, Result, Score, Setting
+from pouf.bench.tasks import SEEDS, image_tasks
 
 QUICK = {"steps": 2, "snapshots": 1, "batch_size": 16}
 

@@ -23,7 +23,7 @@ from pouf.data.views import crop_flip
 from pouf.errors import Unreadable
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import InferenceConfig
-from pouf.runs.predictions import prediction_rows, write_rows
+from pouf.runs.predict import prediction_rows, write_rows
 
 
 def photo(size: tuple[int, int] = (40, 30)) -> Image.Image:

@@ -3,7 +3,7 @@
 import pytest
 
 from pouf import InputError
-from pouf.bench.language import TASKS
+from pouf.bench.tasks import TASKS
 from pouf.data.class_names import ClassSet
 from pouf.models.templates import Cloze, Piece, make_cloze, read_words
 

@@ -21,7 +21,7 @@ from pouf.demo import DIGITS
 from pouf.files import file_digest
 from pouf.postprocess import Postprocessor
 from pouf.runs.folder import Run
-from pouf.runs.names import DETAILS
+from pouf.saving import DETAILS
 
 WEIGHTS = "model.safetensors"
 

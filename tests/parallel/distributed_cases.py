@@ -49,7 +49,7 @@ from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
 from pouf.parallel.fsdp import full_tensor, local, shard_classifier
 from pouf.parallel.process_group import ProcessGroup, init_processes, leave, together
-from pouf.runs.predictions import predict_share
+from pouf.runs.predict import predict_share
 from pouf.training import adaptation, trainer
 from pouf.training.engine import Engine
 from pouf.training.model import StepModel

@@ -29,7 +29,7 @@ from pouf.reporting.figures import (
     similarities,
     tsne,
 )
-from pouf.reporting.svg import write_svg
+from pouf.reporting.pages import write_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '<script>alert(1)</script> & "quotes" ]]> var(--ink)'

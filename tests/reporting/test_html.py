@@ -18,8 +18,7 @@ from pouf import EMBEDDED, Classifier, Images, Recipe, Texts
 from pouf.data.base import Unlabelled
 from pouf.data.vectors import Vectors
 from pouf.demo import DIGITS
-from pouf.reporting.html import write_report
-from pouf.reporting.review_page import read_review, record, write_review
+from pouf.reporting.html import read_review, record, write_report, write_review
 from pouf.runs.folder import Run
 from pouf.validation.evaluation import wilson
 from pouf.validation.review import Review, ReviewQuestion, sample_questions

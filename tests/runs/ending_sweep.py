@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 from pouf import Classifier
 from pouf.cli import main
 from pouf.files import LOCK
-from pouf.runs.names import UNFINISHED
+from pouf.runs.folder import UNFINISHED
 from pouf.saving import is_saved
 from pouf.training import state
 

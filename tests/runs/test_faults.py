@@ -17,7 +17,7 @@ from PIL import Image
 
 from pouf import EMBEDDED, Callback, Classifier, Images, InputError, Recipe
 from pouf.demo import DIGITS
-from pouf.runs.names import CHECKPOINTS, UNFINISHED
+from pouf.runs.folder import CHECKPOINTS, UNFINISHED
 from pouf.training.state import STATE
 from pouf.validation.checkpoints import ZERO_SHOT
 

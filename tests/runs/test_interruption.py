@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from small_models import masked_lm, sentence_encoder
 
 from pouf import Callback, Classifier, InputError, Output, Vectors
-from pouf.runs.names import UNFINISHED
+from pouf.runs.folder import UNFINISHED
 
 SCRIPT = Path(__file__).with_name("interruption_cases.py")
 TIMES = ("seconds", "created", "resumed")

@@ -13,8 +13,7 @@ from helpers import groups, output_of
 
 from pouf import Callback, Classifier, InputError, Output
 from pouf.files import LOCK
-from pouf.runs.folder import Run, read_manifest
-from pouf.runs.names import CHECKPOINTS, PREDICTIONS, UNFINISHED
+from pouf.runs.folder import CHECKPOINTS, PREDICTIONS, UNFINISHED, Run, read_manifest
 
 REPORTED = ("predictions.csv", "report.html")
 QUICK = {"steps": 4, "snapshots": 2, "batch_size": 60}

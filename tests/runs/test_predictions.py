@@ -11,7 +11,7 @@ from helpers import groups
 
 from pouf import Classifier, FeatureCache, Images, InferenceConfig, InputError, Vectors
 from pouf.inference.encode import BLOCK, FITTED_ON
-from pouf.runs.predictions import predict_share
+from pouf.runs.predict import predict_share
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Output, Recipe
 from pouf.demo import DIGITS
-from pouf.reporting.review_page import read_review, write_review
-from pouf.runs.names import REVIEW
+from pouf.reporting.html import read_review, write_review
+from pouf.runs.folder import REVIEW
 from pouf.validation.review import (
     AGREE,
     DISAGREE,

@@ -14,12 +14,18 @@ import torch
 import torch.nn.functional as F
 
 from pouf import EMBEDDED, METHODS, Adaptation, Callback, Classifier, InferenceConfig, InputError, Recipe, Shots
-from pouf.bench.archives import Columns, has_drawn_splits, read_task
-from pouf.bench.few_shot import FewShot, PublishedDemonstrations, SimilarityFilter, few_shot, subset
-from pouf.bench.images import IMAGE_SETS
-from pouf.bench.language import GRID, GRID_METHODS, SHOTS, TASKS, Task
-from pouf.bench.metrics import TASK_METRICS
-from pouf.bench.results import Cell, Result, Score, Setting
+from pouf.bench.archives import (
+    Columns,
+    FewShot,
+    PublishedDemonstrations,
+    SimilarityFilter,
+    few_shot,
+    has_drawn_splits,
+    read_task,
+    subset,
+)
+from pouf.bench.tables import ABLATIONS, Cell, Result, Score, Setting
+from pouf.bench.tasks import GRID, GRID_METHODS, IMAGE_SETS, SHOTS, TASK_METRICS, TASKS, Task
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.labels import Labelled
 
@@ -270,16 +276,6 @@ def _language_classifier(cell: Cell, setting: Setting, shots: Shots | None) -> C
             own_limit=task.own_limit, shot_limit=task.shot_limit,
         )  # fmt: skip
     return classifier
-
-
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "exact": {"objective.plan": "exact"},
-    "sinkhorn": {"objective.plan": "sinkhorn"},
-    "no-transport": {"objective.transport": 0.0},
-    "no-information": {"objective.information": 0.0},
-    "exponential": {"objective.cost": "exponential"},
-    "default": {},
-}
 
 
 def ablation_cell(cell: Cell, setting: Setting) -> Result:

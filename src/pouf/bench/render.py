@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pouf.bench.cells import uses_labels
-from pouf.bench.language import GRID_METHODS, TASKS
-from pouf.bench.paper import Figure
-from pouf.bench.results import Setting
-from pouf.bench.tables import TABLES, Row, Table
+from pouf.bench.tables import TABLES, Figure, Row, Setting, Table
+from pouf.bench.tasks import GRID_METHODS, TASKS
 from pouf.files import write_text
 
 ORACLE = "oracle (peeks at labels)"

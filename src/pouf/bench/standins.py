@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
 
-from pouf.bench.images import IMAGE_SETS
-from pouf.bench.language import TASKS, Task
+from pouf.bench.tasks import IMAGE_SETS, TASKS, Task
 from pouf.demo import DIGITS
 
 IMAGES_PER_CLASS = 12  # in a domain

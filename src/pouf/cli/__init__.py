@@ -17,10 +17,8 @@ import typer
 from pouf.cli._console import fail, messages
 from pouf.cli.adapt import adapt, demo, search
 from pouf.cli.bench import bench
-from pouf.cli.deploy import distil, export, serve
-from pouf.cli.judge import evaluate, figures, report, review
-from pouf.cli.names import names
-from pouf.cli.predict import predict
+from pouf.cli.deploy import distil, export, predict, serve
+from pouf.cli.judge import evaluate, figures, names, report, review
 from pouf.errors import Diverged, InputError, ProcessLost
 from pouf.interruption import INTERRUPTED, catching
 

@@ -21,8 +21,8 @@ from rich.console import Console
 from pouf.errors import plural
 
 if TYPE_CHECKING:
-    from pouf.cli._inputs import AdaptInputs
     from pouf.cli._options import OutputOptions
+    from pouf.cli.adapt import AdaptInputs
     from pouf.data.base import Unlabelled
     from pouf.runs.folder import Run
     from pouf.runs.predict import Predicted

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial, wraps
@@ -223,6 +224,35 @@ def path(text: str | Path) -> Path:
     if not str(text).strip():
         raise typer.BadParameter("it is empty: name a file or a folder; the current folder is .")
     return Path(text)
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """`steps=50` as {"steps": 50}; values are JSON, or else strings."""
+    changes: dict[str, Any] = {}
+    for change in settings:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise InputError(f"--set {change!r}: expected name=value, as steps=50")
+        try:
+            changes[name] = json.loads(value)
+        except json.JSONDecodeError:
+            changes[name] = value
+    return changes
+
+
+def split_numbers(option: str, text: str | None, example: str, kind: type = float) -> list[Any]:
+    """`1e-3,3e-3` as numbers."""
+    try:
+        return [kind(value) for value in text.split(",")] if text else []
+    except ValueError:
+        raise InputError(f"{option} {text!r}: expected {example}") from None
+
+
+def proportions(text: str | None) -> str | list[float] | None:
+    """The value of --prior: a name unchanged, `0.7,0.3` as numbers."""
+    if text is None or not any(character.isdigit() for character in text):
+        return text
+    return split_numbers("--prior", text, "'uniform', 'estimated', 'paper', or one number for each class as 0.7,0.3")
 
 
 def _setting_option(panel: Callable[..., Any], name: str, dotted: str) -> inspect.Parameter:

@@ -16,9 +16,9 @@ from pouf.training.callbacks import Callback
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from pouf.bench.results import Result
-    from pouf.cli._inputs import AdaptInputs
+    from pouf.bench.tables import Result
     from pouf.cli._options import InferenceOptions
+    from pouf.cli.adapt import AdaptInputs
     from pouf.inference.encode import InferenceConfig
     from pouf.training.callbacks import Step
     from pouf.training.estimate import Estimate

@@ -2,21 +2,226 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import AdaptInputs, adapt_arguments, check_options, read_adapt_inputs, split_numbers, trackers
-from pouf.cli._options import OutputOption, OutputOptions, RunOptions, TrainingOption, grouped
+from pouf.cli._options import (
+    OutputOption,
+    OutputOptions,
+    RunOptions,
+    TrainingOption,
+    grouped,
+    parse_settings,
+    proportions,
+    split_numbers,
+)
 from pouf.cli._progress import ProgressReporter, progress
-from pouf.errors import one_of
+from pouf.errors import InputError, one_of
+from pouf.recipe import PRESETS
 
 if TYPE_CHECKING:
+    from pouf.classifier import Classifier
+    from pouf.cli._progress import ProgressReporter
+    from pouf.data.base import Modality, Unlabelled
+    from pouf.data.class_names import ClassSet
+    from pouf.data.labels import Shots
+    from pouf.training.callbacks import Callback
     from pouf.training.search import Search
+
+
+class AdaptInputs(NamedTuple):
+    """The zero-shot classifier and the training data of `adapt` and `search`."""
+
+    classifier: Classifier
+    data: Unlabelled | None
+    shots: Shots | None
+    teacher: Any = None
+
+
+def check_options(options: RunOptions) -> None:
+    """Raise an error for contradicting options, before any file is read."""
+    from pouf.training.methods import METHODS
+
+    if options.shots is not None and options.answers is not None:
+        raise InputError("give --shots or --answers, not both: add the answers to the shots")
+    labelled = options.shots or options.answers
+    if one_of("method", options.method, METHODS).needs_shots and labelled is None:
+        raise InputError(f"--method {options.method} learns from labelled examples: give --shots")
+    if options.preset is not None:
+        one_of("preset", options.preset, PRESETS)
+    given = {"--preset": options.preset, "--recipe": options.recipe, "--max-minutes": options.max_minutes}
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise InputError(f"give only one of {' and '.join(named)}, not both: each chooses a recipe")
+
+
+def read_adapt_inputs(options: RunOptions, reporter: ProgressReporter, shard: bool = False) -> AdaptInputs:
+    """Read the zero-shot classifier and the training data.
+
+    Args:
+        shard: the weights will be sharded over several processes.
+    """
+    from pouf.data.class_names import read_classes
+    from pouf.data.inputs import split_columns
+    from pouf.data.labels import read_shots
+    from pouf.models.base import check_modality
+    from pouf.parallel.fsdp import wait_for_shards
+    from pouf.parallel.process_group import started_processes
+    from pouf.validation.review import answered_shots
+
+    options = _assign_data(options)
+    reporter.on_phase(f"reading {options.images or options.texts or options.features or options.shots or 'data'}")
+    classes = read_classes(options.classes) if options.classes is not None else None
+    question = _question(options, classes)
+    columns = split_columns(options.text_column, question.columns)
+    data = _read_data(options, columns)
+    classifier = _classifier(options, classes, question, data, reporter)
+    if data is not None:
+        check_modality(classifier.backbone, data.modality)
+    if shard and started_processes() > 1:
+        wait_for_shards(classifier.backbone, options.resolve_device())
+    else:
+        classifier.to(options.resolve_device())
+    shots = None
+    if options.answers is not None and data is not None:
+        shots = answered_shots(data, options.answers, classifier.classes)
+    elif options.shots is not None:
+        modality = classifier.backbone.modality
+        shots = read_shots(options.shots, classifier.classes, modality, columns, options.label_column)
+    inputs = AdaptInputs(classifier, data, shots, _teacher(options, classifier, reporter))
+    reporter.introduce(inputs)
+    return inputs
+
+
+def _teacher(options: RunOptions, classifier: Classifier, reporter: ProgressReporter) -> Any:
+    """A file by its name, or a model on the device."""
+    from pouf.data.labels import is_file_of_answers
+    from pouf.training.teachers import load
+
+    if options.teacher is None or is_file_of_answers(options.teacher):
+        return options.teacher
+    reporter.on_phase(f"loading the teacher {options.teacher}")
+    return load(options.teacher, classifier, options.trust_model).to(options.resolve_device())
+
+
+class _Question(NamedTuple):
+    templates: Sequence[str] | None
+    words: Sequence[Any] | None
+    columns: Sequence[str]
+    is_cloze: bool
+
+
+def _question(options: RunOptions, classes: ClassSet | None) -> _Question:
+    """Templates, words, and the text columns that they need."""
+    from pouf.data.class_names import ClassSet
+    from pouf.models.templates import make_cloze, read_templates, read_words
+
+    templates = read_templates(options.template) if options.template else None
+    words = read_words(options.words) if options.words is not None else None
+    cloze = make_cloze(classes or ClassSet(()), templates, words, options.max_length)
+    if options.max_length is not None and cloze is None:
+        raise InputError("--max-length is for a --template with [MASK]: other models have their own")
+    return _Question(templates, words, cloze.columns if cloze is not None else ("text",), cloze is not None)
+
+
+def _classifier(
+    options: RunOptions,
+    classes: ClassSet | None,
+    question: _Question,
+    data: Unlabelled | None,
+    reporter: ProgressReporter,
+) -> Classifier:
+    from pouf.classifier import Classifier
+    from pouf.models.load import DEFAULT_MODELS
+
+    if (options.features is not None) != (options.prototypes is not None):
+        raise InputError("--features and --prototypes belong together: give both, or a --model and data")
+    if options.prototypes is not None:
+        unused = {"--model": options.model, "--revision": options.revision, "--template": options.template,
+                  "--words": options.words}  # fmt: skip
+        if given := [name for name, value in unused.items() if value]:
+            raise InputError(f"--prototypes stand for a model and its prompts: leave out {', '.join(given)}")
+        return Classifier.from_vectors(options.prototypes, classes and classes.as_given())
+    if classes is None:
+        raise InputError("no classes: give --classes, as cat,dog")
+    only_shots = data is None and options.shots is not None and options.shots.is_dir()
+    kind = "cloze" if question.is_cloze else "image" if options.images is not None or only_shots else "text"
+    name = options.model or DEFAULT_MODELS[kind]
+    if options.model is None:
+        reporter.say(f"no --model given: {name}")
+    reporter.on_phase(f"loading {name}")
+    return Classifier.from_pretrained(
+        name, classes.as_given(), question.templates, words=question.words, max_length=options.max_length,
+        windows=options.windows,
+        revision=options.revision, trust_model=options.trust_model,
+    )  # fmt: skip
+
+
+def _assign_data(options: RunOptions) -> RunOptions:
+    """The options with DATA assigned to its kind: images in a folder or an archive, vectors in arrays, else texts."""
+    from pouf.data.contents import as_url
+    from pouf.data.images import EXTENSIONS
+
+    if options.data is None:
+        return options
+    if options.images or options.texts or options.features:
+        raise InputError("give either DATA or one of --images, --texts and --features")
+    file, suffix = str(options.data), options.data.suffix.lower()
+    if options.prototypes is not None or suffix in (".npy", ".npz", ".safetensors"):
+        return replace(options, data=None, features=file)
+    folder = options.data.is_dir() or (as_url(options.data) is not None and not suffix)
+    if folder or suffix in (".tar", *EXTENSIONS):
+        return replace(options, data=None, images=options.data)
+    return replace(options, data=None, texts=options.data)
+
+
+def _read_data(options: RunOptions, columns: Sequence[str]) -> Unlabelled | None:
+    from pouf.data.inputs import normalise
+
+    sources: dict[Modality, Path | str | None]
+    sources = {"image": options.images, "text": options.texts, "vector": options.features}
+    given = [(modality, source) for modality, source in sources.items() if source is not None]
+    if len(given) > 1:
+        raise InputError("give only one of --images DIR, --texts FILE and --features FILE")
+    if not given and options.shots is None:
+        raise InputError("nothing to learn from: give a folder of images, a file of texts or a file of vectors")
+    ids = options.id_column.split(",") if options.id_column else []
+    return next((normalise(source, modality, columns, ids).data for modality, source in given), None)
+
+
+def adapt_arguments(inputs: AdaptInputs, options: RunOptions) -> dict[str, Any]:
+    """The arguments of the library's `adapt` and `search`."""
+    from pouf.options import KeepNames, Output
+
+    if options.keep_classes is None and options.keep_data is not None:
+        raise InputError("--keep-data without --keep-classes: give the names of its classes as well")
+    return {
+        "method": options.method, "recipe": options.preset or options.recipe, "max_minutes": options.max_minutes,
+        "settings": options.changes | parse_settings(options.settings or []), "shots": inputs.shots,
+        "teacher": inputs.teacher, "second_features": options.second_features,
+        "demonstrations": options.demonstrations, "prior": proportions(options.prior), "refine": options.refine,
+        "cache": options.features_cache(), "command": sys.argv,
+        "output": Output(options.out, options.resume, options.overwrite, options.report),
+        "keep": KeepNames(options.keep_classes, options.keep_data) if options.keep_classes is not None else None,
+    }  # fmt: skip
+
+
+def trackers(options: RunOptions) -> list[Callback]:
+    """The callbacks of --tracker."""
+    from pouf.integrations.trackers import Tracking
+
+    if options.quiet:
+        os.environ.setdefault("WANDB_SILENT", "true")
+    if not options.tracker:
+        return []
+    return [Tracking(options.tracker, name=options.out.resolve().name, folder=options.out / "tensorboard")]
 
 
 COMMON = (

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._inputs import parse_settings, split_numbers
-from pouf.cli._options import OutputOptions, grouped
+from pouf.cli._options import OutputOptions, grouped, parse_settings, split_numbers
 from pouf.cli._progress import grid_progress
 from pouf.errors import InputError
 
@@ -101,8 +100,8 @@ def compute_table(
     An interrupted run continues where it stopped. A folder with results of other settings is refused, unless
     --resume says that they belong together.
     """
-    from pouf.bench.results import Setting
     from pouf.bench.run import run_table
+    from pouf.bench.tables import Setting
 
     console.silence_libraries()
     setting = Setting(

@@ -1,20 +1,32 @@
-"""`pouf evaluate`, `pouf report`, `pouf review` and `pouf figures`."""
+"""`pouf evaluate`, `report`, `review`, `figures` and `names`."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pouf.cli import _console as console
-from pouf.cli._options import IdColumn, InferenceOptions, LabelColumn, RunFolder, TextColumn, grouped
+from pouf.cli._options import (
+    DataOption,
+    IdColumn,
+    InferenceOptions,
+    LabelColumn,
+    ModelOption,
+    RunFolder,
+    TextColumn,
+    grouped,
+)
 from pouf.cli._progress import encoding
-from pouf.errors import plural
+from pouf.errors import InputError, plural
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
+    from pouf.models.base import Backbone
+
 
 InputArgument = Annotated[
     Path | None,
@@ -26,7 +38,7 @@ LabelledOption = Annotated[bool, typer.Option("--labelled", help="INPUT has labe
 
 
 def _load(run: Path, options: InferenceOptions, *uses: str) -> list[Classifier]:
-    from pouf.runs.inputs import load_classifiers
+    from pouf.runs.folder import load_classifiers
 
     console.silence_libraries()
     return load_classifiers(run, *uses, device=options.resolve_device(), trust_model=options.trust_model)
@@ -55,8 +67,7 @@ def evaluate(
     intervals, and macro-F1.
     """
     from pouf.parallel.process_group import together
-    from pouf.runs.folder import Run
-    from pouf.runs.inputs import read_labels
+    from pouf.runs.folder import Run, read_labels
     from pouf.validation.evaluation import compare
 
     zero_shot, last, advised = _load(run, options, "zero-shot", "last", "advised")
@@ -85,8 +96,7 @@ def report(
     """One HTML file about a run: whether to trust it, and why."""
     from pouf.files import check_writable
     from pouf.reporting.html import write_report
-    from pouf.runs.folder import Run
-    from pouf.runs.inputs import read_labelled_or_not
+    from pouf.runs.folder import Run, read_labelled_or_not
 
     check_writable(out or run / "report.html")
     (classifier,) = _load(run, options, "advised")
@@ -114,9 +124,8 @@ def review(
     id_column: IdColumn = None,
 ) -> None:
     """Choose the inputs most worth labelling; with --answers, evaluate the run by the labels."""
-    from pouf.reporting.review_page import write_review
-    from pouf.runs.folder import Run
-    from pouf.runs.inputs import read_inputs
+    from pouf.reporting.html import write_review
+    from pouf.runs.folder import Run, read_inputs
     from pouf.validation.review import sample_questions
 
     if answers is not None:
@@ -145,7 +154,7 @@ def _how_to_answer(run: Path, table: Path, page: Path, n: int) -> str:
 
 def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
     from pouf.errors import InputError
-    from pouf.reporting.review_page import PAGE, read_review, record
+    from pouf.reporting.html import PAGE, read_review, record
     from pouf.runs.folder import Run
     from pouf.validation.review import NO_CLASS, read_answers, score_answers
 
@@ -215,9 +224,8 @@ def figures(
     from pouf.errors import one_of
     from pouf.files import check_writable
     from pouf.reporting.figures import FIGURES, compare_features, paper_figures
-    from pouf.reporting.svg import write_svg
-    from pouf.runs.folder import Run
-    from pouf.runs.inputs import read_labelled_or_not
+    from pouf.reporting.pages import write_svg
+    from pouf.runs.folder import Run, read_labelled_or_not
 
     check_writable(out / "figure.svg")
     folder = Run(run)
@@ -232,3 +240,71 @@ def figures(
     drawn = paper_figures(comparison, centred, chosen, wanted)
     files = [str(write_svg(figure, out / f"{name}.svg")) for name, figure in drawn.items()]
     console.show_result({"files": files}, "\n".join(files), options)
+
+
+MIN_AGREEMENT = 0.75  # with two classes 0.25 lower, as in the verdict
+
+
+@grouped()
+def names(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of images, or file of texts.")],
+    options: InferenceOptions,
+    classes: Annotated[
+        list[str], DataOption(help="Names or descriptions, or a file of them; repeat it for each wording.")
+    ],
+    template: Annotated[
+        list[str] | None, ModelOption(help="Sentence with {} for the name; repeat it to compare several.")
+    ] = None,
+    model: Annotated[str | None, ModelOption(help="Name or folder of the model.")] = None,
+    text_column: TextColumn = None,
+) -> None:
+    """Compare wordings of the classes on inputs without labels: which of them does the model understand?"""
+    from pouf.classifier import Classifier
+    from pouf.data.class_names import read_classes
+    from pouf.data.inputs import normalise, split_columns
+    from pouf.inference.cache import InMemoryFeatureCache
+    from pouf.models.load import DEFAULT_MODELS
+    from pouf.validation.names import judge_wording
+
+    console.silence_libraries()
+    texts = not (data.is_dir() or data.suffix == ".tar")
+    kind = "text" if texts else "image"
+    inputs = normalise(data, "text" if texts else "image", split_columns(text_column, ("text",))).data
+    if any("[MASK]" in each for each in template or []):
+        raise InputError("pouf names compares names in sentences: give templates with {}, and none with [MASK]")
+    backbone: Backbone | None = None
+    rows: list[dict[str, Any]] = []
+    with encoding(options) as inference:
+        inference = replace(inference, cache=inference.cache or InMemoryFeatureCache())
+        for given in classes:
+            for sentence in template if template else [None]:
+                read = read_classes(given)
+                wording = read.as_given()
+                own = [sentence] if sentence is not None else None
+                if backbone is None:
+                    first = Classifier.from_pretrained(
+                        model or DEFAULT_MODELS[kind], wording, own, trust_model=options.trust_model
+                    ).to(options.resolve_device())
+                    backbone = first.backbone
+                found = judge_wording(Classifier(backbone, wording, own), inputs, inference)
+                rows.append({"classes": given, "count": len(read.names), "template": sentence, **found._asdict()})
+    rows.sort(key=lambda row: -row["agreement"])
+    console.show_result({"wordings": rows}, _comparison(rows), options)
+
+
+def _comparison(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        where = f" in {row['template']!r}" if row["template"] else ""
+        near = f", nearer than {row['nearness']:.0%} of ordinary words" if row["nearness"] is not None else ""
+        pairs = ", ".join(f"{one}/{other}" for one, other in row["confused"])
+        lines.append(
+            f"{row['classes']}{where}: agreement {row['agreement']:.2f}, mean confidence {row['confidence']:.0%}{near}"
+            f"; hardest to tell apart: {pairs}"
+        )
+    best = rows[0]
+    if best["agreement"] < MIN_AGREEMENT - 0.25 * (best["count"] == 2):
+        lines.append("The model is unsure what any of these mean here: describe each class in a few words.")
+    elif len(rows) > 1:
+        lines.append(f"Best: {best['classes']}" + (f" in {best['template']!r}" if best["template"] else ""))
+    return "\n".join(lines)

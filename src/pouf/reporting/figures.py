@@ -20,8 +20,21 @@ from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.errors import Unreadable
 from pouf.inference.encode import InferenceConfig
-from pouf.reporting.pages import as_text, shorten, thumbnail
-from pouf.reporting.svg import COLOURS, EIGHT, Series, chart, drawing, legend, marker, polygon, tag, text
+from pouf.reporting.pages import (
+    COLOURS,
+    EIGHT,
+    Series,
+    as_text,
+    chart,
+    drawing,
+    legend,
+    marker,
+    polygon,
+    shorten,
+    tag,
+    text,
+    thumbnail,
+)
 
 CLASSES = len(COLOURS)  # more classes share colours, and get no row of their own
 MAX_STARS = 100  # prototypes in a map

@@ -39,10 +39,22 @@ from pouf.interruption import AtOnce, defer_signals, is_by_all
 from pouf.options import Output
 from pouf.parallel.fsdp import is_main
 from pouf.parallel.process_group import init_processes
-from pouf.runs import names
-from pouf.runs.folder import read_manifest, versions
-from pouf.runs.names import CARD, CHECKPOINTS, DETAILS, MANIFEST, METRICS, MODEL_FOLDER, RECIPE, SAVED, UNFINISHED
-from pouf.saving import Use, is_saved, put_in_place, replacing, stored, write
+from pouf.runs.folder import (
+    CHECKPOINTS,
+    CLASSES,
+    DESCRIPTIONS,
+    MANIFEST,
+    METRICS,
+    PLAN,
+    RECIPE,
+    SKIPPED,
+    TRIALS,
+    UNFINISHED,
+    VERDICT,
+    read_manifest,
+    versions,
+)
+from pouf.saving import CARD, DETAILS, MODEL_FOLDER, SAVED, Use, is_saved, put_in_place, replacing, stored, write
 from pouf.training.adaptation import Adaptation
 from pouf.training.callbacks import Callback, Step
 from pouf.training.plan import Plan
@@ -50,7 +62,7 @@ from pouf.validation.checkpoints import Checkpoint, Checkpoints
 from pouf.validation.verdict import failed_verdict
 
 REPLACED, WEIGHTS = ".replaced", ".weights"
-AT_START = (MANIFEST, RECIPE, names.PLAN, names.CLASSES, names.DESCRIPTIONS)  # written before anything is computed
+AT_START = (MANIFEST, RECIPE, PLAN, CLASSES, DESCRIPTIONS)  # written before anything is computed
 logger = logging.getLogger(__name__)
 
 
@@ -159,7 +171,7 @@ class RunFolder:
             _write_states(result, self.unfinished)
             if is_main():
                 if trials is not None:
-                    write_json(self.unfinished / names.TRIALS, trials)
+                    write_json(self.unfinished / TRIALS, trials)
                 _log(self.unfinished / METRICS, result.history)
                 write_text(self.unfinished / RECIPE, result.recipe.to_toml())  # as it was made to fit the data
                 drift = {} if result.drift is None else {"drift": result.drift._asdict()}
@@ -202,12 +214,12 @@ class RunFolder:
         (self.unfinished / DETAILS).mkdir(parents=True, exist_ok=True)
         write_json(self.unfinished / MANIFEST, self.manifest)
         write_text(self.unfinished / RECIPE, plan.recipe.to_toml())
-        write_json(self.unfinished / names.PLAN, plan.to_json())
+        write_json(self.unfinished / PLAN, plan.to_json())
         classes, descriptions = self.classifier.classes, self.classifier.descriptions
         if descriptions is None:
-            write_text(self.unfinished / names.CLASSES, "".join(f"{name}\n" for name in classes))
+            write_text(self.unfinished / CLASSES, "".join(f"{name}\n" for name in classes))
         else:
-            write_json(self.unfinished / names.DESCRIPTIONS, dict(zip(classes, descriptions, strict=True)))
+            write_json(self.unfinished / DESCRIPTIONS, dict(zip(classes, descriptions, strict=True)))
 
     def _write_manifest(self, status: str, **more: Any) -> None:
         lines = [
@@ -215,7 +227,7 @@ class RunFolder:
             for name, source in self.sources.items()
             for i, why in sorted(source.skipped.items())
         ]
-        write_text(self.unfinished / names.SKIPPED, "".join(line + "\n" for line in lines))
+        write_text(self.unfinished / SKIPPED, "".join(line + "\n" for line in lines))
         self.manifest.update({name: _facts(source) for name, source in self.sources.items()})
         seconds = round(time.perf_counter() - self.start, 2)
         write_json(self.unfinished / MANIFEST, self.manifest | {"status": status, "seconds": seconds} | more)
@@ -268,7 +280,7 @@ class RunFolder:
             zero_shot.tuner_settings = zero_shot.prompt = zero_shot.postprocessor = zero_shot.demonstrations = None
             write(zero_shot, self.unfinished / MODEL_FOLDER, ())  # its weights are those of the last step
         if is_main():
-            write_json(self.unfinished / names.VERDICT, verdict.to_json())
+            write_json(self.unfinished / VERDICT, verdict.to_json())
             self._write_manifest(_status(error), error=str(error))
 
     def _roll_back(self) -> None:
@@ -330,7 +342,7 @@ def _write_states(result: Adaptation, folder: Path) -> None:
     """All states of a run that differ, each in its folder, and the verdict."""
     _clear_states(folder)
     if is_main():
-        write_json(folder / names.VERDICT, result.verdict.to_json())
+        write_json(folder / VERDICT, result.verdict.to_json())
     if result.checkpoints is None:
         write(result.classifier, folder / MODEL_FOLDER)
         return

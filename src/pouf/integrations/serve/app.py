@@ -12,6 +12,7 @@ from fastapi import FastAPI, File, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from prometheus_client import generate_latest
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -22,21 +23,84 @@ from pouf.data.tables import TABLE_READERS
 from pouf.data.texts import Texts
 from pouf.errors import InputError
 from pouf.integrations.serve.guard import BUSY, RETRY, Budget, Guard, Limits, Metrics, error_response
-from pouf.integrations.serve.predictor import Answer, Batcher, Busy, RunPredictor
-from pouf.integrations.serve.reader import RequestReader
-from pouf.integrations.serve.schemas import (
-    ErrorResponse,
-    Info,
-    ModelPrediction,
-    NearestInput,
-    Prediction,
-    PredictRequest,
-    PredictResponse,
-    TableResponse,
-    TableRow,
-)
-from pouf.reporting.pages import render, script_data
-from pouf.reporting.svg import LIGHT
+from pouf.integrations.serve.predictor import Answer, Batcher, Busy, RequestReader, RunPredictor
+from pouf.recipe import Kind
+from pouf.reporting.pages import LIGHT, render, script_data
+
+
+class PredictRequest(BaseModel):
+    """Inputs to classify: the field of the model's modality."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    texts: list[str | list[str]] | None = Field(None, description="texts, or pairs of texts if the model reads pairs")
+    images: list[str] | None = Field(None, description="image files in base64")
+    vectors: list[list[float]] | None = Field(None, description="vectors of the model that computed the prototypes")
+
+
+class MostLikely(BaseModel):
+    predicted: str = Field(serialization_alias="class", description="the most likely class")
+    probability: float
+
+
+class ModelPrediction(MostLikely):
+    probabilities: dict[str, float] = Field(description="of the most likely classes, in descending order")
+
+
+class NearestInput(BaseModel):
+    """A training input that is similar to this one."""
+
+    name: str
+    image: str = Field(description="a small picture as a data URL, or empty")
+    text: str
+    predicted: str
+    cosine: float
+
+
+class Prediction(MostLikely):
+    """By the advised classifier; with `details`, also both classifiers and the nearest training inputs."""
+
+    by: Literal["zero-shot", "adapted"]
+    zero_shot: ModelPrediction | None = None
+    adapted: ModelPrediction | None = None
+    near: list[NearestInput] | None = None
+
+    def short(self) -> Prediction:
+        return Prediction(predicted=self.predicted, probability=self.probability, by=self.by)
+
+
+class PredictResponse(BaseModel):
+    predictions: list[Prediction]
+
+
+class TableRow(MostLikely):
+    row: str
+    text: str
+    zero_shot: str
+    adapted: str
+
+
+class TableResponse(BaseModel):
+    rows: list[TableRow]
+    skipped: list[str] = Field(description="unreadable rows, with the reason")
+
+
+class Info(BaseModel):
+    model: str | None = Field(description="name of the model; for a local folder the end of its path")
+    kind: Kind
+    classes: list[str]
+    templates: list[str]
+    verdict: str
+    level: Literal["alarm", "caution", "unverified", "confirmed"]
+    advised: Literal["zero-shot", "adapted"]
+    columns: list[str]
+    limits: dict[str, float]
+    pouf: str
+
+
+class ErrorResponse(BaseModel):
+    error: str
+
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
 ImageFiles = Annotated[list[UploadFile], File(description="images")]
@@ -170,7 +234,8 @@ def _add_api(app: FastAPI, service: Service) -> None:
     @app.post("/api/predict", responses=errors, response_model_exclude_none=True)
     async def predict_json(request: PredictRequest, details: Details = False, top: TopClasses = 10) -> PredictResponse:
         """Classify texts, images in base64 or vectors: the modality of the model."""
-        return await service.predict(await run_in_threadpool(reader.samples, request), details, top)
+        samples = await run_in_threadpool(reader.samples, request.model_dump(exclude_none=True))
+        return await service.predict(samples, details, top)
 
     @app.post("/api/files", responses=errors, response_model_exclude_none=True)
     async def predict_files(files: ImageFiles, details: Details = False, top: TopClasses = 10) -> PredictResponse:
