@@ -191,7 +191,7 @@ class RunOptions(DeviceOptions):
     preset: Annotated[
         str | None,
         TrainingOption(
-            help="fast, balanced or paper (needs a GPU).",
+            help="fast, light, balanced or paper (needs a GPU).",
             show_default="fast for images, else balanced",
         ),
     ] = None

@@ -51,6 +51,7 @@ class LowerLayers:
 
     def __init__(self, transformer: nn.Module, count: int, memory: int = MEMORY) -> None:
         self.key, self.count, self.room = _key(transformer), count, memory
+        self.depth = len(find_layers(transformer))
         self.outputs: dict[bytes, Tensor] = {}  # (length, h) of a text, by the digest of its tokens
         self.rest: tuple[Any, ...] | None = None  # what a layer returns beside its hidden state; None where nothing
         ids = torch.tensor(PROBE, device=next(transformer.parameters()).device)
