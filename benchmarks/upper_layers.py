@@ -61,9 +61,8 @@ def read(name: str, data: Path, limit: int) -> tuple[list[str], list[str], list[
         some = random.Random(0).sample(pairs, min(limit, len(pairs)))
         return [text for text, _ in some], *map(list, zip(*some, strict=True)), *ASKED[name]  # type: ignore[return-value]
     if name.startswith("clinc-"):
-        pairs = [
-            pair for part in ("train", "test") for pair in zip(*encoders.read(data / "clinc150" / f"{part}.jsonl"))
-        ]
+        parts = [zip(*encoders.read(data / "clinc150" / f"{part}.jsonl"), strict=True) for part in ("train", "test")]
+        pairs = [pair for part in parts for pair in part]
         classes = sorted({label for _, label in pairs})
         random.Random(0).shuffle(classes)
         first = CLINC_CLASSES * int(name.removeprefix("clinc-"))

@@ -34,9 +34,8 @@ class Passes:
 
     def __init__(self, layer: torch.nn.Module) -> None:
         self.texts = 0
-        next(each for each in layer.modules() if isinstance(each, torch.nn.Linear)).register_forward_pre_hook(
-            self._count
-        )
+        linear = next(module for module in layer.modules() if isinstance(module, torch.nn.Linear))
+        linear.register_forward_pre_hook(self._count)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Passes:
         return self  # texts of copies count too
@@ -120,9 +119,8 @@ def test_dropout_goes_through_every_layer_each_time(tmp_path: Path) -> None:
 def test_a_run_tunes_the_upper_layers_alone_and_reads_each_text_below_once(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    recipe = Recipe.load("masked-upper").with_settings(
-        {"keep_shares_max_classes": 0, **settings}, steps=6, batch_size=5
-    )
+    settings = {"keep_shares_max_classes": 0, "steps": 6, "batch_size": 5, **settings}
+    recipe = Recipe.load("masked-upper").with_settings(settings)
 
     def run(change: dict[str, Any]) -> tuple[Classifier, list[float], Passes]:
         classifier = cloze(masked_lm(tmp_path / f"{len(change)}", "roberta", layers=3))
