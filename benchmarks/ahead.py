@@ -33,7 +33,7 @@ from pouf.data.labels import read_labelled
 from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
 from pouf.files import write_json
-from pouf.postprocess import POSTPROCESSORS
+from pouf.postprocess import POSTPROCESSORS, fit_correction
 from pouf.runs.folder import versions
 from pouf.validation.diagnostics import share
 
@@ -203,7 +203,7 @@ def compared(one: Set, tuned: bool) -> dict[str, float]:
     found = {"zero-shot": share(classifier.log_probabilities(features).argmax(1) == one.labels)}
     for method in FREE:
         assert method in POSTPROCESSORS
-        classifier.fit_postprocessor(method, features)
+        classifier.postprocessor = fit_correction(method, classifier, features)
         found[method] = share(classifier.log_probabilities(features).argmax(1) == one.labels)
     classifier.postprocessor = None
     if tuned:

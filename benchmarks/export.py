@@ -76,7 +76,7 @@ def texts(given: argparse.Namespace) -> dict[str, Any]:
 def measure(name: str, clf: Classifier, inputs: Unlabelled, labels: Sequence[int], rounds: int) -> dict[str, Any]:
     """Accuracy on all inputs, and the time of each of the three for the same batches."""
     truth = np.asarray(labels)
-    samples = [inputs.read_for(i, clf.backbone.image_size) for i in range(len(truth))]
+    samples = [inputs.read(i, clf.backbone.image_size) for i in range(len(truth))]
     order = inputs.reading_order()  # texts of about the same length together
     batches = [clf.backbone.prepare([samples[i] for i in order[s : s + BATCH]]) for s in range(0, len(order), BATCH)]
     with tempfile.TemporaryDirectory() as folder:

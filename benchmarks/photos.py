@@ -44,6 +44,7 @@ from pouf.inference.encode import FeatureSet
 from pouf.models.load import load_backbone
 from pouf.models.text_side import TextSide
 from pouf.runs.folder import versions
+from pouf.tuners import tuner_of
 from pouf.validation.diagnostics import share
 
 RESULTS = Path(__file__).parent / "results" / "photos.json"
@@ -228,7 +229,7 @@ class JudgeAll(Judge):
     def __call__(self, classifier: Classifier) -> dict[str, float]:
         everything = Classifier(classifier.backbone, self.classes, [TEMPLATE])
         if classifier.prompt is not None:  # the learned context, before other names
-            everything.prompt = everything.tuner(classifier.tuner_settings).prompt
+            everything.prompt = tuner_of(everything, classifier.tuner_settings).prompt
             everything.prompt.vectors = classifier.prompt.vectors
         return super().__call__(everything)
 

@@ -45,6 +45,7 @@ from pouf.data.base import Subset, Unlabelled
 from pouf.data.labels import read_labelled
 from pouf.data.tables import read_table
 from pouf.demo import DIGITS, write_digits
+from pouf.postprocess import fit_correction
 from pouf.runs.folder import versions
 from pouf.validation.diagnostics import share
 from pouf.validation.review import sample_questions, score_answers
@@ -218,7 +219,7 @@ def compared(case: Labelled, data: Subset, truth: torch.Tensor, rows: list[int],
     if other_rows:
         cell |= {"held out, n": len(other_rows), "held out, zero-shot": judged_on_others()}
     for method in UNTRAINED:
-        classifier.fit_postprocessor(method, encoded)
+        classifier.postprocessor = fit_correction(method, classifier, encoded)
         cell[method] = judged()
     start = time.perf_counter()
     classifier = case.classifier()

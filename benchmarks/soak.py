@@ -107,7 +107,7 @@ class Generated(Unlabelled):
     def __init__(self, n: int) -> None:
         super().__init__(range(n), "noise")  # type: ignore[arg-type]
 
-    def read(self, index: int) -> Image.Image:
+    def read(self, index: int, side: int | None = None) -> Image.Image:
         return Image.fromarray(np.random.default_rng(index).integers(0, 256, (32, 32, 3), dtype=np.uint8))
 
     def content_order(self) -> range:

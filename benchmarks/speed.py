@@ -161,7 +161,7 @@ def costs(steps: int) -> list[dict[str, float]]:
     for k, words, batch in ((31, 5, 8), (31, 5, 32), (345, 5, 8), (345, 20, 8)):
         classifier = Classifier(vit(32), names(k), ["a " * (words - 1) + "{}"])
         length = (
-            classifier.backbone.text_side._chunks_of(  # type: ignore[union-attr]
+            classifier.backbone.text_side._tokenize(  # type: ignore[union-attr]
                 tuple("a " * (words - 1) + name for name in names(k))
             )[-1]
             .tokens["input_ids"]

@@ -218,7 +218,7 @@ def pictures_of_any_bytes(draw: Draw, folder: Path, run: Path) -> None:
     (folder / "a.png").write_bytes(content)
     images = Images.from_folder(folder)
     try:
-        image = images.read_for(0, draw(st.sampled_from([None, 4])))
+        image = images.read(0, draw(st.sampled_from([None, 4])))
     except Unreadable as error:
         assert str(error)
     else:

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -23,22 +23,21 @@ from pouf import saving
 from pouf.data.base import Transform, Unlabelled
 from pouf.data.class_names import Classes, ClassSet, class_set
 from pouf.data.inputs import Inputs, NormalisedInput, normalise, split_columns
-from pouf.errors import InputError, explain_wrong_call, one_of
+from pouf.errors import InputError, explain_wrong_call
 from pouf.files import check_named
-from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig, Predictions
 from pouf.models import Backbone, load_sequence_classifier
-from pouf.models.base import Scores, class_means, evaluating, shared_objects, view
+from pouf.models.base import Scores, evaluating, shared_objects
 from pouf.models.demonstrations import DemonstrationEncoder, Demonstrations
 from pouf.models.load import absolute_name, load_for_classes
 from pouf.models.precomputed import read_vectors
 from pouf.models.templates import MAX_LENGTH, class_texts, fill
 from pouf.options import WRONG_ARGUMENTS, AdaptArguments, AdaptOptions
-from pouf.parallel.process_group import PROMPTS, in_pieces, processes
-from pouf.postprocess import POSTPROCESSORS, Postprocessor
+from pouf.parallel.process_group import processes
+from pouf.postprocess import Postprocessor, fit_correction
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import Kind, TunerSettings
 from pouf.saving import Use
-from pouf.tuners import TUNERS, SoftPrompt, Target, Tuner
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -48,12 +47,6 @@ if TYPE_CHECKING:
     from pouf.validation.evaluation import LabelledScore
 
 INFERENCE = InferenceConfig()
-
-
-class Predictions(NamedTuple):
-    indices: list[int]  # positions of the samples that could be read, ascending
-    log_probabilities: Tensor  # (len(indices), k)
-    skipped: Mapping[int, str] = {}  # position → reason, of those that can't be read
 
 
 class Classifier(nn.Module, ModelHubMixin):
@@ -117,33 +110,24 @@ class Classifier(nn.Module, ModelHubMixin):
 
             Classifier.from_pretrained("openai/clip-vit-base-patch16", ["cat", "dog"])
             Classifier.from_pretrained("my-run")
-            Classifier.from_pretrained("somebody/what-they-pushed")
-
-        Classes can be described apart from their names; a file of descriptions is given as a `Path`:
-
-            Classifier.from_pretrained("sentence-transformers/all-MiniLM-L6-v2",
-                                       {"number": ["a number", "a date or an amount"], "human": "a person"},
-                                       ["The question asks about {}."])
-
-        A template with `[MASK]` makes it a masked language model; its descriptions are single words:
-
             Classifier.from_pretrained("roberta-base", {"negative": "terrible", "positive": ["great", "good"]},
                                        ["{text} It was [MASK]."])
 
-        With a causal language model (GPT-2, Llama, Qwen, …) the gap is at the end, and the word is what comes next.
+        A template with `[MASK]` makes it a masked language model; its descriptions are single words. With a causal
+        language model (GPT-2, Llama, Qwen, …) the gap is at the end, and the word is what comes next.
 
         Args:
             name_or_path: `pouf/tiny-clip` is the model that comes with the package.
+            classes: as of `Classifier`; a file of descriptions is given as a `Path`.
             template: one template, in the place of a list of them.
-            words: one word per class, or several, in the order of the classes, where these are names alone; without
-                them the names are the words.
+            words: one word per class, or several, where classes are names alone; without, the names are the words.
             max_length: tokens that a masked language model reads at most (256).
             windows: read texts that are longer than the model's length in windows, and pool them, instead of cutting.
             revision: of the model on the hub; a saved run remembers it.
             use: of a run: what it advises, or its chosen step, its last one, or zero-shot.
             backbone: of a run: your own model, which must be given again.
-            trust_model: load pickled weights, and run Python code that comes with the model. Either can do anything
-                that you can do on this machine; without it, only safetensors and the classes of transformers are used.
+            trust_model: load pickled weights, and run Python code that comes with the model: either can do anything
+                that you can do on this machine.
         """
         if template is not None:
             if templates is not None:
@@ -186,8 +170,8 @@ class Classifier(nn.Module, ModelHubMixin):
             result = clf.adapt("photos/", output="run")
             result.classifier.predict("photos/")
 
-        The new ones share the memory of all weights that are not tuned. Where weights are sharded over processes, they
-        are there once: a classifier that is sharded already is tuned in place.
+        The new ones share the memory of all weights that are not tuned. Of weights that are sharded over processes
+        there is one set, which is tuned in place.
 
         Args:
             data: images, texts or vectors without labels: whatever `predict` takes.
@@ -247,17 +231,9 @@ class Classifier(nn.Module, ModelHubMixin):
         self.backbone.set_temperature(temperature)
         self.temperature = temperature
 
-    @property
-    def head_seed(self) -> int | None:
-        """Of a head that started without knowledge."""
-        return getattr(self.backbone, "head_seed", None)
-
     def with_new_head(self, seed: int, max_length: int = MAX_LENGTH, regression: bool = False) -> Classifier:
-        """The text encoder with a new classification head: standard fine-tuning on shots.
-
-        Args:
-            regression: one output, the share of the second of two classes, instead of one for each.
-        """
+        """The text encoder with a new classification head, for fine-tuning: one output per class, or for a regression
+        between two classes one, the share of the second."""
         if self.model is None or self.backbone.modality != "text":
             raise InputError("fine-tuning under a fresh head is for text models that transformers loads by name")
         k = len(self.classes)
@@ -270,80 +246,18 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def copy(self) -> Classifier:
         """A classifier of its own, with the same tensors in the same memory: `tune` gives it memory for what it trains.
-
-        Weights that are sharded over processes can't be copied: this and the copy then have one backbone together.
-        """
-        memo = shared_objects(self.backbone)
-        for part in (self.prompt, self.postprocessor):
-            for tensor in (*part.parameters(), *part.buffers()) if part is not None else ():
-                memo.setdefault(id(tensor), view(tensor))
-        memo[id(self.demonstrations)] = self.demonstrations
-        copied = copy.deepcopy(self, memo)
+        Of a sharded backbone there is no copy: both have it."""
+        memo = shared_objects(self.backbone, self.prompt, self.postprocessor)
+        copied = copy.deepcopy(self, memo | {id(self.demonstrations): self.demonstrations})
         if not self.backbone.sharded:
             copied.backbone.logit_scale.data = copied.backbone.logit_scale.data.clone()  # one number, which can be set
         return copied
 
-    def tuner(self, settings: TunerSettings) -> Tuner:
-        return one_of("tuner", settings.name, TUNERS)(  # type: ignore[no-any-return]
-            Target(self.backbone, self.texts(), self.prompt, self.prototypes), settings
-        )
-
-    def tune(self, settings: TunerSettings) -> Tuner:
-        """Make the chosen parameters trainable and all others not, in memory of their own."""
-        if self.tuner_settings not in (None, settings):
-            raise InputError(
-                f"this classifier was tuned with {self.tuner_settings.name!r} already; to tune {settings.name!r} on "
-                "top of it, start from its saved folder as the model"
-            )
-        self.base = self.base_fingerprint()  # now, as training changes the weights
-        tuner = self.tuner(settings)
-        self.tuner_settings, self.prompt = settings, tuner.prompt
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name in tuner.parameters)
-        for parameter in () if self.backbone.sharded else tuner.parameters.values():
-            parameter.data = parameter.data.clone()  # a copy shares them with what it was copied from
-        return tuner
-
-    def base_fingerprint(self) -> str | None:
-        """Of the weights before tuning; None where they are in the saved folder anyway, or come from a seed."""
-        if self.base is None and self.head_seed is None and not self.backbone.saved_whole:
-            self.base = self.backbone.weights_digest()
-        return self.base
-
-    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Tensors of `backbone.prepare` -> features (n, d) and prototypes (k, d), both differentiable."""
-        return self.backbone.encode_inputs(batch), self.prototypes()
-
     def prototypes(self) -> Tensor:
-        """(k, d), differentiable unless called under `torch.no_grad()`.
-
-        Each of length 1, except for masked language models: their logits depend on the norms of the decoder's rows.
-        """
+        """(k, d), differentiable, of length 1 but for masked language models, whose logits depend on the norms."""
         if self.prompt is not None:
             return self.prompt()  # type: ignore[no-any-return]
         return self.backbone.prototypes(self.prompts())
-
-    def prompts_per_class(self) -> list[int]:
-        """How many prompts are encoded for each prototype; nothing where none are."""
-        if isinstance(self.prompt, SoftPrompt):
-            return self.prompt.counts
-        if self.prompt is not None or not self.backbone.reads_prompts:
-            return []
-        return [len(own) for own in self.prompts()]
-
-    def encode_prompts(self, rows: Sequence[int]) -> Tensor:
-        """Some of all prompts, by their number: (m, d), each of length 1, differentiable."""
-        if isinstance(self.prompt, SoftPrompt):
-            return self.prompt.encode(rows)
-        every = [prompt for own in self.prompts() for prompt in own]
-        return F.normalize(self.backbone.encode_prompts([every[row] for row in rows]), dim=1)
-
-    def prototypes_of(self, encoded: Tensor) -> Tensor:
-        """What `prototypes` gives, from all prompts once these are encoded: (m, d) -> (k, d)."""
-        counts = self.prompts_per_class()
-        if isinstance(self.prompt, SoftPrompt) and len(encoded) == len(counts):
-            return encoded
-        return F.normalize(class_means(encoded, counts), dim=1)
 
     def prompts(self) -> list[list[str]]:
         """For each class the sentences that its prototype is the mean of: what stands for it, in every template."""
@@ -354,10 +268,8 @@ class Classifier(nn.Module, ModelHubMixin):
         return class_texts(ClassSet(self.classes, self.descriptions))
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """`predict`; of a batch of tensors, `forward`."""
-        if inputs and not isinstance(inputs[0], dict):
-            return self.predict(*inputs, **options)
-        return super().__call__(*inputs, **options)
+        """`predict`."""
+        return self.predict(*inputs, **options)
 
     def __repr__(self) -> str:
         names = ", ".join(self.classes[:8]) + (", …" if len(self.classes) > 8 else "")
@@ -371,10 +283,7 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def data(self, inputs: Inputs, text_column: str | None = None) -> Unlabelled:
         """Whatever can be handed to `predict`, as data of the backbone's kind."""
-        return self._parse(inputs, text_column).data
-
-    def _parse(self, inputs: Inputs, text_column: str | None) -> NormalisedInput:
-        return normalise(inputs, self.backbone.modality, split_columns(text_column, self.columns))
+        return normalise(inputs, self.backbone.modality, split_columns(text_column, self.columns)).data
 
     def features(self, inputs: Inputs, batch_size: int = 64) -> Tensor:
         """(n, d), each of length 1."""
@@ -400,14 +309,9 @@ class Classifier(nn.Module, ModelHubMixin):
         zero_shot: Classifier | None = None,
     ) -> str | list[str] | list[str | None] | None: ...  # fmt: skip
     def predict(
-        self,
-        inputs: Inputs,
-        batch_size: int = 64,
-        *,
-        text_column: str | None = None,
-        abstain: float | None = None,
+        self, inputs: Inputs, batch_size: int = 64, *, text_column: str | None = None, abstain: float | None = None,
         zero_shot: Classifier | None = None,
-    ) -> str | list[str] | list[str | None] | None:
+    ) -> str | list[str] | list[str | None] | None:  # fmt: skip
         """The most likely class of each input: a list of names, or one name for one sample.
 
         Args:
@@ -438,10 +342,7 @@ class Classifier(nn.Module, ModelHubMixin):
         return Predictions(encoded.indices, self.log_probabilities(encoded), data.skipped)
 
     def store(self, inference: InferenceConfig = INFERENCE) -> FeatureStore:
-        """Where the features of inputs are looked up or computed, of all of them, of a share, or block by block.
-
-        With demonstrations they are means over several draws of these (the logits are linear in them), and not cached.
-        """
+        """Where the features of inputs are looked up or computed; with demonstrations, which are drawn, not cached."""
         if self.demonstrations is None:
             return FeatureStore(self.backbone, inference)
         return FeatureStore(DemonstrationEncoder(self.backbone, self.demonstrations), replace(inference, cache=None))
@@ -449,28 +350,14 @@ class Classifier(nn.Module, ModelHubMixin):
     def encode(
         self, data: Unlabelled, inference: InferenceConfig = INFERENCE, *, transform: Transform | None = None
     ) -> FeatureSet:
-        """Features of all that can be read; what can't is listed in `data.skipped`.
-
-        Args:
-            transform: what is done to the samples before.
-        """
+        """Features of all that can be read, transformed before; what can't is listed in `data.skipped`."""
         return self.store(inference).features(data, transform)
 
     @torch.no_grad()
     def fixed_prototypes(self) -> Tensor:
-        """For prediction: without a gradient and without dropout, also in the middle of training.
-
-        Processes that compute together each encode a share of the prompts, and all get the prototypes.
-        """
-        group = processes()
+        """For prediction: without a gradient and without dropout, also in the middle of training."""
         with evaluating(self):
-            total = sum(self.prompts_per_class()) if group.size > 1 else 0
-            if not total:
-                return self.prototypes()
-            own, most = list(group.share(range(total))), -(-total // group.size)
-            cut = in_pieces(own, -(-most // PROMPTS))
-            encoded = torch.cat([self.encode_prompts(rows or [0])[: len(rows)] for rows in cut])
-            return self.prototypes_of(group.gather(encoded))
+            return self.prototypes()
 
     @torch.no_grad()
     def scores(self, encoded: FeatureSet) -> Scores:
@@ -495,34 +382,14 @@ class Classifier(nn.Module, ModelHubMixin):
         blocks = [block.log_probabilities for block in self.score_blocks(encoded, prototypes=prototypes)]
         return torch.cat(blocks) if blocks else torch.zeros(0, len(self.classes))
 
-    @torch.no_grad()
-    def fit_postprocessor(self, name: str, encoded: FeatureSet, seed: int = 0, prior: Tensor | None = None) -> None:
-        """Fit one of `POSTPROCESSORS` on these features (a random part where they are very many), and use it.
-
-        Args:
-            encoded: from `FeatureStore.share`, where several processes share the work.
-            prior: (k,), shares of the classes, where they are known.
-        """
-        fit = one_of("postprocessor", name, POSTPROCESSORS)
-        encoded = self.store().some(encoded, seed)
-        features = encoded.features.to(self.device).float()
-        fitted = fit(features, self.fixed_prototypes(), self.scores(encoded), prior)
-        # On the CPU: a tensor of a GPU would stay on that one.
-        self.postprocessor = processes().broadcast(fitted.cpu()).to(self.device)
-
     def with_prior(
         self, prior: str | Sequence[float], inputs: Inputs, inference: InferenceConfig = INFERENCE
     ) -> Classifier:
-        """A classifier with known class shares of its predictions for these inputs. Nothing is trained.
-
-        Args:
-            prior: "uniform", or one share per class.
-        """
+        """A classifier with known class shares of its predictions for these inputs: "uniform", or one per class."""
         k = len(self.classes)
-        shares = known_shares(prior, k)
         # Two classes have a threshold and nothing else; more classes can also be separated by clusters.
         clustered = k > 2 and self.postprocessor is not None and self.postprocessor.weight is not None
-        return self.with_correction(inputs, inference, "clusters" if clustered else "shares", shares)
+        return self.with_correction(inputs, inference, "clusters" if clustered else "shares", known_shares(prior, k))
 
     def with_correction(
         self, inputs: Inputs, inference: InferenceConfig = INFERENCE, name: str = "", shares: Tensor | None = None
@@ -533,46 +400,37 @@ class Classifier(nn.Module, ModelHubMixin):
             name: of `POSTPROCESSORS`; by default prior correction for two classes and the clusters for more.
             shares: (k,), of the classes in the inputs, where they are known.
         """
-        data = inputs if isinstance(inputs, Unlabelled) else self.data(inputs)
-        found = self.copy()
-        found.postprocessor = None
-        encoded = found.store(inference).share(data.with_own_skipped())
+        encoded = self.store(inference).share(self.data(inputs).with_own_skipped())
         if sum(processes().gather_objects(len(encoded.indices))) < 2:
             raise InputError("a correction is of many inputs together: give more than one")
         name = name or ("clusters" if len(self.classes) > 2 else "prior-correction")
-        found.fit_postprocessor(name, encoded, 0, shares)
-        return found
+        corrected = self.copy()
+        corrected.postprocessor = fit_correction(name, self, encoded, prior=shares)
+        return corrected
 
     def _complete(
         self, inputs: Inputs, batch_size: int, text_column: str | None = None
     ) -> tuple[NormalisedInput, FeatureSet]:
-        given = self._parse(inputs, text_column)
-        given = given._replace(data=given.data.with_own_skipped())
-        encoded = self.encode(given.data, InferenceConfig(batch_size))
-        if given.data.skipped:
-            index, reason = next(iter(given.data.skipped.items()))
+        given = normalise(inputs, self.backbone.modality, split_columns(text_column, self.columns))
+        data = given.data.with_own_skipped()
+        encoded = self.encode(data, InferenceConfig(batch_size))
+        if data.skipped:
+            index, reason = next(iter(data.skipped.items()))
             raise InputError(
-                f"{len(given.data.skipped)} of {len(given.data)} inputs can't be read, the first "
-                f"{given.data.ids[index]}: {reason}. Leave them out, or use infer(), which skips them."
+                f"{len(data.skipped)} of {len(data)} inputs can't be read, the first {data.ids[index]}: {reason}. "
+                "Leave them out, or use infer(), which skips them."
             )
-        return given, encoded
+        return given._replace(data=data), encoded
 
     def save_pretrained(  # type: ignore[override]
-        self,
-        folder: str | Path,
-        *,
-        merge: bool = False,
-        push_to_hub: bool = False,
-        repo_id: str | None = None,
-        config: dict[str, Any] | None = None,
-        **hub: Any,
-    ) -> str | None:
+        self, folder: str | Path, *, merge: bool = False, push_to_hub: bool = False, repo_id: str | None = None,
+        config: dict[str, Any] | None = None, **hub: Any,
+    ) -> str | None:  # fmt: skip
         """Write the classifier. After full tuning this is a normal transformers folder; otherwise kilobytes.
 
         Args:
             merge: the normal folder also after LayerNorm tuning and LoRA, with the matrices merged into the weights.
-            push_to_hub: push it as well, as `repo_id`, by default the folder's name; see `push_to_hub` for more.
-            config: of the mixin, through which `push_to_hub` says what to merge.
+            push_to_hub: push it as well, as `repo_id`, by default the folder's name; `config` is the mixin's.
         """
         check_named(folder)
         saving.save(self, Path(folder), merge=merge or bool((config or {}).get("merge")))
@@ -585,11 +443,7 @@ class Classifier(nn.Module, ModelHubMixin):
             Classifier.from_pretrained("me/cats")
 
         Args:
-            merge: as of `save_pretrained`.
             hub: what `huggingface_hub.ModelHubMixin.push_to_hub` takes: private, token, commit_message, branch, …
-
-        Returns:
-            The address of the commit.
         """
         saving.check_shareable(self, merge)
         return str(super().push_to_hub(repo_id, config={"merge": merge}, **hub))

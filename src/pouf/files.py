@@ -59,19 +59,11 @@ def atomic_write(file: Path) -> Iterator[Path]:
 @contextmanager
 def atomic_files(folder: Path) -> Iterator[Path]:
     """A folder to write several files to; at the end each takes its place in `folder`, which may hold others."""
-    partial = Path(tempfile.mkdtemp(PARTIAL, ".", folder))
-    try:
-        yield partial
-        files = [file for file in partial.rglob("*") if file.is_file()]
-        for file in files:
-            _to_disk(file)
-        for file in files:
-            target = folder / file.relative_to(partial)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, target)
-        _to_disk(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with tempfile.TemporaryDirectory(PARTIAL, ".", folder) as partial:
+        yield Path(partial)
+        for file in Path(partial).rglob("*"):
+            if file.is_file():
+                copy(file, folder / file.relative_to(partial))
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from pouf.models.vision import OPEN_CLIP_PREFIX as OPEN_CLIP
 from pouf.parallel.fsdp import gather_weights, is_main
 from pouf.postprocess import Postprocessor
 from pouf.recipe import TunerSettings
-from pouf.tuners import Tuner
+from pouf.tuners import Tuner, base_fingerprint, tune, tuner_of
 from pouf.tuners.weights import ADAPTER, ADAPTER_CONFIG
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def write(
     backbone, settings = classifier.backbone, classifier.tuner_settings
     if merge:
         settings = TunerSettings()
-    base, weights = classifier.base_fingerprint(), None
+    base, weights = base_fingerprint(classifier), None
     if backbone.sharded and (merge or (settings is not None and not _keeps_base(classifier))):
         weights = gather_weights(backbone)
     if not is_main():
@@ -181,7 +181,7 @@ def write(
         classes=classifier.classes,
         descriptions=classifier.descriptions,
         templates=classifier.templates,
-        new_head_seed=classifier.head_seed,
+        new_head_seed=getattr(backbone, "head_seed", None),
         demonstrations=classifier.demonstrations,
         temperature=classifier.temperature,
         postprocessed=classifier.postprocessor is not None,
@@ -218,7 +218,7 @@ def _save_parts(classifier: Classifier, folder: Path, merge: bool, weights: Mapp
         with backbone.adapter.merged() if backbone.adapter is not None else nullcontext():
             backbone.save_pretrained(*own)
     elif settings is not None:
-        tuner = classifier.tuner(settings)
+        tuner = tuner_of(classifier, settings)
         if backbone.adapter is not None:
             backbone.adapter.save(folder)
         elif tuner.keeps_base:
@@ -319,7 +319,7 @@ def load(
     if card.temperature is not None and not (own_weights and isinstance(backbone.logit_scale, nn.Parameter)):
         classifier.set_temperature(card.temperature)
     if settings is not None:
-        tuner = classifier.tune(settings)
+        tuner = tune(classifier, settings)
         if not own_weights:
             _fill(tuner, _tuned(backbone, folder))
     classifier.temperature = card.temperature
@@ -372,7 +372,7 @@ def check_shareable(classifier: Classifier, merge: bool) -> None:
 
 def _keeps_base(classifier: Classifier) -> bool:
     settings = classifier.tuner_settings
-    return settings is not None and classifier.tuner(settings).keeps_base
+    return settings is not None and tuner_of(classifier, settings).keeps_base
 
 
 def _find(folder: Path, use: Use) -> tuple[Path, Card]:

@@ -236,18 +236,18 @@ def test_large_images_are_decoded_no_larger_than_the_model_needs(tmp_path: Path)
     data = Images.from_folder(tmp_path)
     for index in range(2):
         assert data.read(index).size == (1600, 1200)
-        small = data.read_for(index, 100)
+        small = data.read(index, 100)
         assert 200 <= min(small.size) < 400 and abs(small.width * 3 - small.height * 4) <= 3
         whole, reduced = (np.asarray(image.resize((50, 50)), float) for image in (data.read(index), small))
         assert np.abs(whole - reduced).mean() < 2
-    assert data.read_for(0, 301).size == (1600, 1200), "below four times the side nothing changes"
+    assert data.read(0, 301).size == (1600, 1200), "below four times the side nothing changes"
 
 
 def test_a_turned_photograph_is_reduced_and_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     photo((1600, 1200)).save(tmp_path / "a.jpg", exif=exif)
-    image = Images.from_folder(tmp_path).read_for(0, 100)
+    image = Images.from_folder(tmp_path).read(0, 100)
     assert image.size == (300, 400)
     assert near(colour_at(image, 0.5, 0.1), RED) and near(colour_at(image, 0.5, 0.9), BLUE)
 

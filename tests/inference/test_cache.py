@@ -249,10 +249,10 @@ def test_a_file_that_changes_while_it_is_read_does_not_poison_the_cache(
 ) -> None:
     pictures[0].save(tmp_path / "a.png")
     before = (tmp_path / "a.png").read_bytes()
-    original = Images.read_for
+    original = Images.read
 
     class Changing(Images):
-        def read_for(self, index: int, side: int | None) -> Image.Image:
+        def read(self, index: int, side: int | None = None) -> Image.Image:
             pictures[1].save(tmp_path / "a.png")
             return original(self, index, side)
 

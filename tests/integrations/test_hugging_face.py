@@ -23,6 +23,7 @@ from transformers import pipeline
 from pouf import EMBEDDED, Classifier, Images, InputError, Output, Recipe, Stream, Texts
 from pouf.demo import DIGITS
 from pouf.model_card import base_licence
+from pouf.tuners import tune
 
 FULL = Recipe(steps=2, batch_size=8, augment="none").with_settings(
     {"optimisation.lr": 1e-3, "optimisation.name": "adamw"}
@@ -61,7 +62,7 @@ def test_a_classifier_is_pushed_and_fetched_again(hub: Any, few_digits: Path, tm
 
 def test_what_others_could_not_load_is_not_pushed(tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "model"), ["bad", "good"])
-    classifier.tune(Recipe().with_settings({"tuner.name": "layernorm"}).tuner)
+    tune(classifier, Recipe().with_settings({"tuner.name": "layernorm"}).tuner)
     with pytest.raises(InputError, match=r"a folder on this machine.*push with merge=True"):
         classifier.push_to_hub("me/reviews")
 

@@ -11,6 +11,7 @@ from small_models import CAUSAL_LMS, causal_lm
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from pouf import Classifier, InputError, Recipe, Texts
+from pouf.tuners import tune
 
 TEMPLATE = "{text} It was [MASK]"
 WORDS = {"bad": ["terrible", "bad"], "good": "great"}
@@ -90,7 +91,7 @@ def test_the_prompt_leaves_the_model_alone_and_changes_every_text(model: Path) -
     classifier = open_model(model)
     weights = classifier.backbone.weights_digest()
     features = classifier.features(REVIEWS)
-    tuner = classifier.tune(QUICK.with_settings({"tuner.name": "prompt"}).tuner)
+    tuner = tune(classifier, QUICK.with_settings({"tuner.name": "prompt"}).tuner)
     assert list(tuner.parameters) == ["backbone.input_prompt"]
     assert ((classifier.features(REVIEWS) - features).abs().amax(1) > 1e-4).all()
     classifier.backbone.input_prompt = None

@@ -303,7 +303,7 @@ def test_rows_without_a_label_are_no_shots_of_the_first_class(tmp_path: Path) ->
 class Ending(Texts):
     """Reading is interrupted, or fails, after some texts."""
 
-    def read(self, index: int) -> str:
+    def read(self, index: int, side: int | None = None) -> str:
         if index > 2:
             raise self.error
         return super().read(index)

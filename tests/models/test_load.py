@@ -22,6 +22,7 @@ from pouf.files import file_digest
 from pouf.postprocess import Postprocessor
 from pouf.runs.folder import Run
 from pouf.saving import DETAILS
+from pouf.tuners import tune
 
 WEIGHTS = "model.safetensors"
 
@@ -173,7 +174,7 @@ def test_an_unused_pooler_may_lack_and_then_is_always_the_same(models: Path, tmp
 
 def test_a_fresh_head_may_lack_and_a_trained_one_may_not(models: Path, tmp_path: Path) -> None:
     classifier = open_model(models / "sentence").with_new_head(seed=3)
-    classifier.tune(Recipe().tuner)
+    tune(classifier, Recipe().tuner)
     classifier.save_pretrained(tmp_path)
     p = classifier.predict_proba(["the film is good"])
     assert torch.equal(Classifier.from_pretrained(tmp_path).predict_proba(["the film is good"]), p)
@@ -195,10 +196,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     for name in ("full", "layernorm"):
         classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
-        classifier.tune(Recipe().with_settings({"tuner.name": name}).tuner)
+        tune(classifier, Recipe().with_settings({"tuner.name": name}).tuner)
         classifier.save_pretrained(folder / name)
     vectors = Classifier.from_vectors(groups()[1], [f"class {i}" for i in range(6)])
-    vectors.tune(Recipe().with_settings({"tuner.name": "map"}).tuner)
+    tune(vectors, Recipe().with_settings({"tuner.name": "map"}).tuner)
     vectors.save_pretrained(folder / "vectors")
     return folder
 
@@ -264,7 +265,7 @@ def test_a_base_model_that_changed_since_is_told(models: Path, tmp_path: Path, t
     base = shutil.copytree(models / "clip", tmp_path / "clip")
     classifier = Classifier.from_pretrained(base, ["cat", "dog"], temperature=0.02)
     if tuner is not None:
-        classifier.tune(Recipe().with_settings({"tuner.name": tuner}).tuner)
+        tune(classifier, Recipe().with_settings({"tuner.name": tuner}).tuner)
         with torch.no_grad():
             for parameter in classifier.parameters():
                 if parameter.requires_grad:

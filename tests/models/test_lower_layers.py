@@ -48,8 +48,7 @@ class Passes:
 @pytest.mark.parametrize("kind", sorted(set(MASKED_LMS) - {"albert"}))
 def test_the_parts_of_a_model_are_the_whole(tmp_path: Path, kind: str, lower: int) -> None:
     classifier = cloze(masked_lm(tmp_path, kind, layers=3))
-    transformer = classifier.backbone.transformer
-    assert transformer is not None
+    transformer = classifier.backbone.model.base_model
     whole = encoded(classifier, TEXTS)
     whole.sum().backward()
     upper = list(find_layers(transformer)[lower:].parameters())
@@ -70,7 +69,7 @@ def test_inputs_and_prompts_of_a_sentence_encoder_are_the_same_in_parts(tmp_path
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path, kind), ["cat", "dog"])
     features, prototypes = encoded(classifier, TEXTS), classifier.prototypes()
     lower = lower_layers(classifier.backbone, Recipe.load("texts-upper").tuner)
-    lowest = Passes(find_layers(classifier.backbone.transformer)[0])  # of prompts too, which a copy reads
+    lowest = Passes(find_layers(classifier.backbone.model.base_model)[0])  # of prompts too, which a copy reads
     with using(lower):
         for _ in range(2):
             torch.testing.assert_close(encoded(classifier, TEXTS), features)
@@ -80,7 +79,7 @@ def test_inputs_and_prompts_of_a_sentence_encoder_are_the_same_in_parts(tmp_path
 
 def test_what_a_text_gives_depends_on_no_other_text(tmp_path: Path) -> None:
     classifier = cloze(masked_lm(tmp_path, "bert"))
-    transformer = classifier.backbone.transformer
+    transformer = classifier.backbone.model.base_model
     first, second = LowerLayers(transformer, 1), LowerLayers(transformer, 1, memory=0)
     with torch.no_grad(), using(first):
         encoded(classifier, TEXTS[:2])
@@ -96,7 +95,7 @@ def test_what_a_text_gives_depends_on_no_other_text(tmp_path: Path) -> None:
 def test_numbers_of_half_precision_are_not_taken_for_others(tmp_path: Path) -> None:
     classifier = cloze(masked_lm(tmp_path, "bert"))
     exact = encoded(classifier, TEXTS)
-    with using(LowerLayers(classifier.backbone.transformer, 1)):
+    with using(LowerLayers(classifier.backbone.model.base_model, 1)):
         with torch.autocast("cpu", torch.bfloat16):
             half = encoded(classifier, TEXTS)
         again = encoded(classifier, TEXTS)
@@ -106,8 +105,8 @@ def test_numbers_of_half_precision_are_not_taken_for_others(tmp_path: Path) -> N
 
 def test_dropout_goes_through_every_layer_each_time(tmp_path: Path) -> None:
     classifier = cloze(masked_lm(tmp_path, "bert"))
-    lowest = Passes(find_layers(classifier.backbone.transformer)[0])
-    with using(LowerLayers(classifier.backbone.transformer, 1)):
+    lowest = Passes(find_layers(classifier.backbone.model.base_model)[0])
+    with using(LowerLayers(classifier.backbone.model.base_model, 1)):
         before = lowest.texts
         classifier.train()
         encoded(classifier, TEXTS)
@@ -124,7 +123,7 @@ def test_a_run_tunes_the_upper_layers_alone_and_reads_each_text_below_once(
 
     def run(change: dict[str, Any]) -> tuple[Classifier, list[float], Passes]:
         classifier = cloze(masked_lm(tmp_path / f"{len(change)}", "roberta", layers=3))
-        lowest = Passes(find_layers(classifier.backbone.transformer)[0])
+        lowest = Passes(find_layers(classifier.backbone.model.base_model)[0])
         result = train(classifier, Texts(REVIEWS), recipe.with_settings(change))
         return classifier, [step.loss for step in result.history], lowest
 
@@ -160,7 +159,7 @@ def test_a_run_leaves_nothing_behind(tmp_path: Path) -> None:
     classifier = cloze(masked_lm(tmp_path, "bert"))
     recipe = Recipe.load("masked-upper").with_settings(steps=2, batch_size=4)
     result = classifier.adapt(Texts(REVIEWS), recipe=recipe)
-    lowest = Passes(find_layers(result.classifier.backbone.transformer)[0])
+    lowest = Passes(find_layers(result.classifier.backbone.model.base_model)[0])
     for _ in range(2):
         encoded(result.classifier, TEXTS)
     assert lowest.texts == 2 * len(TEXTS)

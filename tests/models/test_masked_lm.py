@@ -12,7 +12,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, F
 
 from pouf import Classifier, InputError, Recipe, Texts
 from pouf.inference.encode import InferenceConfig
-from pouf.models.masked_lm import HEADS, check_head
+from pouf.models.masked_lm import HEADS, MaskedLM
+from pouf.tuners import tune
 
 TEMPLATE = "{text} it was [MASK]."
 CLASSES, WORDS = ["negative", "positive"], ["terrible", "great"]
@@ -67,7 +68,7 @@ def test_soft_vectors_before_the_input_count_as_words_there(tmp_path: Path, kind
     """Before training they are the embeddings of the context's words, so the result is that of writing the words."""
     folder = masked_lm(tmp_path, kind)
     classifier = classifier_of(folder)
-    classifier.tune(RECIPE.with_settings(**{"tuner.name": "prompt", "tuner.context": " so very good"}).tuner)
+    tune(classifier, RECIPE.with_settings(**{"tuner.name": "prompt", "tuner.context": " so very good"}).tuner)
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     words = tokenizer(" so very good", add_special_tokens=False)["input_ids"]
     label_ids = classifier.backbone.label_ids
@@ -91,7 +92,11 @@ def test_prompt_tuning_leaves_the_language_model_as_it_was_bit_for_bit(tmp_path:
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     assert not torch.allclose(classifier.predict_proba(TEXTS), untuned, atol=1e-4)
     vectors = classifier.backbone.input_prompt
-    assert result.trainable == vectors.numel() == len(vectors) * classifier.backbone.embedding.embedding_dim
+    assert (
+        result.trainable
+        == vectors.numel()
+        == len(vectors) * classifier.backbone.model.get_input_embeddings().embedding_dim
+    )
     classifier.save_pretrained(tmp_path / "run")
     assert torch.equal(
         Classifier.from_pretrained(tmp_path / "run").predict_proba(TEXTS), classifier.predict_proba(TEXTS)
@@ -186,11 +191,11 @@ def test_debertas_own_checkpoints_have_the_newer_head_unsaid(tmp_path: Path, kin
 
 def test_a_decoder_that_came_loose_is_refused(tmp_path: Path) -> None:
     model = BertForMaskedLM.from_pretrained(masked_lm(tmp_path, "bert"))
-    check_head(model)
+    MaskedLM.check_model(model)
     decoder = model.cls.predictions.decoder
     decoder.weight = torch.nn.Parameter(decoder.weight.detach().clone())
     with pytest.raises(InputError, match="not tied to its input embeddings"):
-        check_head(model)
+        MaskedLM.check_model(model)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

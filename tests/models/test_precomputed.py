@@ -11,6 +11,7 @@ from helpers import train
 from pouf import Classifier, InputError, Recipe
 from pouf.data.vectors import Vectors
 from pouf.recipe import TunerSettings
+from pouf.tuners import tune
 
 K, D, EACH = 8, 32, 30
 NAMES = [f"class {k}" for k in range(K)]
@@ -76,7 +77,7 @@ def test_what_does_not_fit_is_said() -> None:
         Classifier.from_vectors(prototypes, NAMES).predict(features[:, :31])
     with pytest.raises(InputError, match="'map' is for vectors without a model"):
         tiny = Classifier.from_pretrained("pouf/tiny-clip", NAMES)
-        tiny.tune(TunerSettings(name="map"))
+        tune(tiny, TunerSettings(name="map"))
     prototypes[2] = 0
     with pytest.raises(InputError, match="is zero, or not finite"):
         Classifier.from_vectors(prototypes, NAMES)

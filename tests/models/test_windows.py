@@ -12,7 +12,7 @@ from helpers import REVIEWS
 from small_models import masked_lm, sentence_encoder
 
 from pouf import Classifier, InputError, Texts
-from pouf.models.text_side import measure_cut, split_evenly
+from pouf.models.text_side import split_evenly, warn_about_cut_texts
 
 LONG = " ".join(REVIEWS * 12)
 NAMES = ["good", "bad"]
@@ -85,14 +85,14 @@ def test_a_run_with_windows_is_loaded_with_them(models: Path, tmp_path: Path, ki
 def test_what_is_cut_is_said(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain = classifier(models, "encoder", windows=False)
     lengths, room = plain.backbone.text_lengths([*REVIEWS, LONG])
-    found = measure_cut(plain.backbone, Texts([*REVIEWS, LONG]))
-    assert found.cut == sum(length > room for length in lengths) and found.texts == len(REVIEWS) + 1
-    assert found.lost == pytest.approx(sum(max(0, length - room) for length in lengths) / sum(lengths))
-    assert measure_cut(classifier(models, "encoder").backbone, Texts([LONG])) is None
-    assert measure_cut(plain.backbone, Texts(["a"])) is None
+    cut, lost = sum(n > room for n in lengths), sum(max(0, n - room) for n in lengths) / sum(lengths)
     with caplog.at_level(logging.WARNING):
+        warn_about_cut_texts(classifier(models, "encoder").backbone, Texts([LONG]), "")
+        warn_about_cut_texts(plain.backbone, Texts(["a"]), "")
+        assert not caplog.text
         plain.adapt([*REVIEWS, LONG], settings={"steps": 1, "snapshots": 0})
-    assert "of all tokens are lost; windows=True (--windows)" in caplog.text
+    numbers = f"{cut} of {len(lengths)} texts are longer than the {room} tokens that the model reads: {lost:.0%}"
+    assert f"{numbers} of all tokens are lost; windows=True (--windows)" in caplog.text
 
 
 def test_what_has_no_windows_says_so(models: Path) -> None:

@@ -15,6 +15,7 @@ from pouf.demo import DIGITS
 from pouf.errors import Unreadable
 from pouf.inference.encode import InferenceConfig
 from pouf.training.batches import Batches
+from pouf.tuners import tune
 
 
 def images() -> Classifier:
@@ -68,9 +69,9 @@ def test_only_a_chunk_is_in_the_graph_at_a_time(pictures: list[Image.Image]) -> 
     classifier, events = images(), []
 
     class Noted(Images):
-        def read_for(self, index: int, side: int | None) -> Image.Image:
+        def read(self, index: int, side: int | None = None) -> Image.Image:
             events.append("read")
-            return super().read_for(index, side)
+            return super().read(index, side)
 
     sizes = encoded_samples(classifier)
     classifier.backbone.model.vision_model.register_forward_hook(
@@ -89,11 +90,11 @@ class Vanishing(Images):
         super().__init__(pictures)
         self.once, self.later, self.times = once, later, [0] * len(pictures)
 
-    def read_for(self, index: int, side: int | None) -> Image.Image:
+    def read(self, index: int, side: int | None = None) -> Image.Image:
         self.times[index] += 1
         if (index in self.once and self.times[index] > 1) or (index in self.later and self.times[index] == 1):
             raise Unreadable("gone")
-        return super().read_for(index, side)
+        return super().read(index, side)
 
 
 def test_a_sample_that_goes_within_a_step_is_left_out_of_its_gradient_and_shifts_no_other(
@@ -101,7 +102,7 @@ def test_a_sample_that_goes_within_a_step_is_left_out_of_its_gradient_and_shifts
 ) -> None:
     data = Vanishing(pictures[:7], once={1, 5, 6}, later={3})
     classifier, settings = images(), recipe(batch_size=7, **{"compute.chunk": 2})
-    tuner = classifier.tune(settings.tuner)
+    tuner = tune(classifier, settings.tuner)
     (side,) = next(Batches(classifier, tuner, data, None, settings, InferenceConfig())).inputs
     chunks = list(side.chunks())
     gradient = torch.randn(sum(chunk.rows for chunk in chunks), 2)

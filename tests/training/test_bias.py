@@ -11,6 +11,7 @@ from torch import Tensor
 from pouf import Classifier, Recipe, Shots, Texts
 from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
+from pouf.postprocess import fit_correction
 from pouf.training.adaptation import Adaptation
 from pouf.training.bias import (
     EMPTY,
@@ -118,7 +119,8 @@ def test_nobody_else_is_asked(tmp_path: Path) -> None:
     assert not supports_bias_probe(asked(CLASSES, "{text} " + "it was so " * 6 + "[MASK].")), "no room for it twice"
     assert not supports_bias_probe(asked(CLASSES, "{text} it was [MASK]", causal_lm(tmp_path / "causal", "gpt2")))
     corrected = asked(CLASSES, TEMPLATE)
-    corrected.fit_postprocessor("prior-correction", corrected.encode(Texts(["a film", "a book"])))
+    encoded = corrected.encode(Texts(["a film", "a book"]))
+    corrected.postprocessor = fit_correction("prior-correction", corrected, encoded)
     assert not supports_bias_probe(corrected), "what was corrected before"
     shown = asked(CLASSES, TEMPLATE)
     shots = Shots(Texts(["a good film", "a bad book"]), torch.eye(2).flip(0))

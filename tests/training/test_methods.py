@@ -12,9 +12,9 @@ from PIL import Image
 from small_models import masked_lm, sentence_encoder
 
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, Vectors
-from pouf.classifier import Predictions
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
+from pouf.inference.encode import Predictions
 from pouf.losses import conditional_transport, entropy, mutual_information
 from pouf.models.precomputed import Precomputed
 from pouf.options import AdaptOptions

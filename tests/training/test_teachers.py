@@ -14,6 +14,7 @@ from small_models import cross_encoder, masked_lm, sentence_encoder
 
 from pouf import Callback, Classifier, InputError, Output, Vectors
 from pouf.data.labels import Teacher
+from pouf.postprocess import fit_correction
 from pouf.postprocess.shares import predicted_shares
 from pouf.training.teachers import corrected, load
 from pouf.validation.diagnostics import share
@@ -90,7 +91,7 @@ def test_a_correction_that_leads_away_from_the_teacher_is_left_out() -> None:
     teacher = Teacher(answers(labels))
     last = clf.adapt(features, recipe="texts-fast", settings={"snapshots": 1}, teacher=teacher).at("last")
     found = right(last, features, labels)
-    last.fit_postprocessor("clusters", last.encode(last.data(features)))
+    last.postprocessor = fit_correction("clusters", last, last.encode(last.data(features)))
     assert found > right(last, features, labels) + 0.02
 
 

@@ -19,6 +19,7 @@ from pouf import Classifier, Images, InputError, Recipe, Texts
 from pouf.data.base import Unlabelled
 from pouf.files import file_digest
 from pouf.recipe import TunerSettings
+from pouf.tuners import tune
 from pouf.tuners.weights import _adapter
 
 LORA = Recipe(steps=3, batch_size=8, augment="none", snapshots=0).with_settings(
@@ -77,7 +78,7 @@ def test_lora_starts_as_the_identity_and_goes_without_a_trace(
     classifier = open_model(models, kind)
     before, names = classifier.predict_log_proba(inputs[kind]), list(classifier.state_dict())
     fingerprint, tuned = classifier.backbone.fingerprint(), classifier.copy()
-    tuned.tune(LORA.tuner)
+    tune(tuned, LORA.tuner)
     assert torch.equal(tuned.predict_log_proba(inputs[kind]), before)
     assert list(tuned.state_dict()) != names
     assert list(classifier.state_dict()) == names
@@ -151,11 +152,11 @@ def test_merged_it_is_a_normal_folder_of_transformers(
 
 def test_layernorms_merge_and_a_soft_prompt_can_not(models: Path, tmp_path: Path) -> None:
     classifier = open_model(models, "clip")
-    classifier.tune(TunerSettings(name="layernorm"))
+    tune(classifier, TunerSettings(name="layernorm"))
     classifier.save_pretrained(tmp_path / "norms", merge=True)
     AutoModel.from_pretrained(tmp_path / "norms")
     classifier = open_model(models, "clip")
-    classifier.tune(TunerSettings(name="prompt"))
+    tune(classifier, TunerSettings(name="prompt"))
     with pytest.raises(InputError, match="a soft prompt can't be merged"):
         classifier.save_pretrained(tmp_path / "prompt", merge=True)
     assert not (tmp_path / "prompt").exists()
@@ -173,7 +174,7 @@ def test_every_masked_lm_has_layers_for_it(tmp_path: Path, kind: str) -> None:
 
 def test_siglip_too_and_other_layers_by_name(tmp_path: Path) -> None:
     classifier = Classifier.from_pretrained(siglip(tmp_path), ["cat", "dog"])
-    tuner = classifier.tune(TunerSettings(name="lora", rank=1, alpha=2.0, target_modules=["fc1", "mlp.fc2"]))
+    tuner = tune(classifier, TunerSettings(name="lora", rank=1, alpha=2.0, target_modules=["fc1", "mlp.fc2"]))
     assert {name.split(".")[-4] for name in tuner.parameters} == {"fc1", "fc2"}
     assert {"text_model", "vision_model"} == {name.split(".")[2] for name in tuner.parameters}
     # Of rank 1: 32 + 64 numbers for each of two layers, in 2 x 2 blocks and the pooling head.
@@ -183,13 +184,13 @@ def test_siglip_too_and_other_layers_by_name(tmp_path: Path) -> None:
 def test_layers_that_are_not_there_are_told_with_those_that_are(models: Path) -> None:
     classifier = open_model(models, "clip")
     with pytest.raises(InputError, match=r"no linear layer named w_qs.*k_proj, out_proj, q_proj"):
-        classifier.tune(TunerSettings(name="lora", target_modules=["w_qs"]))
+        tune(classifier, TunerSettings(name="lora", target_modules=["w_qs"]))
 
 
 def test_without_peft_the_error_names_the_extra(models: Path, not_installed: Callable[[str], None]) -> None:
     not_installed("peft")
     with pytest.raises(InputError, match=r'needs peft: pip install "pouf\[lora\]"'):
-        open_model(models, "clip").tune(TunerSettings(name="lora"))
+        tune(open_model(models, "clip"), TunerSettings(name="lora"))
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "other model"])

@@ -13,7 +13,7 @@ from pouf.models.load import embedded_folder
 from pouf.models.vision import DualEncoder
 from pouf.recipe import TunerSettings
 from pouf.training.estimate import TIMED
-from pouf.tuners import TUNERS, describe_trainable
+from pouf.tuners import TUNERS, describe_trainable, tune
 
 CLASSES = ["cat", "dog", "back_pack"]
 
@@ -34,25 +34,25 @@ def base_patch16() -> DualEncoder:
 
 
 def test_full_tuning_of_vit_b16_trains_149_620_737_parameters(base_patch16: DualEncoder) -> None:
-    tuner = Classifier(base_patch16, CLASSES).tune(TunerSettings(name="full"))
+    tuner = tune(Classifier(base_patch16, CLASSES), TunerSettings(name="full"))
     assert tuner.trainable == 149_620_737
 
 
 def test_prompt_tuning_of_vit_b16_trains_2_049_parameters(base_patch16: DualEncoder) -> None:
     classifier = Classifier(base_patch16, CLASSES)
-    tuner = classifier.tune(TunerSettings(name="prompt"))
+    tuner = tune(classifier, TunerSettings(name="prompt"))
     total = sum(p.numel() for p in classifier.parameters())
     assert (tuner.trainable, total) == (2_049, 149_622_785)
     assert describe_trainable(tuner.trainable, total) == "trainable 2,049 of 149,622,785 (0.00137 %)"
 
 
 def test_class_specific_contexts_of_vit_b16_are_one_for_each_class(base_patch16: DualEncoder) -> None:
-    tuner = Classifier(base_patch16, CLASSES).tune(TunerSettings(name="prompt", class_specific=True))
+    tuner = tune(Classifier(base_patch16, CLASSES), TunerSettings(name="prompt", class_specific=True))
     assert tuner.trainable == 3 * 2_048 + 1
 
 
 def test_layernorm_tuning_of_vit_b16_trains_gains_and_biases_only(base_patch16: DualEncoder) -> None:
-    tuner = Classifier(base_patch16, CLASSES).tune(TunerSettings(name="layernorm"))
+    tuner = tune(Classifier(base_patch16, CLASSES), TunerSettings(name="layernorm"))
     # 12 layers with two norms in each tower, one more after the text tower, two around the image tower.
     assert tuner.trainable == 2 * (25 * 512 + 26 * 768)
 
@@ -61,7 +61,7 @@ def test_the_soft_prompt_starts_as_its_words(clip_folder: Path) -> None:
     """Before the first step the prototypes are those of the template 'a photo of a {}.'."""
     words = Classifier.from_pretrained(clip_folder, CLASSES, ["a photo of a {}."]).prototypes()
     soft = Classifier.from_pretrained(clip_folder, CLASSES)
-    soft.tune(TunerSettings(name="prompt"))
+    tune(soft, TunerSettings(name="prompt"))
     assert torch.allclose(soft.prototypes(), words, atol=1e-6)
 
 
@@ -77,25 +77,25 @@ def test_the_class_name_stands_where_it_is_told_to(
     folder, names = build(tmp_path), ["cat", "dog", "sea"]
     words = Classifier.from_pretrained(folder, names, [template]).prototypes()
     soft = Classifier.from_pretrained(folder, names)
-    soft.tune(TunerSettings(name="prompt", position=position, class_specific=class_specific))
+    tune(soft, TunerSettings(name="prompt", position=position, class_specific=class_specific))
     assert torch.allclose(soft.prototypes(), words, atol=1e-5)
 
 
 def test_each_class_has_its_own_gradient_where_contexts_are_class_specific(clip_folder: Path) -> None:
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
-    tuner = classifier.tune(TunerSettings(name="prompt", class_specific=True))
+    tuner = tune(classifier, TunerSettings(name="prompt", class_specific=True))
     classifier.prototypes()[1].sum().backward()
     gradient = tuner.parameters["prompt.vectors"].grad
     assert gradient.abs().sum((1, 2)).gt(0).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("tune", sorted(TUNERS.keys() - {"map"}))
-def test_a_tuner_changes_its_own_parameters_and_no_other(clip_folder: Path, tune: str, pictures: list) -> None:
+@pytest.mark.parametrize("name", sorted(TUNERS.keys() - {"map"}))
+def test_a_tuner_changes_its_own_parameters_and_no_other(clip_folder: Path, name: str, pictures: list) -> None:
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
     recipe = Recipe(steps=3, batch_size=6, augment="none").with_settings(
-        **{"tuner.name": tune, "optimisation.lr": 1e-2, "optimisation.weight_decay": 0.1}
+        **{"tuner.name": name, "optimisation.lr": 1e-2, "optimisation.weight_decay": 0.1}
     )
-    tuner = classifier.tune(recipe.tuner)
+    tuner = tune(classifier, recipe.tuner)
     before = {name: p.detach().clone() for name, p in classifier.named_parameters()}
     train(classifier, Images(pictures), recipe)
     changed = {name for name, p in classifier.named_parameters() if not torch.equal(p, before[name])}
@@ -105,10 +105,10 @@ def test_a_tuner_changes_its_own_parameters_and_no_other(clip_folder: Path, tune
     assert unmoved == set()
 
 
-@pytest.mark.parametrize("tune", sorted(TUNERS.keys() - {"map"}))
-def test_a_tuner_says_truly_which_sides_it_touches(clip_folder: Path, tune: str, pictures: list) -> None:
+@pytest.mark.parametrize("name", sorted(TUNERS.keys() - {"map"}))
+def test_a_tuner_says_truly_which_sides_it_touches(clip_folder: Path, name: str, pictures: list) -> None:
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
-    tuner = classifier.tune(TunerSettings(name=tune))
+    tuner = tune(classifier, TunerSettings(name=name))
     features, prototypes = classifier.features(pictures), classifier.prototypes().detach()
     with torch.no_grad():
         for parameter in tuner.parameters.values():
@@ -170,24 +170,24 @@ def test_every_input_is_encoded_once_where_prototypes_are_tuned(
 
 def test_a_classifier_is_tuned_one_way_only(clip_folder: Path) -> None:
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
-    classifier.tune(TunerSettings(name="layernorm"))
+    tune(classifier, TunerSettings(name="layernorm"))
     with pytest.raises(InputError, match="tuned with 'layernorm' already"):
-        classifier.tune(TunerSettings(name="full"))
+        tune(classifier, TunerSettings(name="full"))
 
 
 def test_an_empty_context_is_refused(clip_folder: Path) -> None:
     with pytest.raises(InputError, match="context of prompt tuning is empty"):
-        Classifier.from_pretrained(clip_folder, CLASSES).tune(TunerSettings(name="prompt", context=" "))
+        tune(Classifier.from_pretrained(clip_folder, CLASSES), TunerSettings(name="prompt", context=" "))
 
 
 def test_a_class_name_too_long_for_the_model_is_refused(clip_folder: Path) -> None:
     with pytest.raises(InputError, match="too long for the model's 77 tokens"):
-        Classifier.from_pretrained(clip_folder, ["cat", "dog " * 80]).tune(TunerSettings(name="prompt"))
+        tune(Classifier.from_pretrained(clip_folder, ["cat", "dog " * 80]), TunerSettings(name="prompt"))
 
 
 def test_the_tensors_of_a_prompt_move_with_the_classifier(clip_folder: Path) -> None:
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
-    classifier.tune(TunerSettings(name="prompt"))
+    tune(classifier, TunerSettings(name="prompt"))
     moved = classifier.to("meta")
     assert {buffer.device.type for buffer in moved.prompt.buffers()} == {"meta"}
     assert {name for name, _ in moved.prompt.named_buffers()} >= {"positions", "token_input_ids"}
@@ -198,14 +198,14 @@ def test_a_described_class_has_a_soft_prompt_for_each_description(clip_folder: P
     described = {"animal": ["cat", "dog"], "water": "sea"}
     words = Classifier.from_pretrained(clip_folder, described, ["a photo of a {}."]).prototypes()
     soft = Classifier.from_pretrained(clip_folder, described)
-    soft.tune(TunerSettings(name="prompt", class_specific=class_specific))
+    tune(soft, TunerSettings(name="prompt", class_specific=class_specific))
     assert torch.allclose(soft.prototypes(), words, atol=1e-6)
 
 
 @pytest.mark.parametrize("specific", [False, True])
 def test_a_soft_prompt_encodes_the_rows_in_the_order_asked_for(clip_folder: Path, specific: bool) -> None:
     classifier = Classifier.from_pretrained(clip_folder, CLASSES)
-    prompt = classifier.tune(TunerSettings(name="prompt", class_specific=specific)).prompt
+    prompt = tune(classifier, TunerSettings(name="prompt", class_specific=specific)).prompt
     in_order = prompt.encode([0, 1, 2])
     for rows in ([2, 1, 0], [1, 1, 0], [2, 0]):
         assert torch.allclose(prompt.encode(rows), in_order[rows], atol=1e-6)

@@ -10,6 +10,7 @@ from small_models import masked_lm
 
 from pouf import EMBEDDED, Classifier, Images, Recipe, Vectors
 from pouf.demo import DIGITS
+from pouf.postprocess import fit_correction
 from pouf.training.adaptation import adapt
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.selectors import snapshot_steps
@@ -58,7 +59,7 @@ def test_the_chosen_step_has_a_correction_of_its_own(monkeypatch: pytest.MonkeyP
     assert not torch.equal(classifier.postprocessor.bias, fitted)
     classifier = result.at("chosen")
     classifier.postprocessor = None
-    classifier.fit_postprocessor(recipe().postprocess, classifier.encode(data))
+    classifier.postprocessor = fit_correction(recipe().postprocess, classifier, classifier.encode(data))
     assert torch.allclose(classifier.postprocessor.bias, fitted, atol=1e-5)
 
 

@@ -76,16 +76,12 @@ class Unlabelled(ABC):
                 )  # fmt: skip
 
     @abstractmethod
-    def read(self, index: int) -> Any:
-        """The sample, or `Unreadable`."""
-
-    def read_for(self, index: int, side: int | None) -> Any:
-        """The sample for a model that reads side² pixels: a large image may be decoded smaller."""
-        return self.read(index)
+    def read(self, index: int, side: int | None = None) -> Any:
+        """The sample, or `Unreadable`. For a model that reads side² pixels, a large image may be decoded smaller."""
 
     def show(self, index: int, side: int) -> Any:
         """The sample for display: a picture of about side² pixels, a text, or the raw sample."""
-        return self.read_for(index, side)
+        return self.read(index, side)
 
     @abstractmethod
     def content_order(self) -> Sequence[int]:
@@ -163,14 +159,11 @@ class Subset(Unlabelled):
         self.modality = data.modality
         self.skipped = {i: data.skipped[index] for i, index in enumerate(indices) if index in data.skipped}
 
-    def read(self, index: int) -> Any:
-        return self.data.read(self.indices[index])
+    def read(self, index: int, side: int | None = None) -> Any:
+        return self.data.read(self.indices[index], side)
 
     def show(self, index: int, side: int) -> Any:
         return self.data.show(self.indices[index], side)
-
-    def read_for(self, index: int, side: int | None) -> Any:
-        return self.data.read_for(self.indices[index], side)
 
     def content_order(self) -> Sequence[int]:
         rows: dict[int, list[int]] = {}  # an index may be given twice

@@ -10,6 +10,7 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +59,7 @@ def normalise_name(name: str) -> str:
 
 def find_class(name: str, classes: Sequence[str]) -> int:
     """The index of a class by its name, or by an unambiguous prefix: `Puncher` finds `punchers`."""
-    known = [normalise_name(each) for each in classes]
-    prefix = normalise_name(name)
+    known, prefix = list(map(normalise_name, classes)), normalise_name(name)
     matches = [k for k, each in enumerate(known) if prefix and each.startswith(prefix)]
     if prefix in known:
         return known.index(prefix)
@@ -130,12 +130,11 @@ def _check_name(name: str) -> str:
 def number_duplicates(names: Sequence[str]) -> list[str]:
     """The second `missile` becomes `missile (2)`."""
     counts: Counter[str] = Counter()
-    distinct_names = []
+    numbered = []
     for name in map(_check_name, names):
-        counts[normalise_name(name)] += 1
-        count = counts[normalise_name(name)]
-        distinct_names.append(name if count == 1 else f"{name} ({count})")
-    return distinct_names
+        counts[key := normalise_name(name)] += 1
+        numbered.append(name if counts[key] == 1 else f"{name} ({counts[key]})")
+    return numbered
 
 
 def read_classes(given: str) -> ClassSet:
@@ -165,10 +164,8 @@ def read_class_file(file: Path) -> ClassSet:
     if kind not in (".json", ".toml"):
         return class_set(read_lines(file))
     try:
-        text = read_text(file)
-        table = (
-            json.loads(text, object_pairs_hook=object_without_duplicates) if kind == ".json" else tomllib.loads(text)
-        )
+        parse = tomllib.loads if kind == ".toml" else partial(json.loads, object_pairs_hook=object_without_duplicates)
+        table = parse(read_text(file))
     except (ValueError, RecursionError) as error:  # of both libraries
         raise InputError(f"{str(file)!r} is not valid {kind[1:].upper()}: {error}") from None
     if isinstance(table, dict) and table.keys() == {"classes"}:

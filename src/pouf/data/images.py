@@ -24,6 +24,7 @@ from pouf.files import read_bytes
 
 HEIC = (".heic", ".heif")  # need an extra; without it they are skipped, with the reason
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", *HEIC)
+NO_IMAGES = f"expected {', '.join(EXTENSIONS)} files in it or its sub-folders"
 logger = logging.getLogger(__name__)
 
 
@@ -104,7 +105,10 @@ class Images(Unlabelled):
         """
         url = as_url(folder)
         if url is not None and not url.endswith(".tar"):
-            return cls._from_url(url)
+            named = dict(files_below(url, EXTENSIONS))
+            if not named:
+                raise InputError(f"no images in {url!r}: {NO_IMAGES}")
+            return cls(list(named.values()), list(named), url)
         folder = local_copy(folder)
         if folder.is_file() and folder.suffix == ".tar":
             return cls.from_archives([folder], str(folder))
@@ -127,9 +131,7 @@ class Images(Unlabelled):
         if archives:
             return cls.from_archives(archives, str(folder))
         if not paths:
-            raise InputError(
-                f"no images in {str(folder)!r}: expected {', '.join(EXTENSIONS)} files in it or its sub-folders"
-            )
+            raise InputError(f"no images in {str(folder)!r}: {NO_IMAGES}")
         if others:
             endings = Counter(path.suffix.lower() or "without an ending" for path in others)
             listed = ", ".join(f"{n} {ending}" for ending, n in endings.most_common(5))
@@ -142,13 +144,6 @@ class Images(Unlabelled):
             if _is_outside(path, home):
                 images.skipped[index] = "a link out of the folder: copy the file itself into the folder"
         return images
-
-    @classmethod
-    def _from_url(cls, url: str) -> Images:
-        named = dict(files_below(url, EXTENSIONS))
-        if not named:
-            raise InputError(f"no images in {url!r}: expected {', '.join(EXTENSIONS)} files in it or its sub-folders")
-        return cls(list(named.values()), list(named), url)
 
     @classmethod
     def from_archives(cls, archives: Sequence[str | Path], source: str | None = None) -> Images:
@@ -167,10 +162,7 @@ class Images(Unlabelled):
             raise InputError(f"no images in {source}: expected {', '.join(EXTENSIONS)} files in the archives")
         return cls(members, ids, source)
 
-    def read(self, index: int) -> Image.Image:
-        return self.read_for(index, None)
-
-    def read_for(self, index: int, side: int | None) -> Image.Image:
+    def read(self, index: int, side: int | None = None) -> Image.Image:
         if index in self.skipped:
             raise Unreadable(self.skipped[index])
         item = self.items[index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,17 +89,11 @@ def _with_id_columns(inputs: Any, modality: Modality, columns: Sequence[str], id
 
 def _images(inputs: Any, columns: Sequence[str]) -> NormalisedInput:
     if isinstance(inputs, (str, Path)):
-        return NormalisedInput(
-            Images.from_folder(inputs), str(inputs).lower().endswith(EXTENSIONS) and Path(inputs).is_file()
-        )
-    single = isinstance(inputs, Image.Image) or (isinstance(inputs, (np.ndarray, Tensor)) and inputs.ndim in (2, 3))
-    if (
-        single
-        and isinstance(inputs, (np.ndarray, Tensor))
-        and inputs.ndim == 3
-        and not {1, 3, 4} & {inputs.shape[0], inputs.shape[2]}
-    ):
-        single = False  # (n, h, w), grey
+        is_file = str(inputs).lower().endswith(EXTENSIONS) and Path(inputs).is_file()
+        return NormalisedInput(Images.from_folder(inputs), is_file)
+    single = isinstance(inputs, Image.Image)
+    if isinstance(inputs, (np.ndarray, Tensor)):  # three dimensions without one of colours are (n, h, w), grey
+        single = inputs.ndim == 2 or (inputs.ndim == 3 and bool({1, 3, 4} & {inputs.shape[0], inputs.shape[2]}))
     return NormalisedInput(Images([_picture(item) for item in ([inputs] if single else inputs)]), single)
 
 
@@ -174,9 +168,9 @@ def _from_dataset(dataset: Any, modality: Modality, columns: Sequence[str]) -> U
         if modality == "vector":
             raise InputError("vectors can't be read from a stream: take a part of the dataset, or save it as an array")
         return Stream.from_dataset(dataset, named, modality)
+    if modality == "image":  # a transform of the dataset may have turned pictures into arrays
+        return Images(_Column(dataset, named, _picture), RowNumbers(len(dataset)), "the dataset")
     column = _Column(dataset, named)
-    if modality == "image":
-        return Images(_Pictures(dataset, named), RowNumbers(len(column)), "the dataset")
     if modality == "text":
         return Texts(list(column), source="the dataset")
     return Vectors(np.asarray(list(column), dtype=np.float32), "the dataset")
@@ -214,19 +208,12 @@ def _from_frame(frame: Any, modality: Modality, columns: Sequence[str]) -> Unlab
 class _Column(Sequence[Any]):
     """A column of a dataset, read row by row on access, since pictures may not fit into memory."""
 
-    def __init__(self, dataset: Any, names: Sequence[str]) -> None:
-        self.dataset, self.names = dataset.select_columns(list(names)), names
+    def __init__(self, dataset: Any, names: Sequence[str], convert: Callable[[Any], Any] = lambda item: item) -> None:
+        self.dataset, self.names, self.convert = dataset.select_columns(list(names)), names, convert
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
         row = self.dataset[index]
-        return row[self.names[0]] if len(self.names) == 1 else tuple(row[name] for name in self.names)
-
-
-class _Pictures(_Column):
-    """A column of pictures, which a transform of the dataset may have turned into arrays."""
-
-    def __getitem__(self, index: Any) -> Any:
-        return _picture(super().__getitem__(index))
+        return self.convert(row[self.names[0]] if len(self.names) == 1 else tuple(row[name] for name in self.names))

@@ -162,14 +162,9 @@ class Teacher(NamedTuple):
         """(n,), which inputs have an answer."""
         return self.probabilities.sum(1) > 0
 
-    @property
-    def mostly_answered(self) -> bool:
-        """Whether at least half of the inputs have an answer."""
-        return 2 * int(self.answered.sum()) >= len(self.probabilities)
-
     def shots(self, data: Unlabelled) -> Shots:
         """Shots for training: all inputs, or only the answered ones if they are less than half."""
-        if self.mostly_answered:
+        if 2 * int(self.answered.sum()) >= len(self.probabilities):
             return Shots(data, self.probabilities)
         rows = self.answered.nonzero().flatten().tolist()
         return Shots(Subset(data, rows), self.probabilities[rows])
@@ -244,7 +239,10 @@ def read_teacher(file: str | Path, classes: Sequence[str], data: Unlabelled) -> 
     ids = next((table[name] for name in id_columns if (table := _columns(file, [name])) is not None), None)
     table = _columns(file, classes) or _columns(file, [f"p_{name}" for name in classes])
     if table is not None:
-        rows = [_probabilities(values, row, source) for row, values in enumerate(zip(*table.values(), strict=True))]
+        rows = [
+            [0.0 if all(map(_is_blank, values)) else _number(value, row, source) for value in values]
+            for row, values in enumerate(zip(*table.values(), strict=True))
+        ]
         return Teacher.from_rows(torch.tensor(rows).view(len(rows), len(classes)), data, classes, ids, source)
     for label, confidence in LABELS:
         labels = _columns(file, [label])
@@ -289,10 +287,6 @@ def _number(value: Any, row: int, source: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise InputError(f"{source}: row {row} has {str(value)!r} instead of a probability") from None
-
-
-def _probabilities(values: Sequence[Any], row: int, source: str) -> list[float]:
-    return [0.0] * len(values) if all(map(_is_blank, values)) else [_number(value, row, source) for value in values]
 
 
 def _spread(labels: Sequence[Any], confidences: Sequence[Any], classes: Sequence[str], source: str) -> Tensor:

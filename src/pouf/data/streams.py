@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from pouf.data.base import Modality, Unlabelled
-from pouf.data.batches import Draw, RandomBatches, ReplayedBatches
+from pouf.data.batches import Draw, Draws, RandomBatches, ReplayedBatches
 from pouf.data.images import ImageFile, Images, as_item
-from pouf.data.texts import Texts
+from pouf.data.texts import RowNumbers, Texts
 from pouf.errors import InputError, Unreadable
 
 
@@ -34,7 +34,7 @@ class Stream(Unlabelled):
     def __init__(
         self, open: Callable[[], Iterable[Any]], modality: Modality, source: str = "the stream", buffer: int = 4096
     ) -> None:
-        super().__init__(_StreamIds(), source)
+        super().__init__(RowNumbers(0), source)  # numbers in the order of arrival, as many as were read
         self.open = open
         self.modality = modality
         self.buffer = buffer
@@ -59,30 +59,25 @@ class Stream(Unlabelled):
         samples = [as_item(sample) for sample in islice(self.open(), n)]
         return Images(samples, source=self.source) if self.modality == "image" else Texts(samples, source=self.source)
 
-    def read(self, index: int) -> Any:
-        return self.read_for(index, None)
-
-    def read_for(self, index: int, side: int | None) -> Any:
+    def read(self, index: int, side: int | None = None) -> Any:
         sample = as_item(self.waiting[index])
-        one: Images | Texts = (
-            Images([sample]) if isinstance(sample, (Image.Image, ImageFile, Path)) else Texts([sample])
-        )
+        one = Images([sample]) if isinstance(sample, (Image.Image, ImageFile, Path)) else Texts([sample])
         if one.modality != self.modality:
             raise Unreadable(f"expected {'an image' if self.modality == 'image' else 'a text'}, not {type(sample)}")
-        read = one.read_for(0, side)
+        read = one.read(0, side)
         self.any_read = True
         return read
 
     def random_batches(self, size: int, generator: torch.Generator) -> RandomBatches:
         return ReplayedBatches(self._batches(size, generator))
 
-    def _batches(self, size: int, generator: torch.Generator) -> Iterator[list[Draw]]:
+    def _batches(self, size: int, generator: torch.Generator) -> Iterator[Draws]:
         """Batches drawn from the buffer, which is refilled from the stream; at its end the stream starts again."""
         seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
         pool: list[int] = []
         batch: list[Draw] = []
         for position, sample in enumerate(self._repeat()):
-            self.ids.total = position + 1  # type: ignore[attr-defined]
+            self.ids.n = position + 1  # type: ignore[attr-defined]
             self.waiting[position] = sample
             pool.append(position)
             if len(pool) < max(self.buffer, size):
@@ -91,7 +86,7 @@ class Stream(Unlabelled):
             pool[chosen], pool[-1] = pool[-1], pool[chosen]
             batch.append(Draw(pool.pop(), int(torch.randint(2**62, (), generator=seeds))))
             if len(batch) == size:
-                yield batch
+                yield Draws(torch.tensor(batch))
                 for draw in batch:
                     del self.waiting[draw.position]
                 batch = []
@@ -113,26 +108,10 @@ class Stream(Unlabelled):
 
     def _repeat(self) -> Iterator[Any]:
         while True:
-            empty, first = True, not self.ids.total  # type: ignore[attr-defined]
+            empty, first = True, not self.ids.n  # type: ignore[attr-defined]
             for sample in self.open():
                 empty = False
                 yield sample
             if empty:
-                why = (
-                    "there must be at least one sample"
-                    if first
-                    else "each call of open() must start from the first sample"
-                )
+                why = "there must be at least one" if first else "each call of open() must start from the first sample"
                 raise InputError(f"{self.source} is empty: {why}")
-
-
-class _StreamIds(Sequence[str]):
-    """Ids are numbers in the order of arrival; the length is the number of samples read so far."""
-
-    total = 0
-
-    def __len__(self) -> int:
-        return self.total
-
-    def __getitem__(self, index: Any) -> Any:
-        return str(index)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class Texts(Unlabelled):
         texts.columns = tuple(columns)
         return texts
 
-    def read(self, index: int) -> str | tuple[str, ...]:
+    def read(self, index: int, side: int | None = None) -> str | tuple[str, ...]:
         return _checked(self.items[index])
 
     def display_columns(self) -> Mapping[str, Sequence[Any]]:
@@ -128,10 +128,8 @@ def _digest(item: Any) -> bytes:
 def _is_large(file: Path) -> bool:
     if file.suffix.lower() != ".jsonl" or not file.is_file() or file.stat().st_size <= IN_MEMORY:
         return False
-    with file.open("rb") as stream:
-        return detect_encoding(stream.read(4096)).startswith(
-            "utf-8"
-        )  # other encodings can't be split into lines as bytes
+    with file.open("rb") as stream:  # other encodings can't be split into lines as bytes
+        return detect_encoding(stream.read(4096)).startswith("utf-8")
 
 
 class LargeTexts(Texts):
@@ -142,26 +140,25 @@ class LargeTexts(Texts):
     """
 
     def __init__(self, file: str | Path, columns: Sequence[str], source: str | None = None) -> None:
-        self.file, self.columns = Path(file), tuple(columns)
-        self.lines = _Lines(self.file)
-        self.keys = self._keys()
-        offsets, digests = array("q"), bytearray()
-        offset = rows = 0
-        for line in self.lines.read_all():
-            offsets.append(offset)
+        self.columns = tuple(columns)
+        with Path(file).open("rb") as stream:  # an empty file can't be mapped
+            self.content = mmap(stream.fileno(), 0, access=ACCESS_READ) if stream.seek(0, 2) else b""
+        self.keys = self._keys(str(file))
+        bounds, digests = array("q", [0]), bytearray()
+        rows = 0
+        for line in self._lines():
+            bounds.append(bounds[-1] + len(line))
             digests += _digest(self._parse(line))
-            offset += len(line)
-            rows = len(offsets) if line.strip() else rows  # blank lines count, except those at the end
-        self.offsets = np.frombuffer(offsets[:rows], np.int64)
+            rows = len(bounds) - 1 if line.strip() else rows  # blank lines count, except those at the end
+        self.bounds = np.frombuffer(bounds[: rows + 1], np.int64)
         self.digests = np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_SIZE)[:rows]
-        self.lengths = np.diff(self.offsets, append=offset)
         super().__init__(range(rows), RowNumbers(rows), source or str(file))
 
-    def read(self, index: int) -> str | tuple[str, ...]:
-        return _checked(self._parse(self.lines.read_at(int(self.offsets[index]))))
+    def read(self, index: int, side: int | None = None) -> str | tuple[str, ...]:
+        return _checked(self._parse(self.content[self.bounds[index] : self.bounds[index + 1]]))
 
     def reading_order(self) -> list[int]:
-        return np.argsort(self.lengths, kind="stable").tolist()  # type: ignore[no-any-return]
+        return np.argsort(np.diff(self.bounds), kind="stable").tolist()  # type: ignore[no-any-return]
 
     def content_order(self) -> Sequence[int]:
         # An array, since a list of Python integers would take several times the memory.
@@ -171,13 +168,20 @@ class LargeTexts(Texts):
     def digest(self, index: int) -> bytes:
         return bytes(self.digests[index])
 
-    def _keys(self) -> list[str]:
+    def _lines(self) -> Iterator[bytes]:
+        start = 0
+        while start < len(self.content):
+            end = self.content.find(b"\n", start) + 1 or len(self.content)
+            yield self.content[start:end]
+            start = end
+
+    def _keys(self, source: str) -> list[str]:
         """The names of the columns as spelled in the first row of the file that is a JSON object."""
-        for line in self.lines.read_all():
+        for line in self._lines():
             row = parse_json(line)
             if isinstance(row, dict):
                 names = list(row)
-                return [names[i] for i in find_columns(names, self.columns, str(self.file))]
+                return [names[i] for i in find_columns(names, self.columns, source)]
         return list(self.columns)
 
     def _parse(self, line: bytes) -> Any:
@@ -190,37 +194,6 @@ class LargeTexts(Texts):
             return BadRow(f"no {missing[0]!r} in this row")
         values = tuple(row[name] for name in self.keys)
         return values[0] if len(values) == 1 else values
-
-
-class _Lines:
-    """The lines of a file, opened once by each process."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.stream: BinaryIO | None = None
-        self.process = 0
-
-    def read_at(self, start: int) -> bytes:
-        stream = self._opened()
-        stream.seek(start)
-        return stream.readline()
-
-    def read_all(self) -> Iterator[bytes]:
-        stream = self._opened()
-        stream.seek(0)
-        yield from iter(stream.readline, b"")  # closing this generator would close the stream itself
-
-    def _opened(self) -> BinaryIO:
-        if self.stream is None or self.process != os.getpid():  # a worker must not move its parent's file position
-            self.stream, self.process = self.file.open("rb"), os.getpid()
-        return self.stream
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Lines, (self.file,)
-
-    def __del__(self) -> None:
-        if self.stream is not None:
-            self.stream.close()
 
 
 class RowNumbers(Sequence[str]):

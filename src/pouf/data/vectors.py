@@ -55,22 +55,18 @@ class Vectors(Unlabelled):
         lists = {name: array.tolist() for name, array in arrays.by_name.items() if array.shape == (len(vectors),)}
         indices = find_columns(list(lists), id_columns, str(file))
         vectors.set_ids({name: lists[list(lists)[i]] for name, i in zip(id_columns, indices, strict=True)})
-        ids = next((lists[name] for name in ID_KEYS if name in lists), None)
+        ids = None if id_columns else next((lists[name] for name in ID_KEYS if name in lists), None)
         for name in (*ID_KEYS, *PATH_KEYS, *TEXT_KEYS):
             if name in arrays.by_name and name not in lists:
                 logger.warning(
                     "%s: %r does not have one entry for each of the %d vectors and is ignored", file, name, len(vectors)
                 )
-        if id_columns:
-            ids = None
         if ids is not None and len(set(ids)) < len(ids):  # a review needs distinct ids
             logger.warning("%s: the ids are not distinct; row numbers are used instead", file)
         elif ids is not None:
             vectors.ids = [str(name) for name in ids]
             vectors.own_ids = {"id": ids}
-        paths, texts = (
-            next((lists[name] for name in usual if name in lists), None) for usual in (PATH_KEYS, TEXT_KEYS)
-        )
+        paths, texts = (next((lists[n] for n in usual if n in lists), None) for usual in (PATH_KEYS, TEXT_KEYS))
         if paths is not None:
             pictures = [Path(str(file).split("::")[0]).parent / str(path) for path in paths]
             if missing := sum(not picture.is_file() for picture in pictures):
@@ -83,11 +79,11 @@ class Vectors(Unlabelled):
 
     def show(self, index: int, side: int) -> Any:
         try:
-            return self.originals.read_for(index, side) if self.originals is not None else self.read(index)
+            return self.originals.read(index, side) if self.originals is not None else self.read(index)
         except Unreadable:  # the picture may be gone
             return self.read(index)
 
-    def read(self, index: int) -> Array:
+    def read(self, index: int, side: int | None = None) -> Array:
         if index in self.skipped:
             raise Unreadable(self.skipped[index])
         row: Array = self.array[index]
@@ -117,7 +113,9 @@ class Vectors(Unlabelled):
 
 def as_matrix(array: Any, source: str) -> Array:
     """Floats (n, d) that torch accepts, in native byte order. Integers are accepted in a list, not in an array."""
-    if isinstance(array, Tensor) and not _is_plain(array):
+    if isinstance(array, Tensor) and (
+        array.layout != torch.strided or array.is_quantized or array.is_meta or array.is_conj()
+    ):
         kind = f"{array.layout}, {array.dtype} on {array.device}"
         raise InputError(f"{source}: expected a dense tensor of numbers (n, d), not {kind}")
     try:
@@ -138,17 +136,10 @@ def as_matrix(array: Any, source: str) -> Array:
 def row_maxima(values: Array) -> Array:
     """(n,), the largest absolute value of each row. A number that float32 can't hold counts as infinite."""
     with np.errstate(over="ignore"):
-        blocks = [_maxima(values[start : start + BLOCK_ROWS]) for start in range(0, len(values), BLOCK_ROWS)]
-        return np.concatenate([np.zeros(0, np.float32), *blocks])
-
-
-def _maxima(values: Array) -> Array:
-    if values.dtype.itemsize > 4:
-        return abs(values.astype(np.float32)).max(1)  # type: ignore[no-any-return]
-    # Without their sign, the bits of floats are ordered as the floats are; infinity and NaN come last.
-    kind, bits = (np.uint16, 0x7FFF) if values.dtype.itemsize == 2 else (np.uint32, 0x7FFFFFFF)
-    largest: Array = (values.view(kind) & kind(bits)).max(1)
-    return largest.view(values.dtype).astype(np.float32)
+        blocks = [values[start : start + BLOCK_ROWS] for start in range(0, len(values), BLOCK_ROWS)]
+        return np.concatenate(
+            [np.zeros(0, np.float32), *(abs(b.astype(np.float32, copy=False)).max(1) for b in blocks)]
+        )
 
 
 def rescale_extreme_rows(values: Array, largest: Array) -> Array:
@@ -158,11 +149,6 @@ def rescale_extreme_rows(values: Array, largest: Array) -> Array:
         values = np.array(values)
         values[unusual] /= largest[unusual, None]
     return values
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is a dense tensor with plain numbers."""
-    return tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta and not tensor.is_conj()
 
 
 def to_numpy(tensor: Tensor) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
@@ -71,6 +71,12 @@ class InferenceConfig:
     def notify(self, n: int) -> None:
         if self.on_batch is not None:
             self.on_batch(n)
+
+
+class Predictions(NamedTuple):
+    indices: list[int]  # positions of the samples that could be read, ascending
+    log_probabilities: Tensor  # (len(indices), k)
+    skipped: Mapping[int, str] = {}  # position → reason, of those that can't be read
 
 
 class FeatureSet(NamedTuple):

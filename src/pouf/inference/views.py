@@ -44,7 +44,7 @@ class ViewReader:
     views: Sequence[View]
     known: Sequence[CachedFeatures | None]
 
-    def __getitem__(self, draws: list[Draw]) -> ViewsRead:
+    def __getitem__(self, draws: Sequence[Draw]) -> ViewsRead:
         samples: list[list[Any]] = [[] for _ in self.views]
         indices: list[list[int]] = [[] for _ in self.views]
         failed: dict[int, str] = {}
@@ -55,7 +55,7 @@ class ViewReader:
             wanted = [number for number in of_sample if not self._is_known(number, index)]
             found += len(of_sample) - len(wanted)
             try:
-                sample = self.data.read_for(index, self.side) if wanted else None
+                sample = self.data.read(index, self.side) if wanted else None
             except Unreadable as error:
                 failed[index] = str(error)
                 continue

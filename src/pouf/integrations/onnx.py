@@ -243,7 +243,7 @@ def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:
 def _readable(backbone: Backbone, data: Unlabelled) -> Iterator[Any]:
     for index in range(0, len(data), max(1, len(data) // MAX_EXAMPLES)):
         try:
-            yield data.read_for(index, backbone.image_size)
+            yield data.read(index, backbone.image_size)
         except Unreadable:
             continue
 

@@ -90,6 +90,7 @@ class Backbone(nn.Module, ABC):
     supports_demonstrations: bool = False  # reads solved examples next to a sample
     supports_windows: bool = False  # can read long texts in windows
     windows: bool = False  # reads long texts in windows
+    supports_upper: bool = False  # the upper layers of `model.base_model`, of transformers, can be tuned alone
     supports_suffix: bool = False  # can read a sentence after each text: see `MaskedLM.with_suffix`
 
     sharded: bool = False  # its weights are sharded over several processes
@@ -156,11 +157,6 @@ class Backbone(nn.Module, ABC):
 
     def add_input_prompt(self, words: str) -> nn.Parameter | None:
         """Add trainable vectors before each input and return them; None if prompts belong to the text side."""
-        return None
-
-    @property
-    def transformer(self) -> nn.Module | None:
-        """The layers of a text encoder under its head or pooling, if the upper ones can be tuned alone."""
         return None
 
     @property
@@ -286,12 +282,30 @@ def _bytes(tensor: Tensor) -> Any:
     return full_tensor(tensor).detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
-def model_weights(weights: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
-    """Those weights of a backbone that belong to the transformers model within it, by that model's names."""
-    if weights is None:
-        return None
-    prefix = "model."
-    return {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
+class TransformersBackbone(Backbone):
+    """A model of transformers with its tokenizer or its image processor."""
+
+    model: Any
+    tokenizer: Any = None
+    image_processor: Any = None
+
+    def preprocessing(self) -> str:
+        return str(self.image_processor.to_json_string())
+
+    def prepare(self, samples: Sequence[Any]) -> Tensors:
+        return dict(self.image_processor(images=list(samples), return_tensors="pt"))
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
+        assert self.text_side is not None
+        return self.text_side(prompts)
+
+    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        if weights is not None:  # by the model's own names
+            weights = {name[len("model.") :]: each for name, each in weights.items() if name.startswith("model.")}
+        self.model.save_pretrained(folder, state_dict=weights)
+        for part in (self.tokenizer, self.image_processor):
+            if part is not None:
+                part.save_pretrained(folder)
 
 
 def class_means(rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -325,12 +339,12 @@ def view(tensor: Tensor) -> Tensor:
     return nn.Parameter(same, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else same
 
 
-def shared_objects(backbone: Backbone) -> dict[int, Any]:
-    """The memo of a deep copy that has the backbone's tensors in the same memory.
+def shared_objects(backbone: Backbone, *parts: nn.Module | None) -> dict[int, Any]:
+    """The memo of a deep copy that has the tensors of the backbone and of other parts in the same memory.
 
     Tokenizers and configs stay as they are, and copying them takes long. Of a sharded backbone there is no copy.
     """
-    memo: dict[int, Any] = {}
+    memo = {id(tensor): view(tensor) for part in parts if part for tensor in (*part.parameters(), *part.buffers())}
     for part in (backbone, *backbone.modules(), backbone.text_side):
         for value in vars(part).values() if part is not None else ():
             for each in (value, *(vars(value).values() if hasattr(value, "__dict__") else ())):

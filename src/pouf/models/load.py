@@ -37,9 +37,6 @@ DEFAULT_MODELS: dict[str, str] = {
 # Weights that no output here depends on: poolers, and constants that older versions of transformers saved.
 UNUSED = re.compile(r"(^|\.)(pooler\.|(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$)")
 
-# Checkpoints are often stored in half precision; training is in fp32 by default.
-PRECISION = torch.float32
-
 
 def embedded_folder() -> Path:
     """The folder of the tiny CLIP in this package."""
@@ -58,15 +55,15 @@ def load_backbone(
     Args:
         trust_model: load pickled weights, and run code that comes with the model.
     """
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoImageProcessor, AutoModel
 
     if str(name_or_path).startswith(OPEN_CLIP):
         if cloze is not None:
             raise InputError(f"{name_or_path} reads images: a template with [MASK] is for language models")
         return load_open_clip(str(name_or_path))
-    source = _ModelSource(_local_or_hub(name_or_path), revision, trust_model)
-    with _explain_errors(source, "roberta-base" if cloze else "openai/clip-vit-base-patch16"):
-        config = AutoConfig.from_pretrained(source.name, **source.options)
+    example = "roberta-base" if cloze else "openai/clip-vit-base-patch16"
+    with _model_source(name_or_path, revision, trust_model, example) as source:
+        config = source.config()
         source.check_size(config)
         if cloze is not None:
             return _load_language_model(source, config, cloze)
@@ -76,11 +73,12 @@ def load_backbone(
         model, missing = source.load(AutoModel, config=config)
         if hasattr(model, "get_image_features") and hasattr(model, "get_text_features"):
             source.check_complete(missing)
-            return _dual_encoder(source, model, tokenizer)
+            encoder = DualEncoder(model, tokenizer, AutoImageProcessor.from_pretrained(source.name, **source.options))
+            encoder.check_image_processor(source.name)
+            return encoder
         if tokenizer.pad_token is None or "pixel_values" in model.main_input_name:
             raise _unsuitable(source.name, config)
-        source.check_complete([weight for weight in missing if "pooler" not in weight.split(".")])
-        _zero_pooler(model, missing)
+        source.zero_pooler(model, missing)
         return _sentence_encoder(source, config, model, tokenizer)
 
 
@@ -109,8 +107,8 @@ def load_for_classes(
 
 
 def _load_language_model(source: _ModelSource, config: Any, cloze: Cloze) -> MaskedLM:
-    """A masked language model, or a causal one."""
-    from transformers import AutoModelForCausalLM
+    """A masked language model with its trained head, or a causal one."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if config.model_type not in HEADS and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -121,28 +119,35 @@ def _load_language_model(source: _ModelSource, config: Any, cloze: Cloze) -> Mas
     if getattr(config, "is_encoder_decoder", False):
         raise _unsuitable(source.name, config)
     tokenizer = source.tokenizer()
-    if config.model_type in HEADS:
-        return MaskedLM(_masked_lm(source, config), tokenizer, cloze)
-    model, missing = source.load(AutoModelForCausalLM, config=config)
-    source.check_complete(missing)
-    return CausalLM(model, tokenizer, cloze)
-
-
-def _dual_encoder(source: _ModelSource, model: Any, tokenizer: Any) -> DualEncoder:
-    from transformers import AutoImageProcessor
-
-    encoder = DualEncoder(model, tokenizer, AutoImageProcessor.from_pretrained(source.name, **source.options))
-    encoder.check_image_processor(source.name)
-    return encoder
+    if config.model_type not in HEADS:
+        model, missing = source.load(AutoModelForCausalLM, config=config)
+        source.check_complete(missing)
+        return CausalLM(model, tokenizer, cloze)
+    model, missing = source.load(AutoModelForMaskedLM, config=config)
+    if missing and getattr(config, "legacy", False):
+        config.legacy = False  # DeBERTa's own checkpoints have the newer head, which their configs do not declare
+        model, missing = source.load(AutoModelForMaskedLM, config=config)
+    source.check_complete([weight for weight in missing if weight.startswith(f"{model.base_model_prefix}.")])
+    if missing:
+        raise InputError(
+            f"model {source.name!r} has no trained masked-LM head ({len(missing)} weights are missing, such as "
+            f"{missing[0]}): choose a checkpoint that was saved with one, as roberta-base. A sentence encoder is used "
+            "without [MASK], with class names in {}."
+        )
+    return MaskedLM(model, tokenizer, cloze)
 
 
 def _sentence_encoder(source: _ModelSource, config: Any, model: Any, tokenizer: Any) -> SentenceEncoder:
+    from huggingface_hub import snapshot_download
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     )
 
-    layout = _layout_folder(source)
+    layout = Path(source.name)
+    if not layout.is_dir():  # of the hub: no more than these files
+        files = [*LAYOUT_FILES, "*_*/config.json"]
+        layout = Path(snapshot_download(source.name, revision=source.revision, allow_patterns=files))
     if not (layout / "modules.json").is_file():  # not of sentence-transformers
         generates = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if generates and config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
@@ -168,6 +173,11 @@ class _ModelSource(NamedTuple):
     def options(self) -> dict[str, Any]:
         # Explicit: by default, transformers asks on the terminal whether to run the model's code.
         return {"revision": self.revision, "trust_remote_code": self.trusted}
+
+    def config(self) -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.name, **self.options)
 
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
@@ -199,12 +209,20 @@ class _ModelSource(NamedTuple):
 
         transformers fills these with random numbers.
         """
+        from transformers.utils import logging as logs
+
         safe = None if self.trusted else True  # unpickling can run any code
-        with _hide_progress_bars():
+        # Checkpoints are often stored in half precision; training is in fp32 by default.
+        had_bars = logs.is_progress_bar_enabled()
+        logs.disable_progress_bar()
+        try:
             model, info = kind.from_pretrained(
-                self.name, **self.options, **more, dtype=PRECISION, use_safetensors=safe, output_loading_info=True,
+                self.name, **self.options, **more, dtype=torch.float32, use_safetensors=safe, output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )  # fmt: skip
+        finally:
+            if had_bars:
+                logs.enable_progress_bar()
         check_finite(dict(model.state_dict()), f"model {self.name!r}")
         if surplus := _surplus(model, info["unexpected_keys"]):
             raise InputError(
@@ -221,6 +239,14 @@ class _ModelSource(NamedTuple):
                 f"such as {missing[0]}. Download it again."
             )
 
+    @torch.no_grad()
+    def zero_pooler(self, model: Any, missing: Sequence[str]) -> None:
+        """A missing pooler, which is not used, becomes zero, so that loading is deterministic; else an error."""
+        self.check_complete([weight for weight in missing if "pooler" not in weight.split(".")])
+        for name, parameter in model.named_parameters():
+            if name in missing:
+                parameter.zero_()
+
 
 def _surplus(model: Any, unexpected: Iterable[str]) -> list[str]:
     """Encoder weights that the config has no parameter for. Weights of heads are not needed and don't count."""
@@ -228,14 +254,6 @@ def _surplus(model: Any, unexpected: Iterable[str]) -> list[str]:
     parts = {name for name, _ in getattr(model, prefix or " ", model).named_children()}
     inside = [name for name in sorted(unexpected) if name.removeprefix(f"{prefix}.").split(".")[0] in parts]
     return [name for name in inside if not UNUSED.search(name)]
-
-
-@torch.no_grad()
-def _zero_pooler(model: Any, missing: Sequence[str]) -> None:
-    """Set a missing pooler to zero, so that loading is deterministic. It is not used."""
-    for name, parameter in model.named_parameters():
-        if name in missing:
-            parameter.zero_()
 
 
 def load_sequence_classifier(
@@ -257,8 +275,7 @@ def load_sequence_classifier(
     """
     from transformers import AutoModelForSequenceClassification
 
-    source = _ModelSource(_local_or_hub(name_or_path), revision, trust_model)
-    with _explain_errors(source, "roberta-base"), torch.random.fork_rng():
+    with _model_source(name_or_path, revision, trust_model, "roberta-base") as source, torch.random.fork_rng():
         torch.manual_seed(seed)
         model, missing = source.load(AutoModelForSequenceClassification, num_labels=outputs)
         encoder = f"{model.base_model_prefix}."
@@ -271,12 +288,10 @@ def load_cross_encoder(
     name_or_path: str | Path, revision: str | None = None, trust_model: bool = False
 ) -> CrossEncoder | None:
     """An NLI classifier or a reranker; None where the model is no sequence classifier."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
 
-    source = _ModelSource(_local_or_hub(name_or_path), revision, trust_model)
-    with _explain_errors(source, "cross-encoder/nli-deberta-v3-small"):
-        config = AutoConfig.from_pretrained(source.name, **source.options)
-        if not any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
+    with _model_source(name_or_path, revision, trust_model, "cross-encoder/nli-deberta-v3-small") as source:
+        if not any(kind.endswith("ForSequenceClassification") for kind in source.config().architectures or ()):
             return None
         model, missing = source.load(AutoModelForSequenceClassification)
         source.check_complete(missing)
@@ -285,18 +300,16 @@ def load_cross_encoder(
 
 def load_feature_encoder(name_or_path: str | Path, revision: str | None = None, trust_model: bool = False) -> Backbone:
     """An encoder for features only: what `load_backbone` loads, or a vision model without a text side."""
-    from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel
+    from transformers import MODEL_MAPPING, AutoImageProcessor, AutoModel
 
     if str(name_or_path).startswith(OPEN_CLIP):
         return load_backbone(name_or_path)
-    source = _ModelSource(_local_or_hub(name_or_path), revision, trust_model)
-    with _explain_errors(source, "facebook/dinov2-small"):
-        config = AutoConfig.from_pretrained(source.name, **source.options)
+    with _model_source(name_or_path, revision, trust_model, "facebook/dinov2-small") as source:
+        config = source.config()
         kind = MODEL_MAPPING.get(type(config), None)
         if getattr(kind, "main_input_name", "") == "pixel_values" and not hasattr(kind, "get_text_features"):
             model, missing = source.load(AutoModel, config=config)
-            source.check_complete([weight for weight in missing if "pooler" not in weight.split(".")])
-            _zero_pooler(model, missing)
+            source.zero_pooler(model, missing)
             return ImageEncoder(model, AutoImageProcessor.from_pretrained(source.name, **source.options))
     return load_backbone(name_or_path, None, revision, trust_model)
 
@@ -307,57 +320,27 @@ def absolute_name(name_or_path: str | Path) -> str:
     return os.path.abspath(name) if name != EMBEDDED and os.path.isdir(name) else name
 
 
-def _local_or_hub(name_or_path: str | Path) -> str:
+@contextmanager
+def _model_source(
+    name_or_path: str | Path, revision: str | None, trust_model: bool, example: str
+) -> Iterator[_ModelSource]:
+    """While open, errors say which model can't be loaded, and what is expected, as the example."""
     name = str(embedded_folder()) if str(name_or_path) == EMBEDDED else os.fspath(name_or_path)
     if not os.path.isdir(name) and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise InputError(f"no model folder {name!r}: expected a folder with config.json and weights, or a hub name")
-    return name
-
-
-@contextmanager
-def _explain_errors(source: _ModelSource, example: str) -> Iterator[None]:
     try:
-        yield
+        yield _ModelSource(name, revision, trust_model)
     except InputError:
         raise
     except Exception as error:  # damaged configs, tokenizers and weights raise many kinds of errors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        problem = f"can't load model {source.name!r}: {reason.removesuffix('.')}."
-        if not source.trusted and "trust_remote_code" in str(error):
-            problem = f"model {source.name!r} comes with Python code, which is not run unless you trust the model."
-        elif not source.trusted and "no file named model.safetensors" in str(error):
+        problem = f"can't load model {name!r}: {reason.removesuffix('.')}."
+        if not trust_model and "trust_remote_code" in str(error):
+            problem = f"model {name!r} comes with Python code, which is not run unless you trust the model."
+        elif not trust_model and "no file named model.safetensors" in str(error):
             problem += " Pickled weights (.bin) can run any code and are not loaded unless you trust the model."
         expected = f"Expected a local folder, a hub name such as {example}, or {EMBEDDED}"
-        raise InputError(f"{problem} {expected}{did_you_mean(source.name, [EMBEDDED]) or '.'}") from error
-
-
-def _masked_lm(source: _ModelSource, config: Any) -> Any:
-    """The masked language model with its trained head."""
-    from transformers import AutoModelForMaskedLM
-
-    model, missing = source.load(AutoModelForMaskedLM, config=config)
-    if missing and getattr(config, "legacy", False):
-        config.legacy = False  # DeBERTa's own checkpoints have the newer head, which their configs do not declare
-        model, missing = source.load(AutoModelForMaskedLM, config=config)
-    encoder = f"{model.base_model_prefix}."
-    source.check_complete([weight for weight in missing if weight.startswith(encoder)])
-    if missing:
-        raise InputError(
-            f"model {source.name!r} has no trained masked-LM head ({len(missing)} weights are missing, such as "
-            f"{missing[0]}): choose a checkpoint that was saved with one, as roberta-base. A sentence encoder is used "
-            "without [MASK], with class names in {}."
-        )
-    return model
-
-
-def _layout_folder(source: _ModelSource) -> Path:
-    """The folder with the files of sentence-transformers; from the hub only these are downloaded."""
-    if os.path.isdir(source.name):
-        return Path(source.name)
-    from huggingface_hub import snapshot_download
-
-    files = [*LAYOUT_FILES, "*_*/config.json"]
-    return Path(snapshot_download(source.name, revision=source.revision, allow_patterns=files))
+        raise InputError(f"{problem} {expected}{did_you_mean(name, [EMBEDDED]) or '.'}") from error
 
 
 def _unsuitable(name: str, config: Any) -> InputError:
@@ -366,20 +349,6 @@ def _unsuitable(name: str, config: Any) -> InputError:
         "get_text_features (CLIP, SigLIP, …) or a sentence encoder (BERT, MPNet, …); a masked or causal "
         "language model needs a template with [MASK]"
     )
-
-
-@contextmanager
-def _hide_progress_bars() -> Iterator[None]:
-    """While open, transformers shows no progress bar per model."""
-    from transformers.utils import logging as transformers_logging
-
-    was_enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            transformers_logging.enable_progress_bar()
 
 
 def silence_libraries() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -29,13 +29,17 @@ def find_layers(transformer: nn.Module) -> nn.ModuleList:
     raise InputError(_refusal(transformer, "has no list of layers with weights of their own"))
 
 
-def last_hidden_state(transformer: nn.Module, tokens: Tensors) -> Tensor:
-    """(n, length, h), from tokens (n, length) that are padded on the right."""
+def last_hidden_state(transformer: nn.Module, tokens: Tensors, options: Mapping[str, Any] = {}) -> Tensor:
+    """(n, length, h), from tokens (n, length).
+
+    Args:
+        options: of the call of a model whose layers all change.
+    """
     lower = None
     if not torch.compiler.is_compiling() and _open and not transformer.training:  # dropout changes each pass
         lower = _open.get(_key(transformer))
     output: Tensor | None = lower(transformer, tokens) if lower is not None else None
-    return transformer(**tokens).last_hidden_state if output is None else output
+    return transformer(**tokens, **options).last_hidden_state if output is None else output
 
 
 class LowerLayers:

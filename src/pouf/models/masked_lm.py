@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,13 +14,12 @@ from torch import Tensor, nn
 
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
-from pouf.models.base import Backbone, Scores, Tensors, model_weights
+from pouf.models.base import Scores, Tensors, TransformersBackbone
 from pouf.models.lower_layers import last_hidden_state
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.templates import MASK, Cloze, Example, Piece, Slot, TextSample
 from pouf.models.text_side import (
     WINDOW_WEIGHT,
-    WINDOWS_AT_ONCE,
     describe_tokenizer,
     encode_windows,
     replaced_embeddings,
@@ -56,34 +54,34 @@ class Head(NamedTuple):
     bias: Tensor | None  # (v,)
 
 
+def _dense(dense: Any, activation: Any, norm: Any, decoder: Any) -> Head:
+    return Head(lambda h: norm(activation(dense(h))), decoder.weight, getattr(decoder, "bias", None))
+
+
 def _bert(model: Any) -> Head:
     head = model.cls.predictions
     return Head(head.transform, head.decoder.weight, head.decoder.bias)
 
 
 def _roberta(model: Any) -> Head:
-    head = model.lm_head
-    return Head(lambda h: head.layer_norm(F.gelu(head.dense(h))), head.decoder.weight, head.decoder.bias)
+    return _dense(model.lm_head.dense, F.gelu, model.lm_head.layer_norm, model.lm_head.decoder)
 
 
 def _distilbert(model: Any) -> Head:
-    decoder = model.vocab_projector
-    return Head(
-        lambda h: model.vocab_layer_norm(model.activation(model.vocab_transform(h))), decoder.weight, decoder.bias
-    )
+    return _dense(model.vocab_transform, model.activation, model.vocab_layer_norm, model.vocab_projector)
 
 
 def _albert(model: Any) -> Head:
     head = model.predictions
-    return Head(lambda h: head.LayerNorm(head.activation(head.dense(h))), head.decoder.weight, head.decoder.bias)
+    return _dense(head.dense, head.activation, head.LayerNorm, head.decoder)
 
 
 def _deberta(model: Any) -> Head:
     if model.legacy:
         return _bert(model)
     head = model.lm_predictions.lm_head
-    words = model.get_input_embeddings().weight
-    return Head(lambda h: head.LayerNorm(head.transform_act_fn(head.dense(h))), words, head.bias)
+    found = _dense(head.dense, head.transform_act_fn, head.LayerNorm, model.get_input_embeddings())
+    return found._replace(bias=head.bias)
 
 
 def _electra(model: Any) -> Head:
@@ -110,7 +108,7 @@ HEADS: dict[str, Callable[[Any], Head]] = {
 }
 
 
-class MaskedLM(Backbone):
+class MaskedLM(TransformersBackbone):
     """Features are the head's transform of the mask's hidden state, prototypes the decoder's rows of the label words.
 
         sim = cos(f, w_k)          for the transport, at T = 0.1
@@ -127,27 +125,25 @@ class MaskedLM(Backbone):
     supports_demonstrations = True
     supports_windows = True
     supports_suffix = True
+    supports_upper = True
 
-    model: Any
+    kind: Kind = "cloze"
     label_ids: Tensor
     text_kind = MaskedText  # turns samples into token ids
+    options: Mapping[str, Any] = {}  # of the model's calls
 
     def __init__(self, model: nn.Module, tokenizer: Any, cloze: Cloze) -> None:
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
         self.cloze = cloze
-        self._check()
+        self.check_model(model)
         self.texts = self.text_kind(tokenizer, cloze, longest_input(model.config, tokenizer))
         ids = self.texts.label_ids()
         self.register_buffer("label_ids", torch.tensor([i for row in ids for i in row]), persistent=False)
         self.words_per_class = [len(row) for row in ids]
         self.register_buffer("logit_scale", torch.tensor(math.log(1 / TRANSPORT_TEMPERATURE)), persistent=False)
         self.input_prompt: nn.Parameter | None = None
-
-    @property
-    def kind(self) -> Kind:
-        return "cloze"
 
     @property
     def columns(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -183,22 +179,24 @@ class MaskedLM(Backbone):
         steps = [*CLOZE_STEPS, *CLOZE_WINDOW_STEPS] if self.windows else CLOZE_STEPS
         return facts | {"steps": steps, "template": self.cloze.template, "words": words}
 
-    def _check(self) -> None:
-        """Raise an error if the head of the model is not supported."""
-        check_head(self.model)
+    @staticmethod
+    def check_model(model: Any) -> None:
+        """Raise an error if the head is unknown, or is not tied to the embeddings although the config says so."""
+        kind = model.config.model_type
+        if kind not in HEADS:
+            raise InputError(
+                f"the masked-LM head of {kind!r} is not known: expected a model of type {', '.join(HEADS)}. To add "
+                "one, add the parts of its head to pouf.models.masked_lm.HEADS."
+            )
+        tied = getattr(model.config, "tie_word_embeddings", True)
+        if tied and HEADS[kind](model).weight is not model.get_input_embeddings().weight:
+            raise InputError(
+                f"the decoder of this {kind} is not tied to its input embeddings, although its config says so"
+            )
 
     @property
     def head(self) -> Head:
         return HEADS[self.model.config.model_type](self.model)
-
-    @property
-    def transformer(self) -> nn.Module | None:
-        return self.model.base_model  # type: ignore[no-any-return]
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        embedding: nn.Embedding = self.model.get_input_embeddings()
-        return embedding
 
     def add_input_prompt(self, words: str) -> nn.Parameter:
         """Add trainable vectors (p, h) before the embedded input, initialised with the embeddings of `words`."""
@@ -206,7 +204,9 @@ class MaskedLM(Backbone):
             ids = self.tokenizer(words, add_special_tokens=False)["input_ids"]
             if not ids:
                 raise InputError("the context of prompt tuning is empty: give the words to start from")
-            self.input_prompt = nn.Parameter(full_tensor(self.embedding.weight).detach()[ids].clone())
+            self.input_prompt = nn.Parameter(
+                full_tensor(self.model.get_input_embeddings().weight).detach()[ids].clone()
+            )
         return self.input_prompt
 
     def preprocessing(self) -> str:
@@ -258,8 +258,7 @@ class MaskedLM(Backbone):
         """Features (n, d); of windows their mean, whose logits are the means of the windows' logits."""
         if WINDOW_WEIGHT not in batch:
             return self._encode(batch)
-        rows = batch[WINDOW_WEIGHT].numel() if self.sharded else WINDOWS_AT_ONCE
-        return encode_windows(self._encode, batch, unit=False, rows=rows)
+        return encode_windows(self._encode, batch, unit=False, at_once=self.sharded)
 
     def _encode(self, batch: Tensors) -> Tensor:
         tokens = {name: tensor for name, tensor in batch.items() if name != MASK_POSITION}
@@ -268,26 +267,18 @@ class MaskedLM(Backbone):
         if self.input_prompt is not None:
             p = len(self.input_prompt)
             # Placeholder tokens: the model assigns positions and attention as for any token that is not padding.
-            tokens["input_ids"] = F.pad(tokens["input_ids"], (p, 0), value=self._placeholder)
+            tokens["input_ids"] = F.pad(tokens["input_ids"], (p, 0), value=self.tokenizer.mask_token_id or 0)
             tokens["attention_mask"] = F.pad(tokens["attention_mask"], (p, 0), value=1)
             if "token_type_ids" in tokens:
                 tokens["token_type_ids"] = F.pad(tokens["token_type_ids"], (p, 0), value=0)
             position = position + p
             positions = torch.arange(p, device=position.device).expand(position.shape[0], -1)
             vectors = self.input_prompt.expand(position.shape[0], -1, -1)
-            prompted = replaced_embeddings(self.embedding, positions, vectors)
+            prompted = replaced_embeddings(self.model.get_input_embeddings(), positions, vectors)
         with prompted:
-            hidden = self._hidden(tokens)  # (n, length, h)
+            hidden = last_hidden_state(self.model.base_model, tokens, self.options)  # (n, length, h)
         rows = torch.arange(hidden.shape[0], device=hidden.device)
         return self.head.transform(hidden[rows, position])
-
-    @property
-    def _placeholder(self) -> int:
-        """A token that is not padding, at the positions of the input prompt."""
-        return int(self.tokenizer.mask_token_id)
-
-    def _hidden(self, tokens: Tensors) -> Tensor:
-        return last_hidden_state(self.model.base_model, tokens)
 
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         """The decoder's rows of single words."""
@@ -306,26 +297,9 @@ class MaskedLM(Backbone):
             logits = logits + self._class_means(bias[self.label_ids, None]).squeeze(1)
         return Scores(sim, logits, 1 / self.logit_scale.exp())
 
-    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        self.model.save_pretrained(folder, state_dict=model_weights(weights))
-        self.tokenizer.save_pretrained(folder)
-
     def _class_means(self, rows: Tensor) -> Tensor:
         """Rows of all words (w, d) -> means over the words of each class (k, d)."""
         return torch.stack([group.mean(0) for group in rows.split(self.words_per_class)])
-
-
-def check_head(model: Any) -> None:
-    """Raise an error if the head is unknown, or is not tied to the embeddings although the config says so."""
-    kind = model.config.model_type
-    if kind not in HEADS:
-        raise InputError(
-            f"the masked-LM head of {kind!r} is not known: expected a model of type {', '.join(HEADS)}. To add one, "
-            "add the parts of its head to pouf.models.masked_lm.HEADS."
-        )
-    tied = getattr(model.config, "tie_word_embeddings", True)
-    if tied and HEADS[kind](model).weight is not model.get_input_embeddings().weight:
-        raise InputError(f"the decoder of this {kind} is not tied to its input embeddings, although its config says so")
 
 
 def longest_input(config: Any, tokenizer: Any) -> int:
@@ -382,29 +356,17 @@ class CausalLM(MaskedLM):
     with w_k the mean over the words of class k.
     """
 
+    kind: Kind = "causal"
     text_kind = CausalText
+    options: Mapping[str, Any] = {"use_cache": False}
     supports_suffix = False
-
-    @property
-    def kind(self) -> Kind:
-        return "causal"
-
-    @property
-    def transformer(self) -> None:
-        """Its upper layers are not tuned alone."""
+    supports_upper = False
 
     @property
     def head(self) -> Head:
         decoder = self.model.get_output_embeddings()
         return Head(lambda hidden: hidden, decoder.weight, getattr(decoder, "bias", None))
 
-    def _check(self) -> None:
+    @staticmethod
+    def check_model(model: Any) -> None:
         """Nothing to check: every causal model of transformers has a decoder over its vocabulary."""
-
-    @property
-    def _placeholder(self) -> int:
-        return 0  # any token: attention follows the mask, and padding is on the right
-
-    def _hidden(self, tokens: Tensors) -> Tensor:
-        hidden: Tensor = self.model.base_model(**tokens, use_cache=False).last_hidden_state
-        return hidden

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -18,20 +19,26 @@ MASK_POSITION = "mask_position"
 MAX_CACHED_SEGMENTS = 4096  # encodings of filled templates
 
 
-class Span(NamedTuple):
-    """The characters of a filled template that belong to a text."""
-
-    piece: int
-    start: int
-    end: int
-
-
 class Segment(NamedTuple):
     """A filled template, of the sample or of a demonstration."""
 
     pieces: tuple[Piece, ...]
     left: str = ""  # the separator before it, if any
     right: str = ""  # the separator after it, if any
+
+    def __str__(self) -> str:
+        return self.left + "".join(piece.string for piece in self.pieces) + self.right
+
+    def texts(self, encoding: Any) -> list[tuple[int, int, list[int]]]:
+        """Of each text: its piece, its first character, and its tokens. A token with a character of a text is its."""
+        real = [(i, first, last) for i, (first, last) in enumerate(encoding.offsets) if last > first]
+        found, start = [], len(self.left)
+        for number, piece in enumerate(self.pieces):
+            end = start + len(piece.string)
+            if piece.is_text:
+                found.append((number, start, [i for i, first, last in real if start < last and first < end]))
+            start = end
+        return found
 
 
 class MaskedText:
@@ -80,7 +87,9 @@ class MaskedText:
         self._tokenize([segment for row in rows for segment in row])
         rows = [self._shortened(row, sample, longest) for row, sample in zip(rows, samples, strict=True)]
         ids = [[*self._start, *self._joined_ids(row), *self._end] for row in rows]
-        ids = [_cut_far_end(row, sample, total) for row, sample in zip(ids, samples, strict=True)]
+        # Cut as LM-BFF does: at the start if demonstrations come before the sample, else at the end.
+        solved_first = [isinstance(sample, Example) and bool(sample.before) for sample in samples]
+        ids = [row[-total:] if first else row[:total] for row, first in zip(ids, solved_first, strict=True)]
         # Always on the right: the mask's index is counted from the left.
         batch = dict(
             self.tokenizer.pad({"input_ids": ids}, padding="longest", padding_side="right", return_tensors="pt")
@@ -95,23 +104,16 @@ class MaskedText:
     def windows(self, text: str, room: int) -> list[str]:
         """A text in pieces of at most `room` tokens, of about the same length."""
         encoded = self.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
-        pieces = [
-            text[window[0][0] : window[-1][1]].strip()
-            for window in split_evenly(encoded["offset_mapping"], room)
-            if window
-        ]
-        return [piece for piece in pieces if piece] or [text]
+        windows = [window for window in split_evenly(encoded["offset_mapping"], room) if window]
+        return [piece for own in windows if (piece := text[own[0][0] : own[-1][1]].strip())] or [text]
 
     def label_ids(self) -> list[list[int]]:
         """The token of each word of each class, or an error for a word with several tokens."""
         ids = [[self.one_token(word) for word in words] for words in self.cloze.words]
         word_by_token: dict[int, str] = {}
-        for words, tokens in zip(self.cloze.words, ids, strict=True):
-            for word, token in zip(words, tokens, strict=True):
-                if token in word_by_token:
-                    other = word_by_token[token]
-                    raise InputError(f"label words {other!r} and {word!r} are the same token for this model")
-                word_by_token[token] = word
+        for word, token in zip(chain(*self.cloze.words), chain(*ids), strict=True):
+            if (other := word_by_token.setdefault(token, word)) != word:
+                raise InputError(f"label words {other!r} and {word!r} are the same token for this model")
         return ids
 
     def _segments(self, sample: TextSample | Example) -> list[Segment]:
@@ -121,11 +123,11 @@ class MaskedText:
         first = next((i for i, piece in enumerate(own) if piece.is_text), 0)
         own[first] = _with_limit(example.own_limit, own[first])
 
-        def solved(demonstrations: Sequence[tuple[TextSample, int]]) -> list[list[Piece]]:
-            filled = [self.cloze.solve(other, label) for other, label in demonstrations]
-            return [[_with_limit(example.shot_limit, piece) for piece in pieces] for pieces in filled]
-
-        filled = [*solved(example.before), own, *solved(example.after)]
+        before, after = (
+            [[_with_limit(example.shot_limit, piece) for piece in self.cloze.solve(*shot)] for shot in shots]
+            for shots in (example.before, example.after)
+        )
+        filled = [*before, own, *after]
         separator = self._separator() if len(filled) > 1 else ""
         last = len(filled) - 1
         segments = [
@@ -141,12 +143,8 @@ class MaskedText:
 
     def _escape_special(self, pieces: list[Piece]) -> tuple[Piece, ...]:
         """Break up names of special tokens in texts, so that they are read as text: `[MASK]` → `[ MASK]`."""
-        return tuple(
-            piece._replace(string=self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", piece.string))
-            if piece.is_text
-            else piece
-            for piece in pieces
-        )
+        strings = (self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", piece.string) for piece in pieces)
+        return tuple(p._replace(string=string) if p.is_text else p for p, string in zip(pieces, strings, strict=True))
 
     def _tokenize(self, segments: Sequence[Segment]) -> list[Any]:
         """Encodings of segments with their separators; those not cached are tokenized in one call."""
@@ -154,8 +152,7 @@ class MaskedText:
         if len(self._encodings) + len(new) > MAX_CACHED_SEGMENTS:
             self._encodings, new = {}, list(dict.fromkeys(segments))
         if new:
-            strings = [s.left + "".join(piece.string for piece in s.pieces) + s.right for s in new]
-            encodings = self.tokenizer(strings, add_special_tokens=False, verbose=False).encodings
+            encodings = self.tokenizer(list(map(str, new)), add_special_tokens=False, verbose=False).encodings
             self._encodings.update(zip(new, encodings, strict=True))
         return [self._encodings[segment] for segment in segments]
 
@@ -176,10 +173,8 @@ class MaskedText:
         if all(limit is None for limit in limits):
             return segment
         (encoding,) = self._tokenize([segment])
-        keep = [len(tokens) for tokens in _tokens_of(encoding, segment)]
-        return _cut(
-            encoding, segment, [n if limit is None else min(n, limit) for n, limit in zip(keep, limits, strict=True)]
-        )
+        whole = [len(tokens) for *_, tokens in segment.texts(encoding)]
+        return _cut(encoding, segment, [min(n, limit or n) for n, limit in zip(whole, limits, strict=True)])
 
     def _shortened(self, row: list[Segment], sample: TextSample | Example, longest: int) -> list[Segment]:
         """Shorten to `longest` tokens: drop demonstrations before the sample, the farthest first, then tokens from the
@@ -196,7 +191,7 @@ class MaskedText:
             removable -= 1
         while (surplus := len(self._joined_ids(row)) - longest) > 0:
             encodings = self._tokenize(row)
-            texts = [(i, len(tokens)) for i, segment in enumerate(row) for tokens in _tokens_of(encodings[i], segment)]
+            texts = [(i, len(own)) for i, segment in enumerate(row) for *_, own in segment.texts(encodings[i])]
             keep = [n for _, n in texts]
             if sum(keep) < surplus:
                 marks = len(self._start) + len(self._end)
@@ -252,13 +247,6 @@ class MaskedText:
         return [w for w in dict.fromkeys(close) if len(self._tokens_in_context(w)) == 1][:3]
 
 
-def _cut_far_end(ids: list[int], sample: TextSample | Example, longest: int) -> list[int]:
-    """Cut as LM-BFF does: at the start if demonstrations come before the sample, else at the end."""
-    if len(ids) <= longest:
-        return ids
-    return ids[-longest:] if isinstance(sample, Example) and sample.before else ids[:longest]
-
-
 def _with_limit(limit: int | None, piece: Piece) -> Piece:
     """The piece with the lower of its own limit and this one, if it is a text."""
     if limit is None or not piece.is_text:
@@ -266,29 +254,14 @@ def _with_limit(limit: int | None, piece: Piece) -> Piece:
     return piece._replace(limit=limit if piece.limit is None else min(limit, piece.limit))
 
 
-def _spans(segment: Segment) -> list[Span]:
-    spans, start = [], len(segment.left)
-    for i, piece in enumerate(segment.pieces):
-        if piece.is_text:
-            spans.append(Span(i, start, start + len(piece.string)))
-        start += len(piece.string)
-    return spans
-
-
-def _tokens_of(encoding: Any, segment: Segment) -> list[list[int]]:
-    """The indices of each text's tokens. A token with a character of a text belongs to it."""
-    real = [(i, start, end) for i, (start, end) in enumerate(encoding.offsets) if end > start]
-    return [[i for i, start, end in real if span.start < end and start < span.end] for span in _spans(segment)]
-
-
 def _cut(encoding: Any, segment: Segment, keep: Sequence[int]) -> Segment:
     """Each text reduced to its first `keep` tokens."""
     shorter = list(segment.pieces)
-    for span, tokens, n in zip(_spans(segment), _tokens_of(encoding, segment), keep, strict=True):
-        text = shorter[span.piece].string
+    for (number, start, tokens), n in zip(segment.texts(encoding), keep, strict=True):
+        text = shorter[number].string
         if n < len(tokens):
-            end = max(encoding.offsets[tokens[n]][0] - span.start, 0)
+            end = max(encoding.offsets[tokens[n]][0] - start, 0)
             # At least one character less, so that shortening ends.
             text = text[: min(end, len(text) - 1)].rstrip()
-        shorter[span.piece] = Piece(text, is_text=True)
+        shorter[number] = Piece(text, is_text=True)
     return segment._replace(pieces=tuple(shorter))

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 
 from pouf.errors import InputError
 from pouf.files import read_json
-from pouf.models.base import Backbone, Tensors, model_weights
+from pouf.models.base import Tensors, TransformersBackbone
 from pouf.models.lower_layers import last_hidden_state
 from pouf.models.text_side import (
-    WINDOW_WEIGHT,
-    WINDOWS_AT_ONCE,
     TextSide,
     describe_tokenizer,
     encode_windows,
@@ -52,17 +50,19 @@ def first_pool(hidden: Tensor, mask: Tensor) -> Tensor:
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mean": mean_pool, "max": max_pool, "cls": first_pool}
 
 
-class SentenceEncoder(Backbone):
+class SentenceEncoder(TransformersBackbone):
     """A text encoder with pooling, as sentence-transformers saves them (BERT, MPNet, RoBERTa, …)."""
 
     modality = "text"
+    text_side: TextSide
     supports_windows = True
+    supports_upper = True
 
     def __init__(
         self, model: nn.Module, tokenizer: Any, pooling: str, max_length: int, extras: Path | None = None
     ) -> None:
         super().__init__()
-        self.model: Any = model
+        self.model = model
         self.tokenizer = tokenizer
         self.pool = POOLINGS[pooling]
         self.extras = extras
@@ -71,11 +71,9 @@ class SentenceEncoder(Backbone):
         self.text_side = TextSide(tokenizer, partial(_encode, model, self.pool), embedding, max_length)
 
     def preprocessing(self) -> str:
-        assert self.text_side is not None
         return f"{self.pool.__name__} {self.text_side.max_length} {tokenizer_facts(self.tokenizer)}"
 
     def prepare(self, samples: Sequence[str]) -> Tensors:
-        assert self.text_side is not None
         if self.windows:
             before, after = self.text_side.frame()
             rows = [split_evenly(ids, self._room) for ids in self._all_tokens(samples)]
@@ -91,7 +89,6 @@ class SentenceEncoder(Backbone):
 
     @property
     def _room(self) -> int:
-        assert self.text_side is not None
         return self.text_side.max_length - sum(map(len, self.text_side.frame()))
 
     def _all_tokens(self, samples: Sequence[str]) -> list[list[int]]:
@@ -106,29 +103,16 @@ class SentenceEncoder(Backbone):
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
         encode = partial(_encode, self.model, self.pool)
-        if self.windows:
-            rows = batch[WINDOW_WEIGHT].numel() if self.sharded else WINDOWS_AT_ONCE
-            return encode_windows(encode, batch, unit=True, rows=rows)
-        return encode(batch)
-
-    @property
-    def transformer(self) -> nn.Module:
-        return self.model  # type: ignore[no-any-return]
+        return encode_windows(encode, batch, unit=True, at_once=self.sharded) if self.windows else encode(batch)
 
     def card_facts(self) -> dict[str, Any]:
         return {"windows": self.windows}
 
-    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
-        assert self.text_side is not None
-        return self.text_side(prompts)
-
     def describe_inputs(self) -> dict[str, Any]:
-        assert self.text_side is not None
         return describe_tokenizer(self.tokenizer, self.text_side.max_length, self.windows)
 
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        self.model.save_pretrained(folder, state_dict=model_weights(weights))
-        self.tokenizer.save_pretrained(folder)
+        super().save_pretrained(folder, weights)
         if self.extras is not None:
             copy_layout(self.extras, folder)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.errors import InputError
-from pouf.models.base import Backbone, Scores, Tensors, model_weights
+from pouf.models.base import Scores, Tensors, TransformersBackbone
 from pouf.models.templates import TextSample
 from pouf.models.text_side import describe_tokenizer, tokenizer_facts
 
 MIN_SHARE = 1e-4  # distance that a share keeps from 0 and 1
 
 
-class SequenceClassifier(Backbone):
+class SequenceClassifier(TransformersBackbone):
     """Any `…ForSequenceClassification`. Its features are its logits, and the prototypes the unit vectors there.
 
     Class names are not read: classes are defined by labelled shots alone.
@@ -76,10 +75,6 @@ class SequenceClassifier(Backbone):
 
     def describe_inputs(self) -> dict[str, Any]:
         return describe_tokenizer(self.tokenizer, self.max_length)
-
-    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        self.model.save_pretrained(folder, state_dict=model_weights(weights))
-        self.tokenizer.save_pretrained(folder)
 
 
 PAIRS_AT_ONCE = 32

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 from pouf.data.class_names import ClassSet, Taxonomy, display_name, read_lines
@@ -185,11 +185,9 @@ class Cloze:
         for part in self.parts:
             if isinstance(part, str):
                 pieces.append(Piece(mask if part == MASK else part))
-                continue
-            text = texts[FIELDS[part.field]].strip()
-            for edit in part.edits:
-                text = EDITS[edit](text)
-            pieces.append(Piece(text, is_text=True, limit=part.limit))
+            else:
+                text = reduce(lambda text, edit: EDITS[edit](text), part.edits, texts[FIELDS[part.field]].strip())
+                pieces.append(Piece(text, is_text=True, limit=part.limit))
         return pieces
 
     def solve(self, sample: TextSample, label: int) -> list[Piece]:
@@ -204,9 +202,8 @@ class Cloze:
 
     def with_suffix(self, sentence: str) -> Cloze:
         """The cloze with this sentence after each text. It is never shortened."""
-        return replace(
-            self, template=re.sub(r"\{[^{}]*\}", lambda slot: f"{slot[0]} {sentence}", self.template, count=1)
-        )
+        template = re.sub(r"\{[^{}]*\}", lambda slot: f"{slot[0]} {sentence}", self.template, count=1)
+        return replace(self, template=template)
 
 
 def _slot(part: str, template: str) -> Slot:

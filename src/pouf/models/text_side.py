@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -68,9 +68,11 @@ class TextSide:
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
         """(m, d), in the given order, differentiable."""
-        chunks = self._chunks_of(tuple(sentences))
+        chunks = self._tokenize(tuple(sentences))
         device = self.embedding.weight.device
-        encoded = torch.cat([self.encode_tokens(_to(chunk.tokens, device)) for chunk in chunks])
+        encoded = torch.cat(
+            [self.encode_tokens({name: t.to(device) for name, t in chunk.tokens.items()}) for chunk in chunks]
+        )
         order = torch.cat([chunk.positions for chunk in chunks]).to(device)
         return encoded[order.argsort()]
 
@@ -103,18 +105,16 @@ class TextSide:
                 return framed[:start], framed[start + len(bare) :]
         raise ValueError(f"the tokenizer changes a sentence when it adds special tokens: {bare} became {framed}")
 
-    def _chunks_of(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
+    def _tokenize(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
         if sentences not in self._tokenized:
             if len(self._tokenized) == MAX_CACHED_CHUNKS:
                 del self._tokenized[next(iter(self._tokenized))]  # the oldest
-            self._tokenized[sentences] = self._tokenize(sentences)
+            ids = self.all_token_ids(sentences)
+            order = torch.tensor(sorted(range(len(ids)), key=lambda i: len(ids[i])))
+            self._tokenized[sentences] = [
+                PromptChunk(chunk, self.pad([ids[i] for i in chunk])) for chunk in order.split(PROMPTS_AT_ONCE)
+            ]
         return self._tokenized[sentences]
-
-    def _tokenize(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
-        ids = self.all_token_ids(sentences)
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        chunks = [order[start : start + PROMPTS_AT_ONCE] for start in range(0, len(order), PROMPTS_AT_ONCE)]
-        return [PromptChunk(torch.tensor(chunk), self.pad([ids[i] for i in chunk])) for chunk in chunks]
 
 
 def tokenizer_facts(tokenizer: Any) -> str:
@@ -170,10 +170,6 @@ def replaced_embeddings(embedding: nn.Embedding, positions: Tensor, vectors: Ten
         handle.remove()
 
 
-def _to(tokens: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: tensor.to(device) for name, tensor in tokens.items()}
-
-
 logger = logging.getLogger(__name__)
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
@@ -208,14 +204,12 @@ def stack(batch: Tensors, lengths: Sequence[Sequence[int]]) -> Tensors:
     return {name: tensor[index] for name, tensor in batch.items()} | {WINDOW_WEIGHT: weight.float()}
 
 
-def encode_windows(
-    encode: Callable[[Tensors], Tensor], batch: Tensors, unit: bool, rows: int = WINDOWS_AT_ONCE
-) -> Tensor:
+def encode_windows(encode: Callable[[Tensors], Tensor], batch: Tensors, unit: bool, at_once: bool = False) -> Tensor:
     """Means over the windows of each text, weighted by their tokens: what `stack` made -> (n, d).
 
     Args:
         unit: normalise the features of each window first.
-        rows: windows encoded at once when no gradient is needed.
+        at_once: encode all windows in one call, whether a gradient is needed or not.
     """
     weight = batch[WINDOW_WEIGHT]
     flat = {name: tensor.flatten(0, 1) for name, tensor in batch.items() if name != WINDOW_WEIGHT}
@@ -223,7 +217,7 @@ def encode_windows(
         encoded = encode(flat)
     else:
         real = weight.flatten().nonzero().flatten()
-        parts = real.split(len(real) if torch.is_grad_enabled() else rows)
+        parts = real.split(len(real) if at_once or torch.is_grad_enabled() else WINDOWS_AT_ONCE)
         own = torch.cat([encode({name: tensor[part] for name, tensor in flat.items()}) for part in parts])
         encoded = own.new_zeros(weight.numel(), own.shape[1]).index_copy(0, real, own)
     if unit:
@@ -232,45 +226,20 @@ def encode_windows(
     return (encoded.view(*weight.shape, -1) * share[..., None]).sum(1)
 
 
-class Cut(NamedTuple):
-    """How much of the texts exceeds the model's length."""
-
-    texts: int
-    cut: int  # of these, longer than the model reads
-    lost: float  # share of all tokens
-    room: int  # tokens of a text that are read
-    measured: int  # texts that this is an estimate from
-
-    def __str__(self) -> str:
-        about = "about " if self.measured < self.texts else ""
-        return (
-            f"{about}{self.cut:,} of {self.texts:,} texts are longer than the {self.room} tokens that the model reads: "
-            f"{self.lost:.0%} of all tokens are lost"
-        )
-
-
 def warn_about_cut_texts(backbone: Backbone, data: Unlabelled, remedy: str) -> None:
-    """Log how many of these texts are cut, and how much of them is lost."""
-    if (found := measure_cut(backbone, data)) is not None:
-        logger.warning("%s%s", found, f"; {remedy}" if backbone.supports_windows else "")
-
-
-def measure_cut(backbone: Backbone, data: Unlabelled) -> Cut | None:
-    """How much of these texts is cut, measured on at most 1,000 of them; None if nothing is."""
-    if backbone.windows or data.modality != "text" or data.streamed or not len(data):
-        return None
+    """Log how much of these texts is longer than the model reads, measured on at most 1,000 of them."""
+    if backbone.windows or data.modality != "text" or data.streamed:
+        return
     samples = []
     for index in range(0, len(data), max(1, len(data) // MAX_MEASURED_TEXTS)):
-        try:
+        with suppress(Unreadable):
             samples.append(data.read(index))
-        except Unreadable:
-            continue
-    found = backbone.text_lengths(samples) if samples else None
-    if found is None:
-        return None
-    lengths, room = found
+    lengths, room = (backbone.text_lengths(samples) if samples else None) or ([], 0)
     longer = sum(length > room for length in lengths)
-    if not longer:
-        return None
-    lost = sum(max(0, length - room) for length in lengths) / sum(lengths)
-    return Cut(len(data), round(longer * len(data) / len(samples)), lost, room, len(samples))
+    if longer:
+        logger.warning(
+            "%s%s of %s texts are longer than the %d tokens that the model reads: %.0f%% of all tokens are lost%s",
+            "about " * (len(samples) < len(data)), f"{round(longer * len(data) / len(samples)):,}", f"{len(data):,}",
+            room, 100 * sum(max(0, length - room) for length in lengths) / sum(lengths),
+            f"; {remedy}" if backbone.supports_windows else "",
+        )  # fmt: skip

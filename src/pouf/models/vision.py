@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pouf.errors import InputError, optional
-from pouf.models.base import Backbone, Tensors, model_weights
+from pouf.models.base import Backbone, Tensors, TransformersBackbone
 from pouf.models.text_side import TextSide
 
 MAX_SIDE = 8192  # pixels; larger inputs of an image encoder are refused
@@ -28,7 +27,7 @@ IMAGE_STEPS = [
 ATTENDS_TO_PADDING = ("siglip", "siglip2")
 
 
-class DualEncoder(Backbone):
+class DualEncoder(TransformersBackbone):
     """Any model with `get_image_features` and `get_text_features`, its tokenizer and its image processor."""
 
     modality = "image"
@@ -49,7 +48,7 @@ class DualEncoder(Backbone):
         longest = getattr(config.text_config, "max_position_embeddings", 77)
         self.text_side = TextSide(
             tokenizer,
-            partial(_text_features, model),
+            partial(_text_features, model),  # a lambda would stay at the old model when this is copied
             _text_embedding(model),
             max_length=min(longest, tokenizer.model_max_length),
             full_length=config.model_type in ATTENDS_TO_PADDING,
@@ -61,17 +60,11 @@ class DualEncoder(Backbone):
         scale: Tensor = self.model.logit_scale if hasattr(self.model, "logit_scale") else self.fixed_scale
         return scale
 
-    def preprocessing(self) -> str:
-        return str(self.image_processor.to_json_string())
-
     def input_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All but the text side and the temperature, which prompt tuning changes."""
         for name, tensor in super().input_weights():
             if not any(part.startswith(("text_", "logit_")) for part in name.split(".")):
                 yield name, tensor
-
-    def prepare(self, samples: Sequence[Image.Image]) -> Tensors:
-        return dict(self.image_processor(images=list(samples), return_tensors="pt"))
 
     @torch.no_grad()
     def check_image_processor(self, name: str) -> None:
@@ -99,17 +92,8 @@ class DualEncoder(Backbone):
     def encode_inputs(self, batch: Tensors) -> Tensor:
         return _pooled(self.model.get_image_features(**batch))
 
-    def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
-        assert self.text_side is not None
-        return self.text_side(prompts)
-
     def describe_inputs(self) -> dict[str, Any]:
         return {"steps": IMAGE_STEPS, "image_processor": self.image_processor.to_dict()}
-
-    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        self.model.save_pretrained(folder, state_dict=model_weights(weights))
-        for part in (self.tokenizer, self.image_processor):
-            part.save_pretrained(folder)
 
 
 def _text_features(model: Any, tokens: Tensors) -> Tensor:
@@ -219,7 +203,7 @@ def load_open_clip(name: str) -> OpenClip:
     return OpenClip(model, preprocess, tokenizer)
 
 
-class ImageEncoder(Backbone):
+class ImageEncoder(TransformersBackbone):
     """Any vision model of transformers, with its image processor. A feature is the mean over tokens, or over pixels."""
 
     modality = "image"
@@ -229,12 +213,6 @@ class ImageEncoder(Backbone):
         super().__init__()
         self.model, self.image_processor = model, image_processor
         self.register_buffer("logit_scale", torch.tensor(0.0), persistent=False)
-
-    def preprocessing(self) -> str:
-        return str(self.image_processor.to_json_string())
-
-    def prepare(self, samples: Sequence[Image.Image]) -> Tensors:
-        return dict(self.image_processor(images=list(samples), return_tensors="pt"))
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
         hidden: Tensor = self.model(**batch).last_hidden_state  # (n, tokens, d), or (n, d, h, w)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -125,7 +125,7 @@ def processes() -> ProcessGroup:
 @contextmanager
 def together(device: torch.device) -> Iterator[ProcessGroup]:
     """While open, all processes that were started share the work: each must compute the same."""
-    with connection_errors(), _work_as(init_processes(device)) as group:
+    with connection_errors(), in_group(init_processes(device)) as group:
         yield group
 
 
@@ -141,19 +141,16 @@ def by_all_processes(compute: F) -> F:
 
 
 @contextmanager
-def alone() -> Iterator[ProcessGroup]:
-    """While open, this process works alone."""
-    with _work_as(ALONE) as group:
-        yield group
-
-
-@contextmanager
-def _work_as(group: ProcessGroup) -> Iterator[ProcessGroup]:
+def in_group(group: ProcessGroup) -> Iterator[ProcessGroup]:
+    """While open, these are the processes that compute together here."""
     before = _working.set(group)
     try:
         yield group
     finally:
         _working.reset(before)
+
+
+alone = partial(in_group, ALONE)  # while open, this process works by itself
 
 
 def init_processes(device: torch.device) -> ProcessGroup:
@@ -228,35 +225,33 @@ def launched_as_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-# Settings of `accelerate launch` that nothing here follows: the name, what it may be, what to do instead.
-UNMET = {
-    "ACCELERATE_USE_DEEPSPEED": (("false",), "DeepSpeed: use FSDP (version 2), which shards as well"),
-    "ACCELERATE_USE_MEGATRON_LM": (("false",), "Megatron-LM: use FSDP (version 2)"),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": (("false",), "tensor and context parallelism: use FSDP (version 2)"),
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
-        ("1",), "gradient_accumulation_steps: the loss is of a whole batch, which compute.chunk computes in parts"),
-    "ACCELERATE_GRADIENT_CLIPPING": (("none",), "gradient_clipping: set optimisation.clip in the recipe"),
-    "ACCELERATE_DYNAMO_BACKEND": (("no",), "dynamo_backend: set compute.compile in the recipe"),
-}  # fmt: skip
-UNMET_SHARDING = {
-    "FSDP_VERSION": (("2",), "fsdp_version: only version 2 is supported"),
-    "FSDP_OFFLOAD_PARAMS": (("false",), "fsdp_offload_params: weights stay on their devices"),
+# Settings of `accelerate launch` that can't be followed: the variable, the values that can, and what to do instead.
+LAUNCH_SETTINGS = {
+    "ACCELERATE_USE_DEEPSPEED": ("false", "DeepSpeed: use FSDP (version 2), which shards as well"),
+    "ACCELERATE_USE_MEGATRON_LM": ("false", "Megatron-LM: use FSDP (version 2)"),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": ("false", "tensor and context parallelism: use FSDP (version 2)"),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("1", "gradient_accumulation_steps: set compute.chunk in the recipe"),
+    "ACCELERATE_GRADIENT_CLIPPING": ("none", "gradient_clipping: set optimisation.clip in the recipe"),
+    "ACCELERATE_DYNAMO_BACKEND": ("no", "dynamo_backend: set compute.compile in the recipe"),
+    "ACCELERATE_MIXED_PRECISION": ("no bf16 fp16", "mixed_precision: use no, bf16 or fp16"),
+    "FSDP_VERSION": ("2", "fsdp_version: only version 2 is supported"),
+    "FSDP_OFFLOAD_PARAMS": ("false", "fsdp_offload_params: weights stay on their devices"),
     "FSDP_ACTIVATION_CHECKPOINTING": (
-        ("false",), "fsdp_activation_checkpointing: set compute.checkpointing in the recipe"),
-    "FSDP_AUTO_WRAP_POLICY": (
-        ("transformer_based_wrap", "no_wrap"), "fsdp_auto_wrap_policy: layers are wrapped, or the model as a whole"),
-}  # fmt: skip
+        "false",
+        "fsdp_activation_checkpointing: set compute.checkpointing",
+    ),
+    "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap no_wrap", "fsdp_auto_wrap_policy: wrap layers, or the model"),
+}
 
 
 def check_launch() -> None:
     """An error that names the first setting of `accelerate launch` that can't be honoured."""
-    sharded = _environment("ACCELERATE_USE_FSDP") == "true"
-    for name, (fine, instead) in (UNMET | (UNMET_SHARDING if sharded else {})).items():
+    for name, (allowed, instead) in LAUNCH_SETTINGS.items():
         value = _environment(name)
-        if (value and value not in fine) or (name == "FSDP_VERSION" and not value):
+        if name.startswith("FSDP_") and not launched_sharding():
+            continue
+        if value not in allowed.split() and (value or name == "FSDP_VERSION"):
             raise InputError(f"accelerate asks for {value or 'its default'}, which is not supported: {instead}")
-    if _environment("ACCELERATE_MIXED_PRECISION") not in ("", "no", "bf16", "fp16"):
-        raise InputError("accelerate asks for a mixed_precision that can't be honoured: use no, bf16 or fp16")
 
 
 def launched_precision() -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from pouf.losses.information import log_marginal
 from pouf.losses.prior import share_of_classes
 from pouf.models.base import Scores
-from pouf.postprocess.base import Postprocessor, kappa, nearest
+from pouf.postprocess.base import Postprocessor, kappa, nearest_others
 from pouf.postprocess.gaussians import NEIGHBOURS, symmetrised
 from pouf.postprocess.shares import relaxed_offsets, share_offsets
 
@@ -102,17 +102,16 @@ def clusters(
     trust = _trust(logits) if prior is None else 1.0
     bias = relaxed_offsets(own, prior, trust, iterations=50)
     q = (own + bias).softmax(1)
-    others = scaled(leave_one_out(x, q), spread)
-    agreement = kappa((own + bias).argmax(1), others.argmax(1))
+    agreement = kappa((own + bias).argmax(1), leave_one_out(x, q).argmax(1))
     if agreement < MIN_AGREEMENT or share_of_classes(usage) < MIN_USAGE:
         logger.info("clusters of the features agree too little with the class names (kappa %.2f)", agreement)
         return refinement(features, prototypes, scores, prior)
-    near = nearest(x, x, itself=False, count=NEIGHBOURS)
+    near = nearest_others(x, NEIGHBOURS)
     for _ in range(rounds):
-        moved = OWN * own + (1 - OWN) * others + symmetrised(near, q)
+        moved = scaled(leave_one_out(x, q), spread).mul_(1 - OWN).add_(own, alpha=OWN).add_(symmetrised(near, q))
         bias = relaxed_offsets(moved, prior, trust, iterations=10, start=bias)
-        q = (moved + bias).softmax(1)
-        others = scaled(leave_one_out(x, q), spread)
+        q = moved.add_(bias).softmax(1)
+        del moved  # its memory is for the next round
     centroids = F.normalize(q.T @ x, dim=1)
     cosines = x @ centroids.T
     weight = (1 - OWN) * spread / _spread(cosines) * centroids
@@ -148,8 +147,8 @@ def leave_one_out(x: Tensor, q: Tensor) -> Tensor:
     """cos(x_i, Σ_j≠i q_jk x_j): (n, d) of length 1, (n, k) -> (n, k)."""
     sums = q.T @ x  # (k, d)
     dots = x @ sums.T
-    squares = (sums**2).sum(1) - 2 * q * dots + q**2
-    return (dots - q) / squares.clamp_min(1e-6).sqrt()
+    squares = torch.sub(q, dots, alpha=2).mul_(q).add_((sums**2).sum(1))
+    return dots.sub_(q).div_(squares.clamp_min_(1e-6).sqrt_())
 
 
 def _spread(cosines: Tensor) -> Tensor:
@@ -157,5 +156,6 @@ def _spread(cosines: Tensor) -> Tensor:
 
 
 def scaled(cosines: Tensor, spread: Tensor) -> Tensor:
-    """Rows centred, with the given mean standard deviation."""
-    return (cosines - cosines.mean(1, keepdim=True)) * (spread / _spread(cosines))
+    """Rows centred, with the given mean standard deviation, in the same memory."""
+    scale = spread / _spread(cosines)
+    return cosines.sub_(cosines.mean(1, keepdim=True)).mul_(scale)

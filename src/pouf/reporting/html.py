@@ -20,13 +20,13 @@ import torch
 from markupsafe import Markup
 from PIL import Image
 
-from pouf.classifier import Classifier, Predictions
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import Taxonomy
 from pouf.data.tables import header, read_table
 from pouf.errors import InputError, plural
 from pouf.files import read_json, write_json, write_text
-from pouf.inference.encode import InferenceConfig
+from pouf.inference.encode import InferenceConfig, Predictions
 from pouf.recipe import Recipe
 from pouf.reporting.figures import CLASSES, Comparison, both_maps, compare_features, histogram, line, nearest_inputs
 from pouf.reporting.pages import LIGHT, as_text, render, script_data, shorten, thumbnail

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -175,13 +176,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": sys.platform}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    return {"python": platform.python_version(), "platform": sys.platform} | {name: _version(name) for name in PACKAGES}
+
+
+def _version(package: str) -> str:
+    """`importlib.metadata.version` parses the whole description of each package, which takes a fifth of a second."""
+    try:
+        files = distribution(package)
+    except PackageNotFoundError:
+        return "not installed"
+    found = re.search("^Version: (.*)", files.read_text("METADATA") or files.read_text("PKG-INFO") or "", re.MULTILINE)
+    return found[1] if found is not None else "unknown"
 
 
 T = TypeVar("T")

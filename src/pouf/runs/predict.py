@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pouf.classifier import Classifier, Predictions
+from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.data.class_names import Taxonomy
 from pouf.data.texts import Texts
 from pouf.errors import InputError, optional
 from pouf.files import atomic_write, check_writable
 from pouf.inference.cache import InMemoryFeatureCache
-from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig, in_order, share_skipped
+from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig, Predictions, in_order, share_skipped
 from pouf.models.text_side import warn_about_cut_texts
 from pouf.parallel.process_group import alone, by_all_processes, launched_as_main, processes, started_processes
 from pouf.runs.folder import Run, load_classifiers, read_inputs

@@ -19,6 +19,7 @@ from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.models.lower_layers import using
 from pouf.parallel.process_group import by_all_processes, processes
+from pouf.postprocess import fit_correction
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
@@ -233,7 +234,7 @@ def finish_step(
         encoded = classifier.store(inference).share(data)
         teacher = checkpoints.teacher if checkpoints is not None else None
         before = _agreeing(classifier, encoded, teacher)
-        classifier.fit_postprocessor(recipe.postprocess, encoded, recipe.seed, prior)
+        classifier.postprocessor = fit_correction(recipe.postprocess, classifier, encoded, recipe.seed, prior)
         if recipe.postprocess != "shares" and prior is None and _agreeing(classifier, encoded, teacher) < before:
             logger.info("predictions are not corrected together: they would agree less with the teacher")
             classifier.postprocessor = None

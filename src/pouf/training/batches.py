@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -23,7 +23,7 @@ from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.parallel.process_group import PROMPTS, PaddingSample, ProcessGroup, in_pieces, processes
 from pouf.recipe import Recipe
-from pouf.training.model import Chunk
+from pouf.training.model import Chunk, prompt_counts
 from pouf.training.state import random_state, set_random_state
 from pouf.training.two_pass import Batch, Side, split_by_length
 from pouf.tuners import Tuner
@@ -66,7 +66,7 @@ class Batches(Iterator[Batch]):
                 self.sources[term] = batches_of(given.inputs)
             index = list(self.sources).index(term) if term in self.sources else 0
             self.tables[term] = (index, given.targets.to(classifier.device))
-        total, sharded = sum(classifier.prompts_per_class()), classifier.backbone.sharded
+        total, sharded = sum(prompt_counts(classifier)), classifier.backbone.sharded
         self.prompts = partial(prompt_side, total, tuner.touches_prompts, sharded, recipe.compute.chunk, processes())
         self.any_prompts = total > 0
         self.seeds = random.Random(recipe.seed)
@@ -154,19 +154,16 @@ class InputBatches(Iterator[Side]):
     def _looked_up(self, tables: list[FeatureSet]) -> Generator[Side, None, None]:
         """Each process has the rows of a batch that lie in its own share of the data."""
         # Each has its own: a file that went while the views were computed is in the first ones alone, and is not drawn.
-        rows = [rows_by_index(table.indices) for table in tables]
+        rows = [rows_by_index(table.indices, len(self.data)) for table in tables]
         for batch in self.draws:
             self.draws.done()
-            own = [draw for draw in batch if draw.position in rows[0]]
-            indices = [draw.position for draw in own]
-            if len(tables) == 1:
-                features = tables[0].features[[rows[0][index] for index in indices]]
-            elif own:
-                views = [draw.seed % len(tables) for draw in own]
-                features = torch.stack([tables[v].features[rows[v][i]] for v, i in zip(views, indices, strict=True)])
-            else:
-                features = tables[0].features[:0]
-            everyone = [index for part in self.world.gather_objects(indices) for index in part]
+            own = rows[0][batch.positions] >= 0
+            positions, seeds = batch.positions[own], batch.seeds[own]
+            features = tables[0].features.index_select(0, rows[0][positions])  # ten times as fast as [ ]
+            for number in range(1, len(tables)):
+                of_view = seeds % len(tables) == number
+                features[of_view] = tables[number].features[rows[number][positions[of_view]]]
+            everyone = [index for part in self.world.gather_objects(positions.tolist()) for index in part]
             yield Side(features=features.to(self.classifier.device).float(), indices=everyone)
 
     def _read(self, crop: Crop | None) -> Generator[Side, None, None]:
@@ -313,9 +310,8 @@ def make_crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop 
     return Crop(augment, size)
 
 
-def rows_by_index(indices: list[int]) -> Mapping[int, int] | range:
-    """Position of a sample -> its row. Of a million samples a dictionary takes 100 MB, and where all are there none is
-    needed."""
-    if indices == list(range(len(indices))):
-        return range(len(indices))
-    return {index: row for row, index in enumerate(indices)}
+def rows_by_index(indices: list[int], n: int) -> Tensor:
+    """(n,): the row of each of n samples, -1 where it has none."""
+    rows = torch.full((n,), -1)
+    rows[indices] = torch.arange(len(indices))
+    return rows

@@ -58,7 +58,7 @@ class Preparation(NamedTuple):
 
     def applied_to(self, classifier: Classifier) -> Classifier:
         """A classifier of its own; the given one stays as it is."""
-        fresh = self.head_seed is not None and classifier.head_seed is None
+        fresh = self.head_seed is not None and not hasattr(classifier.backbone, "head_seed")
         prepared = classifier.with_new_head(self.head_seed or 0) if fresh else classifier.copy()
         if self.demonstrations is not None:
             prepared.demonstrations = self.demonstrations

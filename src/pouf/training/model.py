@@ -48,7 +48,7 @@ class StepModel(nn.Module):
         )
         self.autocast = precision(recipe, classifier.device)
         self.fp32 = precision(recipe, classifier.device, losses=True)
-        self.prompts_per_class = classifier.prompts_per_class()
+        self.prompts_per_class = prompt_counts(classifier)
         self.prompts = [prompt for own in classifier.prompts() for prompt in own] if self.prompts_per_class else []
 
     def forward(
@@ -104,6 +104,14 @@ class StepModel(nn.Module):
 
     def _dropout(self, seed: int) -> AbstractContextManager[None]:
         return dropout(self.classifier, seed) if self.recipe.optimisation.dropout else nullcontext()
+
+
+def prompt_counts(classifier: Classifier) -> list[int]:
+    """How many prompts are encoded for each prototype; nothing where none are."""
+    if isinstance(classifier.prompt, SoftPrompt):
+        return classifier.prompt.counts
+    reads = classifier.prompt is None and classifier.backbone.reads_prompts
+    return [len(own) for own in classifier.prompts()] if reads else []
 
 
 def precision(recipe: Recipe, device: torch.device, losses: bool = False) -> torch.autocast:

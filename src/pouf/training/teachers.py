@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pouf.classifier import Classifier, Predictions
+from pouf.classifier import Classifier
 from pouf.data.base import Subset, Unlabelled
 from pouf.data.class_names import ClassSet, normalise_name
 from pouf.data.labels import Shots, Teacher, indices_by_id, is_file_of_answers, read_teacher
 from pouf.data.vectors import FEATURE_KEYS, ID_KEYS, Vectors, read_arrays
 from pouf.errors import InputError, Unreadable, did_you_mean
-from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig, Predictions
 from pouf.models.base import Scores
 from pouf.models.load import load_cross_encoder, load_feature_encoder
 from pouf.models.sequence_classifier import CrossEncoder

@@ -30,6 +30,7 @@ from pouf.training.model import checkpointing
 from pouf.training.recipe_for_data import FREE, TargetShares
 from pouf.training.state import Saver, TrainingState
 from pouf.training.two_pass import two_pass, whole
+from pouf.tuners import tune
 from pouf.validation.checkpoints import Checkpoints
 from pouf.validation.sample import Sample, changes_features, sample_size
 from pouf.validation.selectors import snapshot_steps
@@ -77,7 +78,7 @@ def train(
     own_dir = checkpoint_dir if processes().is_main else None
     watched = callbacks.watching(inference, LOOKING)
     checkpoints = make_checkpoints(classifier, stream, recipe, watched, own_dir, shares, teacher)
-    tuner = classifier.tune(recipe.tuner)
+    tuner = tune(classifier, recipe.tuner)
     if checkpoints is not None:
         checkpoints.begin(tuner)
     total = sum(parameter.numel() for parameter in classifier.parameters())

@@ -46,10 +46,10 @@ def lower_layers(backbone: Backbone, settings: TunerSettings) -> LowerLayers | N
     return LowerLayers(_transformer(backbone), _lower_count(backbone, settings))
 
 
-def _transformer(backbone: Backbone) -> nn.Module:
-    if backbone.transformer is None:
+def _transformer(backbone: Any) -> nn.Module:
+    if not backbone.supports_upper:
         raise InputError(f"{type(backbone).__name__} has no upper layers to tune alone: tune 'full' or 'lora' instead")
-    return backbone.transformer
+    return backbone.model.base_model  # type: ignore[no-any-return]
 
 
 def _lower_count(backbone: Backbone, settings: TunerSettings) -> int:

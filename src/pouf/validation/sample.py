@@ -66,7 +66,7 @@ def sample_positions(data: Unlabelled, seed: int, size: SampleSize, teacher: Tea
     """
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
     by_content = data.content_order()
-    positions = [by_content[int(position)] for position in order]
+    positions = [by_content[position] for position in order.tolist()]
     answered = set(teacher.answered.nonzero().flatten().tolist()) if teacher is not None else set()
     first = [position for position in positions if position in answered][: size.inputs // 2]
     chosen = set(first)

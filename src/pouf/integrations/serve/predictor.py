@@ -303,7 +303,7 @@ class RequestReader:
         if self.modality == "vector" and len(item) != self.width:
             raise InputError(f"vector {i} has {len(item)} numbers, expected {self.width}")
         try:
-            return normalise([item], self.modality, self.columns).data.read_for(0, self.classifier.backbone.image_size)
+            return normalise([item], self.modality, self.columns).data.read(0, self.classifier.backbone.image_size)
         except (InputError, Unreadable) as error:
             raise InputError(f"{self.modality} {i} can't be read: {error}") from None
 
