@@ -14,6 +14,7 @@ from torch import Tensor
 from pouf import Classifier, InputError, Recipe, Texts
 from pouf.models.lower_layers import LowerLayers, find_layers, using
 from pouf.models.templates import MASK
+from pouf.tuners import tune
 from pouf.tuners.weights import lower_layers
 
 WORDS = ["bad", "good"]
@@ -139,7 +140,7 @@ def test_a_run_tunes_the_upper_layers_alone_and_reads_each_text_below_once(
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_a_third_of_the_layers_is_tuned_or_as_many_as_the_settings_say(tmp_path: Path, layers: int) -> None:
     classifier = cloze(masked_lm(tmp_path, "bert", layers=3))
-    tuner = classifier.tune(Recipe.load("masked-upper").with_settings({"tuner.layers": layers}).tuner)
+    tuner = tune(classifier, Recipe.load("masked-upper").with_settings({"tuner.layers": layers}).tuner)
     stack = {int(name.split("layer.")[1].split(".")[0]) for name in tuner.parameters if "layer." in name}
     assert stack == ({2} if layers < 2 else {1, 2})
     assert not any("embeddings" in name for name in tuner.parameters)
@@ -149,10 +150,10 @@ def test_a_third_of_the_layers_is_tuned_or_as_many_as_the_settings_say(tmp_path:
 def test_what_has_no_upper_layers_is_refused_with_what_to_tune(tmp_path: Path) -> None:
     shared = cloze(masked_lm(tmp_path / "albert", "albert"))
     with pytest.raises(InputError, match="tune 'full' or 'lora'"):
-        shared.tune(Recipe.load("masked-upper").tuner)
+        tune(shared, Recipe.load("masked-upper").tuner)
     whole = cloze(masked_lm(tmp_path / "bert", "bert"))
     with pytest.raises(InputError, match=r"tuner.layers is 2, of 2 layers .* 'full'"):
-        whole.tune(Recipe.load("masked-upper").with_settings({"tuner.layers": 2}).tuner)
+        tune(whole, Recipe.load("masked-upper").with_settings({"tuner.layers": 2}).tuner)
 
 
 def test_a_run_leaves_nothing_behind(tmp_path: Path) -> None:
