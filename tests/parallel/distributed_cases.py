@@ -24,7 +24,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers import REVIEWS as TEXTS
-from helpers import Steps, groups, train, weights
+from helpers import Steps, adapt, groups, train, weights
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -217,7 +217,7 @@ def other_choice(folder: Path) -> Classifier:
         Checkpoints.choose = lambda self: plain[0](self)._replace(step=0)  # type: ignore[method-assign]
         adaptation.assess = lambda *given: replace(plain[1](*given), advised="zero-shot")  # type: ignore[assignment]
     try:
-        result = adaptation.adapt(classifier, Images.from_folder(folder / "images"), recipe("full", snapshots=2))
+        result = adapt(classifier, Images.from_folder(folder / "images"), recipe("full", snapshots=2))
     finally:
         Checkpoints.choose, adaptation.assess = plain  # type: ignore[method-assign]
     return result.classifier

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import groups
+from helpers import adapt, groups
 from small_models import sentence_encoder
 
 from pouf import Classifier, Recipe, Vectors
 from pouf.models.sentence_encoder import SentenceEncoder
-from pouf.training.adaptation import adapt
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint
 from pouf.validation.sample import BUDGET, FORWARD_AND_BACKWARD, MIN_INPUTS, sample_size
 

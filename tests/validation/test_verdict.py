@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import seen
+from helpers import adapt, seen
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
@@ -17,7 +17,6 @@ from pouf.demo import DIGITS
 from pouf.models.load import embedded_folder
 from pouf.postprocess.base import kappa
 from pouf.runs.folder import Run
-from pouf.training.adaptation import adapt
 from pouf.training.search import choose_trial, judge_trial
 from pouf.validation.checkpoints import Checkpoint, Checkpoints
 from pouf.validation.review import ReviewResult, ShareEstimate

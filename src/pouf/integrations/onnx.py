@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -236,7 +236,8 @@ def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:
         if not found:
             raise InputError(f"no example from {examples.source} can be read: give others, or none")
     if classifier.backbone.windows:  # several windows, or the number would become static
-        found = [" ".join([str(found[0])] * LONG_TEXT_WORDS), *found]
+        words = " ".join(map(str, found)).split() or ["text"]
+        found = [" ".join(islice(cycle(words), LONG_TEXT_WORDS)), *found]
     return found if len(found) > 1 else found * 2
 
 

@@ -295,6 +295,11 @@ class TransformersBackbone(Backbone):
     def prepare(self, samples: Sequence[Any]) -> Tensors:
         return dict(self.image_processor(images=list(samples), return_tensors="pt"))
 
+    def tokenize(self, max_length: int, *columns: list[str]) -> Tensors:
+        """Texts, or the columns of pairs; names of special tokens in them are plain text."""
+        options = {"padding": True, "truncation": True, "max_length": max_length, "split_special_tokens": True}
+        return dict(self.tokenizer(*columns, **options, return_tensors="pt"))
+
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         assert self.text_side is not None
         return self.text_side(prompts)

@@ -316,6 +316,10 @@ GAP = "\0"  # placeholder of the word, where the text is then cut
 class CausalText(MaskedText):
     """Filled templates up to the gap, which must be at their end, since a causal model reads nothing after it."""
 
+    def __init__(self, tokenizer: Any, cloze: Cloze, longest: int) -> None:
+        super().__init__(tokenizer, cloze, longest)
+        self._end = []  # the word follows there
+
     def _check(self, tokenizer: Any, cloze: Cloze) -> None:
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token  # masked out and after the end: any token will do
@@ -326,12 +330,6 @@ class CausalText(MaskedText):
                 f"template {cloze.template!r} continues after [MASK], which a causal language model can't read: put it "
                 "at the end, as in '{text} It was [MASK]'"
             )
-
-    def _frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens before a text; none after it, since the word follows there."""
-        bare, framed = self._ids("a"), self.tokenizer("a")["input_ids"]
-        start = next((i for i in range(len(framed)) if framed[i : i + len(bare)] == bare), 0)
-        return framed[:start], []
 
     def _fill(self, sample: TextSample) -> list[Piece]:
         pieces = self.cloze.fill(sample, GAP)

@@ -21,6 +21,7 @@ from pouf.models.text_side import (
     TextSide,
     describe_tokenizer,
     encode_windows,
+    special_tokens,
     split_evenly,
     stack,
     tokenizer_facts,
@@ -75,21 +76,15 @@ class SentenceEncoder(TransformersBackbone):
 
     def prepare(self, samples: Sequence[str]) -> Tensors:
         if self.windows:
-            before, after = self.text_side.frame()
+            before, after = special_tokens(self.tokenizer)
             rows = [split_evenly(ids, self._room) for ids in self._all_tokens(samples)]
             framed = [[*before, *window, *after] for own in rows for window in own]
             return stack(self.text_side.pad(framed), [[len(window) for window in own] for own in rows])
-        length = self.text_side.max_length
-        return dict(
-            self.tokenizer(
-                list(samples), padding=True, truncation=True, max_length=length, split_special_tokens=True,
-                return_tensors="pt",
-            )
-        )  # fmt: skip
+        return self.tokenize(self.text_side.max_length, list(samples))
 
     @property
     def _room(self) -> int:
-        return self.text_side.max_length - sum(map(len, self.text_side.frame()))
+        return self.text_side.max_length - sum(map(len, special_tokens(self.tokenizer)))
 
     def _all_tokens(self, samples: Sequence[str]) -> list[list[int]]:
         """Token ids of whole texts of any length."""

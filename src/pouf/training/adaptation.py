@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.labels import Shots, Teacher
+from pouf.data.labels import Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
@@ -23,8 +23,7 @@ from pouf.postprocess import fit_correction
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
-from pouf.training.plan import Plan, look_at_data, start_as_recipe_says
-from pouf.training.recipe_for_data import TargetShares
+from pouf.training.plan import Plan
 from pouf.training.teachers import pseudo_labelled
 from pouf.training.trainer import Training, make_checkpoints, train
 from pouf.tuners.weights import lower_layers
@@ -101,35 +100,6 @@ def _place(checkpoints: Checkpoints, verdict: Verdict, use: Use) -> Checkpoint:
 
 
 @by_all_processes
-def adapt(
-    classifier: Classifier,
-    data: Unlabelled | None,
-    recipe: Recipe,
-    *,
-    shots: Shots | None = None,
-    cache: FeatureCache | None = None,
-    callbacks: Iterable[Callback] = (),
-    known_shares: Tensor | None = None,
-    **options: Any,
-) -> Adaptation:
-    """Plan with all settings at hand, and adapt a classifier in place.
-
-    Args:
-        data: they have no labels, and neither their names nor their order play a part. None with shots: the shots
-            themselves, their labels left out.
-        recipe: all settings.
-        shots: a few examples with labels, for the term `labels` of the recipe. The data stay without.
-        known_shares: (k,), of the classes in these data: predictions as a whole then have them.
-        cache, callbacks, options: as of `run_adaptation`.
-    """
-    plan = Plan(data, recipe, shots, targets=TargetShares(known_shares, known_shares))
-    start_as_recipe_says(classifier, recipe)
-    inference = Callbacks(callbacks).watching(plan.inference(cache), "encoding")
-    plan = plan.fitted(look_at_data(classifier, plan, inference))
-    return run_adaptation(classifier, plan, cache=cache, callbacks=callbacks, **options)
-
-
-@by_all_processes
 def run_adaptation(
     classifier: Classifier,
     plan: Plan,
@@ -154,21 +124,20 @@ def run_adaptation(
     Raises:
         Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last copy.
     """
-    notify, data, recipe, shots, targets = Callbacks(callbacks), plan.data, plan.recipe, plan.shots, plan.targets
+    notify, recipe, sources = Callbacks(callbacks), plan.recipe, plan.sources()
     inference = notify.watching(plan.inference(cache), "encoding")
     if recipe.pseudo_labels:
-        data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
-    inputs = data if data is not None else shots.inputs if shots is not None else None
+        surest = pseudo_labelled(classifier, plan.data, plan.shots, recipe.pseudo_labels, inference)
+        plan = replace(plan, data=None, shots=surest)
+    inputs, prior = plan.inputs, plan.targets.predictions
     training = Training([], 0, None)
     once = recipe.steps > 0 and classifier.demonstrations is None  # with demonstrations no text comes twice
     lower = lower_layers(classifier.backbone, recipe.tuner) if once else None
     if recipe.steps > 0:
         with using(lower):
-            training = train(
-                classifier, data, recipe, shots, inference, notify, checkpoint_dir, targets, resume, plan.teacher
-            )
-    elif recipe.postprocess != "none" and inputs is not None:
-        training = Training([], 0, make_checkpoints(classifier, inputs, recipe, inference, checkpoint_dir, targets))
+            training = train(classifier, plan, inference, notify, checkpoint_dir, resume)
+    elif recipe.postprocess != "none":
+        training = Training([], 0, make_checkpoints(classifier, plan, inference, checkpoint_dir))
     checkpoints = training.checkpoints
     notify.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
     choice = processes().broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
@@ -177,7 +146,7 @@ def run_adaptation(
     if not keep_tuned and checkpoints is not None and checkpoints.tuner and checkpoints.tuner.touches_inputs:
         inference = replace(inference, cache=None)
     last = training.history[-1].step if training.history else 0
-    finish = partial(finish_step, inputs, recipe, inference, checkpoints, targets.predictions)
+    finish = partial(finish_step, inputs, recipe, inference, checkpoints, prior)
     # Of many more texts than training drew, most are encoded here for the first time, faster together.
     few = inputs is not None and not inputs.streamed and len(inputs) <= recipe.steps * recipe.batch_size
     with using(lower if few else None):
@@ -193,8 +162,8 @@ def run_adaptation(
     if checkpoints is not None:
         classifier = checkpoints.hand_over(_place(checkpoints, verdict, "advised"))
     return Adaptation(
-        classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, targets.predictions,
-        plan.method, sources=plan.sources(),
+        classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, prior, plan.method,
+        sources=sources,
     )  # fmt: skip
 
 
