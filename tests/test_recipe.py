@@ -23,7 +23,7 @@ from pouf.recipe import (
     TunerSettings,
     recipe_names,
 )
-from pouf.training.engine import OPTIMIZERS, SCHEDULES
+from pouf.training.model import OPTIMIZERS, SCHEDULES
 from pouf.tuners import TUNERS
 
 

@@ -51,8 +51,7 @@ from pouf.parallel.fsdp import full_tensor, local, shard_classifier
 from pouf.parallel.process_group import ProcessGroup, init_processes, leave, together
 from pouf.runs.predict import predict_share
 from pouf.training import adaptation, trainer
-from pouf.training.engine import Engine
-from pouf.training.model import StepModel
+from pouf.training.model import Engine, StepModel
 from pouf.validation.checkpoints import Checkpoints
 from pouf.validation.evaluation import compare
 

@@ -31,7 +31,7 @@ from pouf import EMBEDDED, Classifier, FeatureCache, Images, InputError, Recipe
 from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.process_group import ProcessGroup, check_launch, timeout
-from pouf.training.engine import as_launched
+from pouf.training.model import as_launched
 
 HERE = Path(__file__).parent
 SCRIPT = str(HERE / "distributed_cases.py")

@@ -18,7 +18,7 @@ from pouf.data.labels import Teacher
 from pouf.inference.encode import FeatureStore, InferenceConfig
 from pouf.integrations.onnx import export_onnx
 from pouf.models.load import load_feature_encoder
-from pouf.postprocess.second_space import second_space
+from pouf.postprocess.clusters import second_space
 from pouf.training.teachers import second_opinion
 from pouf.validation.diagnostics import share
 

@@ -10,7 +10,7 @@ from small_models import sentence_encoder
 from pouf import Classifier, Recipe, Vectors
 from pouf.models.sentence_encoder import SentenceEncoder
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint
-from pouf.validation.sample import BUDGET, FORWARD_AND_BACKWARD, MIN_INPUTS, sample_size
+from pouf.validation.selectors import BUDGET, FORWARD_AND_BACKWARD, MIN_INPUTS, sample_size
 
 TRAINED = Recipe(steps=75, batch_size=32, augment="none", temperature=0.1)
 

@@ -22,12 +22,11 @@ from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
-from pouf.training.engine import make_optimizer
-from pouf.training.model import precision
+from pouf.training.model import make_optimizer, precision
 from pouf.training.recipe_for_data import MAX_COUNTED
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.tuners.weights import lower_layers
-from pouf.validation.sample import SampleSize, changes_features, sample_size
+from pouf.validation.selectors import SampleSize, changes_features, sample_size
 
 logger = logging.getLogger(__name__)
 clock = time.perf_counter

@@ -37,7 +37,7 @@ from pouf.training.recipe_for_data import (
     recipe_for_data,
     tunes_texts_by_default,
 )  # fmt: skip
-from pouf.validation.sample import changes_features, sample_positions, sample_size
+from pouf.validation.selectors import changes_features, sample_positions, sample_size
 
 LEAVES_INPUTS = ("prompt", "prototypes")  # tuners after which a dual encoder gives the same features of images
 

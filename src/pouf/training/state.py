@@ -26,7 +26,7 @@ from pouf.validation.checkpoints import STATE, Checkpoints
 if TYPE_CHECKING:
     from pouf.losses.objective import Objective
     from pouf.training.batches import Batches
-    from pouf.training.engine import Engine
+    from pouf.training.model import Engine
 
 WEIGHTS = ("parameters", "optimizer")  # of a state
 SHARE = 20  # at most one part in so many of the time goes into saving

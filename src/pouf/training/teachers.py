@@ -22,8 +22,7 @@ from pouf.models.load import load_cross_encoder, load_feature_encoder
 from pouf.models.sequence_classifier import CrossEncoder
 from pouf.models.templates import class_texts, fill
 from pouf.parallel.process_group import processes
-from pouf.postprocess.clusters import trust_in_equal_shares
-from pouf.postprocess.second_space import second_space
+from pouf.postprocess.clusters import second_space, trust_in_equal_shares
 from pouf.postprocess.shares import relaxed_offsets
 from pouf.saving import is_saved
 

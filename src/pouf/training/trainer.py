@@ -24,15 +24,13 @@ from pouf.parallel.process_group import connection_errors, processes
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.batches import Batches
 from pouf.training.callbacks import Callback, Callbacks, Step
-from pouf.training.engine import Engine, learning_rate, make_optimizer, set_rate
-from pouf.training.model import checkpointing
+from pouf.training.model import Engine, checkpointing, learning_rate, make_optimizer, set_rate
 from pouf.training.plan import Plan, check_shots
 from pouf.training.state import Saver, TrainingState
 from pouf.training.two_pass import two_pass, whole
 from pouf.tuners import tune
 from pouf.validation.checkpoints import Checkpoints
-from pouf.validation.sample import Sample, changes_features, sample_size
-from pouf.validation.selectors import snapshot_steps
+from pouf.validation.selectors import Sample, changes_features, sample_size, snapshot_steps
 
 LOOKING, TRAINING = "looking at a sample", "training"
 COPY_EVERY = 10  # steps between two copies of the trained weights, which a run that diverges goes back to
