@@ -190,7 +190,9 @@ class RunOptions(DeviceOptions, _Settings):  # type: ignore[misc]
     ] = None
     preset: Annotated[
         str | None,
-        TrainingOption(help="fast, balanced or paper (needs a GPU).", show_default="fast for images, else balanced"),
+        TrainingOption(
+            help="fast, light, balanced or paper (needs a GPU).", show_default="fast for images, else balanced"
+        ),
     ] = None
     max_minutes: Annotated[float | None, TrainingOption(help="Most thorough preset that fits in this time.")] = None
     recipe: Annotated[str | None, TrainingOption(help="Name of a recipe, or a TOML file.")] = None

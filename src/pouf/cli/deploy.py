@@ -162,7 +162,7 @@ def distil(
     model: Annotated[str, ModelOption(help="Name or folder of the student.")],
     inputs: OwnInputs = None,
     text_column: TextColumn = None,
-    preset: Annotated[str | None, TrainingOption(help="fast, balanced or paper.")] = None,
+    preset: Annotated[str | None, TrainingOption(help="fast, light, balanced or paper.")] = None,
     steps: Annotated[int | None, TrainingOption(help="Number of updates.", min=1)] = None,
     seed: Annotated[int, TrainingOption(help="Seed of everything random.")] = 0,
     out: Annotated[Path, OutputOption(help="Folder of the student's run.")] = Path("pouf-student"),
