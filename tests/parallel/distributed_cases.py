@@ -172,6 +172,8 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
     "layernorm, all at once": lambda folder: some_unreadable(
         folder, "layernorm", postprocess="refinement", **{"objective.prior": "estimated", "compute.chunk": 1}
     ),
+    "texts upper": lambda folder: texts(folder, "upper", postprocess="prior-correction"),
+    "cloze upper": lambda folder: cloze(folder, "upper", **{"compute.chunk": 2}),
     "demonstrations": lambda folder: demonstrated(folder, "full"),
     "cloze, chunks": lambda folder: cloze(folder, "full", **{"compute.chunk": 2}),
     # A layer that no step uses must not decay.

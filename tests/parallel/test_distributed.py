@@ -38,7 +38,7 @@ SCRIPT = str(HERE / "distributed_cases.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 QUICK = ["images full", "few readable, chunks", "descriptions, chunks", "cloze full", "vectors, refined", "views",
          "decay", "other start", "other choice", "demonstrations", "resumed", "resumed, adamw",
-         "anchored, ended by one", "temperature unused"]  # fmt: skip
+         "anchored, ended by one", "temperature unused", "cloze upper"]  # fmt: skip
 CONFIG = """
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP

@@ -90,6 +90,7 @@ class Backbone(nn.Module, ABC):
     supports_demonstrations: bool = False  # reads solved examples next to a sample
     supports_windows: bool = False  # can read long texts in windows
     windows: bool = False  # reads long texts in windows
+    supports_upper: bool = False  # the upper layers of `model.base_model`, of transformers, can be tuned alone
     supports_suffix: bool = False  # can read a sentence after each text: see `MaskedLM.with_suffix`
 
     sharded: bool = False  # its weights are sharded over several processes

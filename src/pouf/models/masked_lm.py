@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
 from pouf.models.base import Scores, Tensors, TransformersBackbone
+from pouf.models.lower_layers import last_hidden_state
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.templates import MASK, Cloze, Example, Piece, Slot, TextSample
 from pouf.models.text_side import (
@@ -124,6 +125,7 @@ class MaskedLM(TransformersBackbone):
     supports_demonstrations = True
     supports_windows = True
     supports_suffix = True
+    supports_upper = True
 
     kind: Kind = "cloze"
     label_ids: Tensor
@@ -274,7 +276,7 @@ class MaskedLM(TransformersBackbone):
             vectors = self.input_prompt.expand(position.shape[0], -1, -1)
             prompted = replaced_embeddings(self.model.get_input_embeddings(), positions, vectors)
         with prompted:
-            hidden = self.model.base_model(**tokens, **self.options).last_hidden_state  # (n, length, h)
+            hidden = last_hidden_state(self.model.base_model, tokens, self.options)  # (n, length, h)
         rows = torch.arange(hidden.shape[0], device=hidden.device)
         return self.head.transform(hidden[rows, position])
 
@@ -356,6 +358,7 @@ class CausalLM(MaskedLM):
     text_kind = CausalText
     options: Mapping[str, Any] = {"use_cache": False}
     supports_suffix = False
+    supports_upper = False
 
     @property
     def head(self) -> Head:

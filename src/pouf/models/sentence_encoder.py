@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pouf.errors import InputError
 from pouf.files import read_json
 from pouf.models.base import Tensors, TransformersBackbone
+from pouf.models.lower_layers import last_hidden_state
 from pouf.models.text_side import (
     TextSide,
     describe_tokenizer,
@@ -56,6 +57,7 @@ class SentenceEncoder(TransformersBackbone):
     modality = "text"
     text_side: TextSide
     supports_windows = True
+    supports_upper = True
 
     def __init__(
         self, model: nn.Module, tokenizer: Any, pooling: str, max_length: int, extras: Path | None = None
@@ -111,7 +113,7 @@ class SentenceEncoder(TransformersBackbone):
 
 
 def _encode(model: Any, pool: Callable[[Tensor, Tensor], Tensor], batch: Tensors) -> Tensor:
-    return pool(model(**batch).last_hidden_state, batch["attention_mask"])
+    return pool(last_hidden_state(model, batch), batch["attention_mask"])
 
 
 def read_layout(folder: Path) -> tuple[str, int | None]:

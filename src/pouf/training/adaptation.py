@@ -17,6 +17,7 @@ from pouf.data.labels import Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.models.lower_layers import using
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.postprocess import fit_correction
 from pouf.recipe import Recipe
@@ -25,6 +26,7 @@ from pouf.training.callbacks import Callback, Callbacks, Step
 from pouf.training.plan import Plan
 from pouf.training.teachers import pseudo_labelled
 from pouf.training.trainer import Training, make_checkpoints, train
+from pouf.tuners.weights import lower_layers
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.names import Drift
 from pouf.validation.selectors import Choice
@@ -129,8 +131,11 @@ def run_adaptation(
         plan = replace(plan, data=None, shots=surest)
     inputs, prior = plan.inputs, plan.targets.predictions
     training = Training([], 0, None)
+    once = recipe.steps > 0 and classifier.demonstrations is None  # with demonstrations no text comes twice
+    lower = lower_layers(classifier.backbone, recipe.tuner) if once else None
     if recipe.steps > 0:
-        training = train(classifier, plan, inference, notify, checkpoint_dir, resume)
+        with using(lower):
+            training = train(classifier, plan, inference, notify, checkpoint_dir, resume)
     elif recipe.postprocess != "none":
         training = Training([], 0, make_checkpoints(classifier, plan, inference, checkpoint_dir))
     checkpoints = training.checkpoints
@@ -142,10 +147,13 @@ def run_adaptation(
         inference = replace(inference, cache=None)
     last = training.history[-1].step if training.history else 0
     finish = partial(finish_step, inputs, recipe, inference, checkpoints, prior)
-    if checkpoints is not None and choice is not None and choice.step not in (0, last):
-        finish(choice.step, checkpoints.classifier(Checkpoint(choice.step)))
-        checkpoints.refill(last)
-    finish(last, classifier)
+    # Of many more texts than training drew, most are encoded here for the first time, faster together.
+    few = inputs is not None and not inputs.streamed and len(inputs) <= recipe.steps * recipe.batch_size
+    with using(lower if few else None):
+        if checkpoints is not None and choice is not None and choice.step not in (0, last):
+            finish(choice.step, checkpoints.classifier(Checkpoint(choice.step)))
+            checkpoints.refill(last)
+        finish(last, classifier)
     total = sum(p.numel() for p in classifier.parameters())
     if checkpoints is not None:
         # Where nothing is trained there is one thing to choose: zero-shot with its correction.
