@@ -104,7 +104,7 @@ def clusters(
     q = (own + bias).softmax(1)
     agreement = kappa((own + bias).argmax(1), leave_one_out(x, q).argmax(1))
     if agreement < MIN_AGREEMENT or share_of_classes(usage) < MIN_USAGE:
-        logger.info("clusters of the features agree too little with the class names (kappa %.2f)", agreement)
+        logger.info("clusters of the features agree too little with the class names: predictions are refined without")
         return refinement(features, prototypes, scores, prior)
     near = nearest_others(x, NEIGHBOURS)
     for _ in range(rounds):
