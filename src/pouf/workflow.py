@@ -137,7 +137,7 @@ def search(
 
         log = TrialLog()
         if root is not None:
-            about = run_identity(classifier, inputs, plan.shots, plan.recipe, plan.targets.known, plan.teacher)
+            about = run_identity(classifier, plan)
             log = TrialLog(root / TRIALS_STATE, about | {"the grid": combinations})
         if context.output is not None and context.output.resume:
             log.read()

@@ -96,7 +96,10 @@ def test_each_kind_of_data_has_a_model_and_without_a_network_the_error_names_it(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--preset", "fats"], "unknown preset 'fats': choose one of fast, balanced, paper. Did you mean 'fast'?"),
+        (
+            ["--preset", "fats"],
+            "unknown preset 'fats': choose one of fast, light, balanced, paper. Did you mean 'fast'?",
+        ),
         (["--preset", "fast", "--recipe", "demo"], "give only one of --preset and --recipe, not both"),
         (["--preset", "fast", "--max-minutes", "3"], "give only one of --preset and --max-minutes"),
         (["--max-minutes", "0.00001"], "even the preset 'fast' needs more than the 1e-05 minutes allowed"),

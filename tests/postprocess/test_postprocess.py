@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from pouf import InputError
-from pouf.losses.prior import share_of_classes
+from pouf.losses.objective import share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess import POSTPROCESSORS
 from pouf.postprocess.base import nearest_others

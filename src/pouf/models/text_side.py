@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
-from pouf.errors import Unreadable
+from pouf.errors import InputError, Unreadable
 
 if TYPE_CHECKING:
     from pouf.models.base import Backbone
@@ -97,14 +97,6 @@ class TextSide:
         )["input_ids"]  # fmt: skip
         return ids
 
-    def frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer sets before and after a sentence."""
-        bare, framed = self.token_ids("a"), self.token_ids("a", special=True)
-        for start in range(len(framed) - len(bare) + 1):
-            if framed[start : start + len(bare)] == bare:
-                return framed[:start], framed[start + len(bare) :]
-        raise ValueError(f"the tokenizer changes a sentence when it adds special tokens: {bare} became {framed}")
-
     def _tokenize(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
         if sentences not in self._tokenized:
             if len(self._tokenized) == MAX_CACHED_CHUNKS:
@@ -115,6 +107,15 @@ class TextSide:
                 PromptChunk(chunk, self.pad([ids[i] for i in chunk])) for chunk in order.split(PROMPTS_AT_ONCE)
             ]
         return self._tokenized[sentences]
+
+
+def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer sets before and after a text."""
+    bare, framed = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
+    for start in range(len(framed) - len(bare) + 1):
+        if framed[start : start + len(bare)] == bare:
+            return framed[:start], framed[start + len(bare) :]
+    raise InputError(f"the tokenizer changes a text when it adds special tokens: {bare} became {framed}")
 
 
 def tokenizer_facts(tokenizer: Any) -> str:

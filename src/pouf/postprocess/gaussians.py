@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.losses.information import entropy, normalised_information
-from pouf.losses.prior import gated_shares, share_of_classes
+from pouf.losses.objective import gated_shares, share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess.base import Near, Postprocessor, kappa, nearest_others, weighted_votes
 from pouf.postprocess.shares import relaxed_offsets

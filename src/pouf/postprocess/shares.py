@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pouf.errors import InputError
 from pouf.losses.information import log_marginal
-from pouf.losses.prior import gated_shares
+from pouf.losses.objective import gated_shares
 from pouf.models.base import Scores
 from pouf.postprocess.base import Postprocessor, softmax_
 

@@ -44,7 +44,7 @@ MAX_PAIRS_SHOWN = 12  # pairs of confused classes
 THUMBNAIL_SIDE = 48  # pixels
 BEGIN, END = "<!--verdict-->", "<!--/verdict-->"  # around the part that a review updates
 TUNED = {
-    "full": "all weights", "prompt": "a soft prompt", "layernorm": "the LayerNorm weights",
+    "full": "all weights", "upper": "the upper layers", "prompt": "a soft prompt", "layernorm": "the LayerNorm weights",
     "lora": "low-rank matrices (LoRA)",
     "prototypes": "the class prototypes", "map": "a linear map of the vectors",
 }  # fmt: skip

@@ -37,8 +37,7 @@ from pouf.training.recipe_for_data import (
     recipe_for_data,
     tunes_texts_by_default,
 )  # fmt: skip
-from pouf.training.trainer import check_shots
-from pouf.validation.sample import changes_features, sample_positions, sample_size
+from pouf.validation.selectors import changes_features, sample_positions, sample_size
 
 LEAVES_INPUTS = ("prompt", "prototypes")  # tuners after which a dual encoder gives the same features of images
 
@@ -346,3 +345,18 @@ def unlabelled(classifier: Classifier, data: Inputs | None, text_column: str | N
     if isinstance(data, str) and classifier.backbone.modality == "text":
         raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")
     return None if data is None else classifier.data(data, text_column)
+
+
+def check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:
+    """Labelled shots are there just where the recipe weighs them, with a target for each class."""
+    if (shots is not None) != (recipe.objective.labels > 0):
+        raise InputError(
+            "labelled shots need a weight, as objective.labels = 1.0"
+            if shots is not None
+            else "the recipe weighs labels, but there are no labelled shots: give some, or set objective.labels to 0"
+        )
+    if shots is not None and shots.targets.shape != (len(shots.inputs), len(classifier.classes)):
+        raise InputError(
+            f"targets of shape {tuple(shots.targets.shape)}, expected one row for each of the {len(shots.inputs)} "
+            f"shots and one column for each of the {len(classifier.classes)} classes"
+        )

@@ -16,7 +16,7 @@ from pouf.data.base import Subset, Unlabelled
 from pouf.data.labels import Teacher
 from pouf.errors import InputError, plural
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.losses.prior import share_of_classes
+from pouf.losses.objective import share_of_classes
 from pouf.options import AdaptOptions
 from pouf.parallel.process_group import processes
 from pouf.postprocess.clusters import names_agreement
@@ -25,7 +25,7 @@ from pouf.recipe import Kind, Recipe, full_name
 from pouf.training.bias import find_bias
 from pouf.validation.checkpoints import MIN_PER_CLASS
 from pouf.validation.rules import FEW_INPUTS
-from pouf.validation.sample import SampleSize, sample_positions
+from pouf.validation.selectors import SampleSize, sample_positions
 
 MAX_COUNTED = 2**16  # inputs of a process, drawn at random, that tell how many of the classes are used
 logger = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ from pouf.models.load import load_cross_encoder, load_feature_encoder
 from pouf.models.sequence_classifier import CrossEncoder
 from pouf.models.templates import class_texts, fill
 from pouf.parallel.process_group import processes
-from pouf.postprocess.clusters import trust_in_equal_shares
-from pouf.postprocess.second_space import second_space
+from pouf.postprocess.clusters import second_space, trust_in_equal_shares
 from pouf.postprocess.shares import relaxed_offsets
 from pouf.saving import is_saved
 
@@ -71,9 +70,9 @@ def second_opinion(
     prior: Tensor | None = None,
     teacher: Teacher | None = None,
 ) -> Teacher:
-    """Zero-shot's predictions refined in the space of other features of the data.
+    """Predictions refined in the space of other features of the data: a teacher's where it answered, else zero-shot's.
 
-    A teacher's answers stay as they are, and take part in it: inputs without one learn from those that are near.
+    Inputs learn from those that are near, so that an answer that stands alone among others counts for less.
 
     Args:
         given: features (n, d), a file of them, or the name of an encoder.
@@ -89,8 +88,6 @@ def second_opinion(
         logits = torch.where(answers.sum(1, keepdim=True) > 0, answers.clamp_min(1e-4).log(), logits)
         temperature = torch.zeros(())  # nothing to sharpen
     rows, weight = second_space(Scores(logits, logits, temperature), second.only(set(both)).features, prior)
-    if teacher is not None:
-        rows = torch.where(answers.sum(1, keepdim=True) > 0, answers, rows)
     logger.info("the second space has a weight of %.2f in the predictions that are learned from", weight)
     return _placed(rows, both, data, f"predictions refined in a second space, with a weight of {weight:.2f}")
 

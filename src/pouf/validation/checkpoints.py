@@ -23,8 +23,7 @@ from pouf.tuners import Tuner
 from pouf.validation.diagnostics import Diagnostics, SnapshotPredictions, diagnose, share, spread_of, teacher_facts
 from pouf.validation.names import NamesFit, check_names
 from pouf.validation.rules import FEW_INPUTS
-from pouf.validation.sample import Sample
-from pouf.validation.selectors import Choice, choose, votes
+from pouf.validation.selectors import Choice, Sample, choose, votes
 
 STATE = "state.safetensors"  # that a run resumes from, beside the weights that it names
 MIN_PER_CLASS = 5  # inputs, for clusters that say anything about the names
