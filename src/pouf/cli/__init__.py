@@ -90,9 +90,10 @@ def main() -> NoReturn:
 
 def _as_options(message: str) -> str:
     """A message of the library with arguments replaced by options of this command: --overwrite for overwrite=True."""
-    commands: Any = typer.main.get_command(app)
-    command = commands.commands.get(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
-    known = {parameter.name: parameter.opts[0] for parameter in getattr(command, "params", ())}
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    known = {parameter.name: parameter.opts[0] for parameter in command.params}
 
     def option(found: re.Match[str]) -> str:
         name, value = found.groups()

@@ -42,17 +42,7 @@ DESCRIPTIONS = f"{DETAILS}/classes.json"  # where the classes have descriptions,
 REVIEW = f"{DETAILS}/review.json"
 MODEL_CARD = f"{MODEL_FOLDER}/{README}"
 
-PACKAGES = (
-    "pouf",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "pillow",
-    "scikit-learn",
-    "accelerate",
-)
+PACKAGES = "pouf torch transformers tokenizers safetensors numpy pillow scikit-learn accelerate".split()
 
 
 class _Part(BaseModel):
