@@ -34,7 +34,7 @@ def run(name: str, classifier: Classifier, data, kind, given: Shots | None = Non
     recipe = method.recipe(kind)
     short = {"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), "min_class_usage": 0.0}
     recipe = recipe.with_settings({**short, **settings})
-    classifier = method.prepare_classifier(classifier, given, seed=0)
+    classifier = method.preparation(given, seed=0).applied_to(classifier)
     learns = given if recipe.objective.labels > 0 else None
     return train(classifier, data, recipe, shots=learns, known_shares=known_shares)
 
