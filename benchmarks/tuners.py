@@ -13,8 +13,8 @@ Every cell runs in a process of its own, on one thread. Its peak of memory is th
 the adaptation: libraries, model, data and training. A cell that is in the results already is not computed again.
 `--table FILE` puts the table between the marks in a page.
 
-`upper` is for texts alone. Each tuner has its own recipe, one for all sets of a kind: for texts what `--tune` takes. Labels are read after
-training, for the table alone.
+Each tuner has its own recipe, one for all sets of a kind: for texts what `--tune` takes; `upper` is for texts alone.
+Labels are read after training, for the table alone.
 """
 
 from __future__ import annotations
