@@ -355,6 +355,14 @@ def test_texts_of_many_classes_leave_the_weights_alone(k: int, chosen: str, tmp_
     assert tuner(recipe="texts") == tuner(settings={"tuner.name": "full"}) == "full", "what was asked for is done"
 
 
+@pytest.mark.parametrize(("kind", "chosen"), [("bert", "upper"), ("albert", "full")])
+def test_the_light_preset_tunes_upper_layers_where_a_model_has_some(kind: str, chosen: str, tmp_path: Path) -> None:
+    classifier = Classifier.from_pretrained(masked_lm(tmp_path, kind), ["bad", "good"], ["{text} it was [MASK]."])
+    plan = resolve_plan(classifier, Texts(TEXTS), AdaptOptions(recipe="light"))
+    assert plan.recipe == Recipe.load("masked-upper" if chosen == "upper" else "masked")
+    assert plan.recipe.tuner.name == chosen
+
+
 @pytest.mark.parametrize(("clear", "chosen"), [(True, "prototypes"), (False, "full")])
 def test_weights_are_left_alone_where_clusters_show_the_classes(clear: bool, chosen: str, tmp_path: Path) -> None:
     words = "cat dog sea air".split()
