@@ -299,7 +299,7 @@ def _with_teacher(
 
 
 def given_shares(options: AdaptOptions, classifier: Classifier) -> Tensor | None:
-    """(k,), shares of the classes that whoever knows the data gave."""
+    """(k,), the shares of the classes as a prior gives them."""
     prior = options.prior
     return None if prior is None or isinstance(prior, str) else known_shares(prior, len(classifier.classes))
 
@@ -330,7 +330,7 @@ def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:
         changes |= {"objective.prior": options.prior, "keep_shares_max_classes": 0}
     if options.seed is not None:
         changes["seed"] = options.seed
-    if "optimisation.lr" in changes:  # what was asked for is what is done
+    if "optimisation.lr" in changes:  # an explicit rate is taken as it is
         changes.setdefault("keep_shares_lr_factor", 1.0)
     return changes
 
