@@ -23,6 +23,10 @@ NO_DELIMITER = "\x1f"  # for files of one column: its entries may contain all th
 logger = logging.getLogger(__name__)
 
 
+class MissingColumn(InputError):
+    """A file has no column of this name."""
+
+
 class BadRow(str):
     """Takes the place of an unreadable row; its text is the reason."""
 
@@ -63,7 +67,7 @@ def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> li
             advice = hint.get(name, "give one of these")
             if len(names) == 1 and len(names[0].split()) > 2:
                 advice += "; if that is a text and not a header, rename the file to .txt"
-            raise InputError(f"{source!r} has no column {name!r}, only: {listed or 'none'}: {advice}{near}")
+            raise MissingColumn(f"{source!r} has no column {name!r}, only: {listed or 'none'}: {advice}{near}")
         if len(found) > 1:
             raise InputError(f"{source!r} has {len(found)} columns {name!r}: rename all but one of them")
         indices += found
