@@ -34,7 +34,7 @@ def run(name: str, classifier: Classifier, data, kind, given: Shots | None = Non
     recipe = method.recipe(kind)
     short = {"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), "min_class_usage": 0.0}
     recipe = recipe.with_settings({**short, **settings})
-    classifier = method.prepare_classifier(classifier, given, seed=0)
+    classifier = method.preparation(given, seed=0).applied_to(classifier)
     learns = given if recipe.objective.labels > 0 else None
     return train(classifier, data, recipe, shots=learns, known_shares=known_shares)
 
@@ -358,6 +358,14 @@ def test_texts_of_many_classes_leave_the_weights_alone(k: int, chosen: str, tmp_
 
     assert tuner() == tuner(recipe="balanced") == chosen
     assert tuner(recipe="texts") == tuner(settings={"tuner.name": "full"}) == "full", "what was asked for is done"
+
+
+@pytest.mark.parametrize(("kind", "chosen"), [("bert", "upper"), ("albert", "full")])
+def test_the_light_preset_tunes_upper_layers_where_a_model_has_some(kind: str, chosen: str, tmp_path: Path) -> None:
+    classifier = Classifier.from_pretrained(masked_lm(tmp_path, kind), ["bad", "good"], ["{text} it was [MASK]."])
+    plan = resolve_plan(classifier, Texts(TEXTS), AdaptOptions(recipe="light"))
+    assert plan.recipe == Recipe.load("masked-upper" if chosen == "upper" else "masked")
+    assert plan.recipe.tuner.name == chosen
 
 
 @pytest.mark.parametrize(("clear", "chosen"), [(True, "prototypes"), (False, "full")])

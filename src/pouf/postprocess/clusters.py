@@ -11,7 +11,7 @@ from torch import Tensor
 from pouf.losses.information import log_marginal
 from pouf.losses.objective import share_of_classes
 from pouf.models.base import Scores
-from pouf.postprocess.base import Postprocessor, kappa, nearest_others
+from pouf.postprocess.base import Postprocessor, kappa, nearest_others, softmax_
 from pouf.postprocess.gaussians import NEIGHBOURS, symmetrised
 from pouf.postprocess.shares import relaxed_offsets, share_offsets
 
@@ -101,31 +101,33 @@ def clusters(
     spread, usage = own.std(1).mean(), logits.softmax(1).mean(0).cpu()
     trust = _trust(logits) if prior is None else 1.0
     bias = relaxed_offsets(own, prior, trust, iterations=50)
-    q = (own + bias).softmax(1)
-    agreement = kappa((own + bias).argmax(1), leave_one_out(x, q).argmax(1))
+    q = own + bias
+    labels, q = q.argmax(1), softmax_(q)
+    agreement = kappa(labels, leave_one_out(x, q).argmax(1))
     if agreement < MIN_AGREEMENT or share_of_classes(usage) < MIN_USAGE:
-        logger.info("clusters of the features agree too little with the class names (kappa %.2f)", agreement)
+        logger.info("clusters of the features agree too little with the class names: predictions are refined without")
         return refinement(features, prototypes, scores, prior)
     near = nearest_others(x, NEIGHBOURS)
     for _ in range(rounds):
         moved = scaled(leave_one_out(x, q), spread).mul_(1 - OWN).add_(own, alpha=OWN).add_(symmetrised(near, q))
         bias = relaxed_offsets(moved, prior, trust, iterations=10, start=bias)
-        q = moved.add_(bias).softmax(1)
-        del moved  # its memory is for the next round
+        q = softmax_(moved.add_(bias))
     centroids = F.normalize(q.T @ x, dim=1)
+    del q
     cosines = x @ centroids.T
-    weight = (1 - OWN) * spread / _spread(cosines) * centroids
-    moved = OWN * logits + x @ weight.T
+    scale = (1 - OWN) * spread / _spread(cosines)
+    moved = cosines.mul_(scale).add_(own, alpha=OWN)
     bias = relaxed_offsets(moved, prior, trust, iterations=10, start=bias)
     if prior is not None:
         bias = share_offsets(moved, prior, bias, WITHIN)
-    return Postprocessor(bias, weight, own=torch.tensor(OWN * sharper).to(x))
+    return Postprocessor(bias, scale * centroids, own=torch.tensor(OWN * sharper).to(x))
 
 
 def sharpened(scores: Scores) -> tuple[float, Tensor]:
     """A factor, and the logits times it: at T <= 0.05."""
     sharper = max(1.0, float(scores.temperature) / MAX_TEMPERATURE)
-    return sharper, sharper * scores.logits.float()
+    logits = scores.logits.float()
+    return sharper, logits if sharper == 1 else sharper * logits
 
 
 def names_agreement(features: Tensor, scores: Scores) -> float:

@@ -156,26 +156,17 @@ def run_adaptation(
         finish(last, classifier)
     total = sum(p.numel() for p in classifier.parameters())
     if checkpoints is not None:
-        verdict = processes().broadcast(assess(checkpoints, choice or _corrected(checkpoints)))
+        # Where nothing is trained there is one thing to choose: zero-shot with its correction.
+        choice = choice or Choice(0, checkpoints.choose().snapshots, 1.0)
+        verdict = processes().broadcast(assess(checkpoints, choice))
     else:
-        verdict = not_judged(_why_unjudged(recipe)) if training.history else nothing_to_judge()
+        verdict = not_judged(recipe) if training.history else nothing_to_judge()
     if checkpoints is not None:
         classifier = checkpoints.hand_over(_place(checkpoints, verdict, "advised"))
     return Adaptation(
         classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, prior, plan.method,
         sources=sources,
     )  # fmt: skip
-
-
-def _why_unjudged(recipe: Recipe) -> str:
-    """Why a run has no checkpoints: see `make_checkpoints`."""
-    if recipe.pseudo_labels:
-        return "this method learns from the surest predictions alone and at no other input"
-    if not recipe.objective.needs_unlabelled:
-        return "this method learns from labelled shots alone, and no unlabelled input was there to judge it by"
-    if recipe.snapshots == 0:
-        return "snapshots = 0 in the recipe, so there were no checkpoints to choose from or to compare"
-    return "the data are a stream, which can't be looked at again along the way"
 
 
 def finish_step(
@@ -218,8 +209,3 @@ def _agreeing(classifier: Classifier, encoded: FeatureSet, teacher: Teacher | No
     answers = teacher.probabilities[encoded.indices]
     same = classifier.log_probabilities(encoded).argmax(1) == answers.argmax(1)
     return int(processes().sum((same & (answers.sum(1) > 0)).sum()))
-
-
-def _corrected(checkpoints: Checkpoints) -> Choice:
-    """Where nothing is trained there is one thing to choose: zero-shot with its correction."""
-    return Choice(0, checkpoints.choose().snapshots, 1.0)

@@ -33,8 +33,8 @@ from pouf.training.recipe_for_data import (
     DataLook,
     TargetShares,
     choose_frozen,
-    preset_for_classes,
     recipe_for_data,
+    recipe_for_model,
     tunes_texts_by_default,
 )  # fmt: skip
 from pouf.validation.selectors import changes_features, sample_positions, sample_size
@@ -244,10 +244,8 @@ def draft_plan(
 
 def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
-    method, recipe, shots = options.method, options.recipe, options.shots
+    method, recipe, shots = options.method, recipe_for_model(classifier, options), options.shots
     settings: dict[str, Any] = {full_name(name): value for name, value in (options.settings or {}).items()}
-    if method == "pouf":
-        recipe = preset_for_classes(classifier.kind, len(classifier.classes), options)
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
         settings = {"temperature": classifier.temperature, **settings}  # its own, unless another is set
