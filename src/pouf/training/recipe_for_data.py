@@ -52,14 +52,6 @@ class TargetShares(NamedTuple):
 FREE = TargetShares(None, None)
 
 
-class DataFit(NamedTuple):
-    """What the data decide."""
-
-    recipe: Recipe
-    targets: TargetShares
-    decisions: tuple[str, ...]  # in words, where anything differs from the recipe that was given
-
-
 class DataLook:
     """What the classifier says of the inputs before training: encoded once, however much is decided by it."""
 
@@ -111,8 +103,8 @@ def recipe_for_data(
     learns_from_shots: bool = False,
     known_shares: Tensor | None = None,
     teacher: Teacher | None = None,
-) -> DataFit:
-    """The recipe as it fits the inputs and the classes, and the shares that training holds to.
+) -> tuple[Recipe, TargetShares, tuple[str, ...]]:
+    """The recipe as it fits the inputs and the classes, the shares that training holds to, and why, in words.
 
     Args:
         look: of the inputs; None where there are none.
@@ -137,7 +129,7 @@ def recipe_for_data(
         if recipe.steps and recipe.keep_shares_max_classes >= len(classes) and recipe.objective.prior != "paper":
             keep = _keep_shares if teacher is None else partial(_keep_teacher_shares, teacher)
             recipe, targets = keep(recipe, look, decisions)
-    return DataFit(recipe, targets, tuple(decisions))
+    return recipe, targets, tuple(decisions)
 
 
 def tunes_texts_by_default(kind: Kind, options: AdaptOptions) -> bool:
