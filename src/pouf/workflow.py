@@ -92,7 +92,8 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions) ->
     context = RunContext(options)
     Callbacks(context.callbacks).phase("reading")
     draft = draft_plan(classifier, data, options, cache=context.cache, report=context.report)
-    _check_folder(context)
+    if context.output is not None and processes().is_main:  # before anything long
+        check_new(context.output.folder, context.output.resume, context.output.overwrite)
     _estimate(draft, classifier, context)
 
     def train(run: RunFolder | None) -> Outcome:
@@ -198,12 +199,6 @@ def _ended_in_order(callbacks: list[Callback]) -> Iterator[None]:
         except BaseException as error:
             Callbacks(callbacks).broke_off(error)
             raise
-
-
-def _check_folder(context: RunContext) -> None:
-    """An error where the run could not be written, before anything long is computed."""
-    if context.output is not None and processes().is_main:
-        check_new(context.output.folder, context.output.resume, context.output.overwrite)
 
 
 def _estimate(plan: Plan, classifier: Classifier, context: RunContext) -> None:
