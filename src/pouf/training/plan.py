@@ -20,7 +20,7 @@ from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.inference.views import View
 from pouf.options import AdaptOptions
-from pouf.parallel.fsdp import asks_to_shard, sync_weights
+from pouf.parallel.fsdp import should_shard, sync_weights
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
@@ -110,7 +110,7 @@ class Plan:
         need not fit where it would be timed."""
         if self.data is None or self.data.streamed or not len(self.data) or not self.recipe.steps:
             return None
-        if asks_to_shard(classifier, self.recipe):
+        if should_shard(classifier, self.recipe):
             return None
         return estimate(
             classifier, self.data, self.recipe, self.inference(cache), report,
