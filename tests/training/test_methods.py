@@ -14,14 +14,13 @@ from small_models import masked_lm, sentence_encoder
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, Vectors
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
-from pouf.inference.encode import Predictions
 from pouf.losses import conditional_transport, entropy, mutual_information
 from pouf.models.precomputed import Precomputed
 from pouf.options import AdaptOptions
 from pouf.recipe import PRESETS, Kind
 from pouf.training.methods import METHODS
 from pouf.training.plan import make_plan, resolve_plan
-from pouf.training.teachers import Surest
+from pouf.training.teachers import surest
 
 
 def shots(inputs, labels: list[int], classes: int) -> Shots:
@@ -74,11 +73,9 @@ def test_tent_is_entropy_on_the_prompt_and_nothing_else(pictures: list[Image.Ima
 
 
 def test_upl_takes_the_surest_of_each_predicted_class() -> None:
-    surest = Surest(2)
     probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
-    surest.see(Predictions([10, 11, 12, 13], probabilities.log()))
-    surest.see(Predictions([14], torch.tensor([[0.95, 0.05]]).log()))
-    places, labels = surest.found()
+    other = torch.tensor([[0.95, 0.05]])
+    places, labels = surest([([10, 11, 12, 13], *probabilities.log().max(1)), ([14], *other.log().max(1))], 2)
     assert list(zip(places, labels, strict=True)) == [(14, 0), (10, 0), (13, 1)], "the second class has only one"
 
 
@@ -86,9 +83,7 @@ def test_upl_learns_from_what_zero_shot_was_sure_of(few_digits: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     data = Images.from_folder(few_digits)
     before = classifier.infer(data).log_probabilities
-    chosen = Surest(16)
-    chosen.see(Predictions(list(range(len(data))), before))
-    places, labels = chosen.found()
+    places, labels = surest([(list(range(len(data))), *before.max(1))], 16)
     result = run("upl", classifier, data, "image", steps=10, batch_size=64, **{"optimisation.lr": 0.05})
     after = result.at("last").infer(Subset(data, places)).log_probabilities
     picked = torch.arange(len(places)), torch.tensor(labels)

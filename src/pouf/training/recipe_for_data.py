@@ -21,7 +21,7 @@ from pouf.options import AdaptOptions
 from pouf.parallel.process_group import processes
 from pouf.postprocess.clusters import names_agreement
 from pouf.postprocess.shares import predicted_shares, share_offsets
-from pouf.recipe import CPU_PRESETS, Kind, Recipe, full_name
+from pouf.recipe import Kind, Recipe, full_name
 from pouf.training.bias import find_bias
 from pouf.tuners.weights import has_upper_layers
 from pouf.validation.checkpoints import MIN_PER_CLASS
@@ -50,14 +50,6 @@ class TargetShares(NamedTuple):
 
 
 FREE = TargetShares(None, None)
-
-
-class DataFit(NamedTuple):
-    """What the data decide."""
-
-    recipe: Recipe
-    targets: TargetShares
-    decisions: tuple[str, ...]  # in words, where anything differs from the recipe that was given
 
 
 class DataLook:
@@ -111,8 +103,8 @@ def recipe_for_data(
     learns_from_shots: bool = False,
     known_shares: Tensor | None = None,
     teacher: Teacher | None = None,
-) -> DataFit:
-    """The recipe as it fits the inputs and the classes, and the shares that training holds to.
+) -> tuple[Recipe, TargetShares, tuple[str, ...]]:
+    """The recipe as it fits the inputs and the classes, the shares that training holds to, and why, in words.
 
     Args:
         look: of the inputs; None where there are none.
@@ -137,7 +129,7 @@ def recipe_for_data(
         if recipe.steps and recipe.keep_shares_max_classes >= len(classes) and recipe.objective.prior != "paper":
             keep = _keep_shares if teacher is None else partial(_keep_teacher_shares, teacher)
             recipe, targets = keep(recipe, look, decisions)
-    return DataFit(recipe, targets, tuple(decisions))
+    return recipe, targets, tuple(decisions)
 
 
 def tunes_texts_by_default(kind: Kind, options: AdaptOptions) -> bool:
@@ -148,20 +140,15 @@ def tunes_texts_by_default(kind: Kind, options: AdaptOptions) -> bool:
 
 
 def recipe_for_model(classifier: Classifier, options: AdaptOptions) -> Recipe | str | Path | None:
-    """The recipe that is given, or a preset that fits the model, its device and its classes.
+    """The recipe that is given, or a preset that fits the model and its classes.
 
     Weights that are tuned on a batch of four texts a class unlearn what tells fine classes apart: 62.5 % became 57.7 %
     on 77 of them, in half an hour. The clusters of features that stay as they are gain, in seconds.
     """
     kind, k, recipe = classifier.kind, len(classifier.classes), options.recipe
-    if options.method != "pouf":
-        return recipe
     if k > MAX_TUNED_CLASSES and tunes_texts_by_default(kind, options):
         logger.info("%d classes are too many to tune weights: prototypes are tuned, as by the preset fast", k)
         return "fast"
-    tuner_given = "tuner.name" in {full_name(name) for name in options.settings or {}}
-    if recipe is None and not tuner_given and classifier.device.type == "cpu":
-        recipe = CPU_PRESETS.get(kind)
     unfit = recipe == "light" and kind in ("text", "cloze") and not has_upper_layers(classifier.backbone)
     return "balanced" if unfit else recipe
 
