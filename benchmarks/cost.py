@@ -40,7 +40,7 @@ QUESTIONS = {
 # Functions of the package by the part of a run that they are. What one of them calls of another part counts there.
 PARTS = {
     "training": ["training.trainer:two_pass", "training.trainer:whole"],
-    "optimizer": ["training.trainer:_update", "training.trainer:_copy", "training.engine:Engine.clip_gradients"],
+    "optimizer": ["training.trainer:_update", "training.trainer:_copy", "training.model:Engine.clip_gradients"],
     "looking": [
         "training.trainer:make_checkpoints", "training.trainer:record_checkpoint",
         "validation.checkpoints:Checkpoints.take_final", "validation.checkpoints:Checkpoints.choose",

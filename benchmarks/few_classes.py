@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from pouf import Classifier, Vectors
-from pouf.losses.prior import share_of_classes
+from pouf.losses.objective import share_of_classes
 from pouf.runs.folder import versions
 from pouf.validation.diagnostics import share
 

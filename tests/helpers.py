@@ -8,7 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from pouf import Adaptation, Callback, Classifier, Output, Recipe, Step
-from pouf.training.adaptation import adapt
+from pouf.parallel.process_group import by_all_processes
+from pouf.training.adaptation import run_adaptation
+from pouf.training.callbacks import Callbacks
+from pouf.training.plan import Plan, look_at_data, start_as_recipe_says
+from pouf.training.recipe_for_data import TargetShares
 from pouf.validation.diagnostics import SnapshotPredictions
 
 TEXTS = ["the film is good", "food", "we hated the book and the very bad service", "who loved it?", "a sea", "the air"]
@@ -18,9 +22,20 @@ REVIEWS = [
 ]  # fmt: skip
 
 
-def train(classifier: Any, data: Any, recipe: Recipe, **options: Any) -> Adaptation:
-    """Adapt in place: the classifier is at the last step then, whatever the verdict."""
-    return adapt(classifier, data, recipe, **options)
+@by_all_processes
+def adapt(
+    classifier: Any, data: Any, recipe: Recipe, *, shots: Any = None, known_shares: Any = None, cache: Any = None,
+    callbacks: Any = (), **options: Any,
+) -> Adaptation:  # fmt: skip
+    """Adapt in place, with all settings at hand."""
+    plan = Plan(data, recipe, shots, targets=TargetShares(known_shares, known_shares))
+    start_as_recipe_says(classifier, recipe)
+    inference = Callbacks(callbacks).watching(plan.inference(cache), "encoding")
+    plan = plan.fitted(look_at_data(classifier, plan, inference))
+    return run_adaptation(classifier, plan, cache=cache, callbacks=callbacks, **options)
+
+
+train = adapt  # the classifier is at its last step then, whatever the verdict
 
 
 class Steps(Callback):

@@ -194,7 +194,7 @@ MASKED_LMS: dict[str, tuple[str, Any, dict[str, str], dict[str, Any]]] = {
         {**DISENTANGLED, "legacy": False, "share_att_key": True, "position_buckets": 16, "norm_rel_ebd": "layer_norm"},
     ),
     "distilbert": ("distilbert", word_piece_tokenizer, BERT_MARKS,
-                   {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4}),
+                   {"dim": 32, "hidden_dim": 64, "n_heads": 4}),
     "electra": ("electra", word_piece_tokenizer, BERT_MARKS, {"embedding_size": 16}),
     "modernbert": ("modernbert", byte_pair_tokenizer, BERT_MARKS, {"global_attn_every_n_layers": 2}),
     "mpnet": ("mpnet", word_piece_tokenizer, ROBERTA_MARKS, {}),
@@ -217,13 +217,14 @@ def masked_lm_tokenizer(build: Any, marks: dict[str, str]) -> PreTrainedTokenize
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **marks)
 
 
-def masked_lm(folder: Path, kind: str) -> Path:
+def masked_lm(folder: Path, kind: str, layers: int = 2) -> Path:
     """A masked language model with its head, decoder tied, all weights and biases random."""
     torch.manual_seed(0)
     model_type, build, marks, extras = MASKED_LMS[kind]
     tokenizer = masked_lm_tokenizer(build, marks)
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": None}
     size = {**TEXT, "vocab_size": len(tokenizer), "max_position_embeddings": 64 + tokenizer.pad_token_id + 1}
+    size["num_hidden_layers"] = layers
     model = AutoModelForMaskedLM.from_config(CONFIG_MAPPING[model_type](**size, **ids, **extras))
     with torch.no_grad():
         for parameter in model.parameters():

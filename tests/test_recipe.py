@@ -23,7 +23,7 @@ from pouf.recipe import (
     TunerSettings,
     recipe_names,
 )
-from pouf.training.engine import OPTIMIZERS, SCHEDULES
+from pouf.training.model import OPTIMIZERS, SCHEDULES
 from pouf.tuners import TUNERS
 
 
@@ -95,10 +95,10 @@ def test_the_default_recipe_is_the_papers() -> None:
 
 @pytest.mark.parametrize("kind", sorted(DEFAULTS))
 def test_presets_become_dearer_and_one_of_them_is_the_default(kind: Kind) -> None:
-    fast, balanced, paper = (Recipe.preset(name, kind) for name in PRESETS)
-    assert Recipe.default(kind) in (fast, balanced)
+    fast, light, balanced, paper = (Recipe.preset(name, kind) for name in PRESETS)
+    assert Recipe.default(kind) in (fast, light, balanced)
     assert fast.tuner.name == "prototypes" and fast.augment == "none", "every input is encoded once"
-    assert paper.steps > max(fast.steps, balanced.steps)
+    assert paper.steps > max(fast.steps, light.steps, balanced.steps)
     assert (paper.objective.prior, paper.postprocess, paper.min_class_usage) == ("uniform", "none", 0), (
         "nothing of ours"
     )
@@ -140,7 +140,7 @@ def test_settings_are_changed_in_a_copy() -> None:
     ("toml", "words"),
     [
         ("stepz = 3", "recipe: stepz: unknown setting, choose from steps.*Did you mean 'steps'"),
-        ("[tuner]\nname = 'lots'", "tuner.name: 'lots' is not one of 'full', 'prompt', 'layernorm'"),
+        ("[tuner]\nname = 'lots'", "tuner.name: 'lots' is not one of 'full', 'upper', 'prompt', 'layernorm'"),
         ("[optimisation]\nlrr = 1.0", "optimisation.lrr: unknown setting.*Did you mean 'lr'"),
         ("steps = 'many'", "steps: should be a valid integer, not 'many'"),
         ("steps = 2.5", "steps: should be a valid integer, not 2.5"),

@@ -66,8 +66,8 @@ class AdaptOptions:
     Args:
         text_column: of a file, where the texts are not in `text`; two, as "a,b", for pairs.
         method: pouf, or what it is compared with, by its name in `METHODS`.
-        recipe: all settings: a preset ("fast", "balanced" or "paper"), a `Recipe`, the name of one, or a TOML file;
-            by default the one for this kind.
+        recipe: all settings: a preset ("fast", "light", "balanced" or "paper"), a `Recipe`, the name of one, or a TOML
+            file; by default the one for this kind.
         settings: changes to it, as {"steps": 50, "lr": 1e-3}; a dotted name, as "optimisation.lr", where several
             settings end alike.
         shots: a few examples with labels to learn from as well; the data stay without.

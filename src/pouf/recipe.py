@@ -33,6 +33,8 @@ Kind = Literal["image", "text", "cloze", "causal", "vector"]
 PRESETS: dict[str, dict[Kind, str]] = {
     "fast": {"image": "features", "text": "texts-fast", "cloze": "masked-fast", "causal": "causal-fast",
              "vector": "features-fast"},
+    "light": {"image": "images-prompt", "text": "texts-upper", "cloze": "masked-upper", "causal": "causal-lora",
+              "vector": "features"},
     "balanced": {"image": "images-prompt", "text": "texts", "cloze": "masked", "causal": "causal-lora",
                  "vector": "features"},
     "paper": {"image": "office31-full", "text": "masked-paper", "cloze": "masked-paper", "causal": "masked-paper",
@@ -136,9 +138,10 @@ class ObjectiveSettings(Settings):
 class TunerSettings(Settings):
     """What is trained."""
 
-    name: Literal["full", "prompt", "layernorm", "lora", "prototypes", "map"] = Field(
+    name: Literal["full", "upper", "prompt", "layernorm", "lora", "prototypes", "map"] = Field(
         default="full", description="What to train."
     )
+    layers: Count = Field(default=0, description="Upper: how many of the last layers to train; 0 takes a third.")
     context: str = Field(
         default="a photo of a", description="Prompt: words whose embeddings the context vectors start from."
     )
@@ -299,7 +302,7 @@ class Recipe(Settings):
 
         Args:
             base: for settings that a file does not name; recipes of the package are complete.
-            kind: of the classifier; with it the name may be a preset, "fast", "balanced" or "paper".
+            kind: of the classifier; with it the name may be a preset, as "fast" or "paper".
         """
         if kind is not None and str(name_or_file) in PRESETS:
             return cls.preset(str(name_or_file), kind)
@@ -314,7 +317,7 @@ class Recipe(Settings):
 
     @classmethod
     def preset(cls, name: str, kind: Kind) -> Recipe:
-        """The recipe of a preset for a kind of classifier: "fast", "balanced" or "paper"."""
+        """The recipe of a preset for a kind of classifier: "fast", "light", "balanced" or "paper"."""
         return cls.load(one_of("preset", name, PRESETS)[kind])
 
     @classmethod

@@ -209,15 +209,15 @@ def test_both_test_sets_of_mnli_have_one_dev_among_the_splits_of_the_authors(tmp
             assert read_task(TASKS[task], tmp_path, split, 42).inputs.items == [(f"{file}.", "B.")]
 
 
-def test_a_test_with_labels_goes_before_dev_and_one_without_does_not(tmp_path: Path) -> None:
+def test_dev_is_judged_on_where_the_test_has_no_labels_and_both_are_an_error(tmp_path: Path) -> None:
     """A seed's folder that was copied over, and GLUE's own, which keeps the labels of its test to itself."""
     k_shot(tmp_path, "SST-2")
     (tmp_path / "SST-2" / "16-42").rename(tmp_path / "copied")
     (tmp_path / "copied").rename(tmp_path / "SST-2" / "x")
     for file in (tmp_path / "SST-2" / "x").iterdir():
         file.rename(tmp_path / "SST-2" / file.name)
-    read = read_task(TASKS["SST-2"], tmp_path, "test")
-    assert len(read.inputs) == 96 and all('a "test' in text for text in read.inputs.items)
+    with pytest.raises(InputError, match=r"both with labels: keep the one to be judged on"):
+        read_task(TASKS["SST-2"], tmp_path, "test")
     put(tmp_path, "SST-2/test.tsv", "index\tsentence\n0\tno label\n")
     assert all('a "dev' in text for text in read_task(TASKS["SST-2"], tmp_path, "test").inputs.items)
     for test, label in (("index\tsentence\n0\tno label\n", 1), ("gj04\t-1\t\thidden\n", 1)):
@@ -284,5 +284,5 @@ def test_columns_of_other_names_can_be_given(tmp_path: Path) -> None:
         read_task(TASKS["TREC"], tmp_path, "test")
     read = read_task(TASKS["TREC"], tmp_path, "test", columns=Columns(("question",), "kind"))
     assert (read.inputs.items, read.targets.argmax(1).tolist()) == (["Who was he ?"], [3])
-    with pytest.raises(InputError, match=r"needs columns .* name them with --text-column and --label-column"):
+    with pytest.raises(InputError, match=r"needs columns .* name them by text_column= and label_column="):
         read_task(TASKS["TREC"], tmp_path, "test", columns=Columns(("no",), "kind"))

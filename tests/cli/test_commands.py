@@ -361,7 +361,7 @@ ERRORS = {
     "fewer than no steps": (["--steps", "-3"], "steps: should be greater than or equal to 0, not -3"),
     "texts for an image model": (["--images", "", "--texts", "texts.csv"], "this model reads images, but the data are"),
     "unknown optimizer": (["--optimizer", "magic"], "optimisation.name: 'magic' is not one of"),
-    "texts and images": (["--texts", "texts.csv"], "give only one of --images DIR, --texts FILE"),
+    "texts and images": (["--texts", "texts.csv"], "give only one of --images and --texts"),
     "a setting without a value": (["--set", "steps"], "--set 'steps': expected name=value, as steps=50"),
     "an unknown setting": (["--set", "optimisation.momentun=0.8"], "Did you mean 'momentum'?"),
     "unknown device": (["--device", "abacus"], "can't use device 'abacus': give cpu, cuda or mps"),
@@ -536,7 +536,7 @@ def test_vectors_go_all_the_way(tmp_path: Path) -> None:
             ["--features", "f.npz", "--prototypes", "f.npz", "--model", EMBEDDED, "--template", "a {}"],
             "--prototypes stand for a model and its prompts: leave out --model, --template",
         ),
-        (["--features", "f.npz", "--images", "."], "give only one of --images DIR, --texts FILE and --features FILE"),
+        (["--features", "f.npz", "--images", "."], "give only one of --images and --features"),
         (["--images", ".", "--model", EMBEDDED], "no classes: give --classes"),
         (
             ["--images", ".", "--model", EMBEDDED, "--classes", "a,b", "--method", "magic"],

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from pouf.losses import PaperPrior, PriorEstimate, conditional_transport, mutual_information
-from pouf.losses.objective import Objective
-from pouf.losses.prior import share_of_classes
+from pouf.losses.objective import Objective, share_of_classes
 from pouf.models.base import Scores
 from pouf.recipe import ObjectiveSettings
 

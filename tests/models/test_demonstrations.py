@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import train
+from helpers import adapt, train
 from small_models import masked_lm
 
 from pouf import METHODS, Classifier, InputError, Recipe, Texts
@@ -16,7 +16,6 @@ from pouf.inference.encode import Transform
 from pouf.losses import squared_error
 from pouf.models.demonstrations import EXAMPLES_AT_ONCE, Demonstrations
 from pouf.models.templates import Example
-from pouf.training.adaptation import adapt
 
 BAD = ["we hated the food", "the film was bad", "very bad service", "they hated it"]
 GOOD = ["we loved the food", "the film was good", "very good service", "they loved it"]

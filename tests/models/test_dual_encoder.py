@@ -10,7 +10,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from pouf import Classifier, InputError
 from pouf.models import load_backbone
-from pouf.models.text_side import PROMPTS_AT_ONCE
+from pouf.models.text_side import PROMPTS_AT_ONCE, special_tokens
 from pouf.models.vision import DualEncoder
 
 PROMPTS = ["a photo of a cat.", "dog", "a photo of the sea, about many good books", "a", "the air"]
@@ -130,9 +130,12 @@ def test_a_model_without_a_logit_scale_gets_a_fixed_temperature(clip_folder: Pat
 
 def test_the_token_frame_is_found_for_tokenizers_with_and_without_a_start_token(clip_folder: Path) -> None:
     text_side = load_backbone(clip_folder).text_side
-    assert text_side.frame() == ([text_side.tokenizer.bos_token_id], [text_side.tokenizer.eos_token_id])
+    assert special_tokens(text_side.tokenizer) == (
+        [text_side.tokenizer.bos_token_id],
+        [text_side.tokenizer.eos_token_id],
+    )
     text_side.tokenizer = word_tokenizer()
-    assert text_side.frame() == ([], [1])
+    assert special_tokens(text_side.tokenizer) == ([], [1])
 
 
 @pytest.mark.parametrize(

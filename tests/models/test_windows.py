@@ -12,7 +12,7 @@ from helpers import REVIEWS
 from small_models import masked_lm, sentence_encoder
 
 from pouf import Classifier, InputError, Texts
-from pouf.models.text_side import split_evenly, warn_about_cut_texts
+from pouf.models.text_side import special_tokens, split_evenly, warn_about_cut_texts
 
 LONG = " ".join(REVIEWS * 12)
 NAMES = ["good", "bad"]
@@ -50,7 +50,7 @@ def test_features_of_a_long_text_are_the_mean_of_its_windows(models: Path) -> No
     ids = backbone.tokenizer(LONG, add_special_tokens=False)["input_ids"]
     windows = split_evenly(ids, room)
     assert len(windows) > 2
-    before, after = backbone.text_side.frame()
+    before, after = special_tokens(backbone.tokenizer)
     expected = torch.zeros(1)
     with torch.no_grad():
         for window in windows:
@@ -108,6 +108,8 @@ def test_onnx_reads_the_same_windows(models: Path, tmp_path: Path, kind: str) ->
     onnxruntime = pytest.importorskip("onnxruntime")
     windowed = classifier(models, kind)
     onnx.export_onnx(windowed, tmp_path / "onnx")
+    longest = onnx._samples(windowed, Texts([LONG * 20, *REVIEWS]))[0]
+    assert len(longest.split()) == onnx.LONG_TEXT_WORDS, "however long the first example is"
     session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "classifier.onnx"))
     for texts in ([REVIEWS[0]], [LONG, *REVIEWS]):
         found = onnx.run(session, windowed.backbone.prepare(texts))[0]

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers import REVIEWS as TEXTS
-from helpers import Steps, groups, train, weights
+from helpers import Steps, adapt, groups, train, weights
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -48,11 +48,10 @@ from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
 from pouf.parallel.fsdp import full_tensor, local, shard_classifier
-from pouf.parallel.process_group import ProcessGroup, init_processes, leave, together
+from pouf.parallel.process_group import ProcessGroup, end_processes, init_processes, together
 from pouf.runs.predict import predict_share
 from pouf.training import adaptation, trainer
-from pouf.training.engine import Engine
-from pouf.training.model import StepModel
+from pouf.training.model import Engine, StepModel
 from pouf.validation.checkpoints import Checkpoints
 from pouf.validation.evaluation import compare
 
@@ -173,6 +172,8 @@ CASES: dict[str, Callable[[Path], Classifier]] = {
     "layernorm, all at once": lambda folder: some_unreadable(
         folder, "layernorm", postprocess="refinement", **{"objective.prior": "estimated", "compute.chunk": 1}
     ),
+    "texts upper": lambda folder: texts(folder, "upper", postprocess="prior-correction"),
+    "cloze upper": lambda folder: cloze(folder, "upper", **{"compute.chunk": 2}),
     "demonstrations": lambda folder: demonstrated(folder, "full"),
     "cloze, chunks": lambda folder: cloze(folder, "full", **{"compute.chunk": 2}),
     # A layer that no step uses must not decay.
@@ -215,7 +216,7 @@ def other_choice(folder: Path) -> Classifier:
         Checkpoints.choose = lambda self: plain[0](self)._replace(step=0)  # type: ignore[method-assign]
         adaptation.assess = lambda *given: replace(plain[1](*given), advised="zero-shot")  # type: ignore[assignment]
     try:
-        result = adaptation.adapt(classifier, Images.from_folder(folder / "images"), recipe("full", snapshots=2))
+        result = adapt(classifier, Images.from_folder(folder / "images"), recipe("full", snapshots=2))
     finally:
         Checkpoints.choose, adaptation.assess = plain  # type: ignore[method-assign]
     return result.classifier
@@ -437,5 +438,5 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     # All is written. On a busy machine, threads of sharded models have aborted the end of the interpreter.
-    leave()
+    end_processes()
     os._exit(0)

@@ -31,14 +31,14 @@ from pouf import EMBEDDED, Classifier, FeatureCache, Images, InputError, Recipe
 from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
 from pouf.parallel.process_group import ProcessGroup, check_launch, timeout
-from pouf.training.engine import as_launched
+from pouf.training.model import as_launched
 
 HERE = Path(__file__).parent
 SCRIPT = str(HERE / "distributed_cases.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 QUICK = ["images full", "few readable, chunks", "descriptions, chunks", "cloze full", "vectors, refined", "views",
          "decay", "other start", "other choice", "demonstrations", "resumed", "resumed, adamw",
-         "anchored, ended by one", "temperature unused"]  # fmt: skip
+         "anchored, ended by one", "temperature unused", "cloze upper"]  # fmt: skip
 CONFIG = """
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP

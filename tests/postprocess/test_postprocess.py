@@ -1,14 +1,17 @@
 """Corrections of predictions: each does what it says, applies to single inputs, and is safe where it claims to be."""
 
+import math
+
 import ot
 import pytest
 import torch
 import torch.nn.functional as F
 
 from pouf import InputError
-from pouf.losses.prior import share_of_classes
+from pouf.losses.objective import share_of_classes
 from pouf.models.base import Scores
 from pouf.postprocess import POSTPROCESSORS
+from pouf.postprocess.base import nearest_others
 from pouf.postprocess.clusters import clusters, leave_one_out, refinement, trust_in_equal_shares
 from pouf.postprocess.gaussians import bias_ratio, few_classes, inmap, stata, too_unsure, transclip
 from pouf.postprocess.propagation import propagation, zlap
@@ -378,3 +381,23 @@ def test_shares_are_those_of_the_predictions(prior: list[float] | None) -> None:
         return float((torch.bincount(adjusted.argmax(1), minlength=K) / len(features) - wanted).abs().max())
 
     assert missed("shares") < 1.5 / len(features) < missed("sinkhorn")
+
+
+@pytest.mark.parametrize("n", [2, 4, 5000])
+def test_nearest_others_are_those_of_the_whole_matrix(n: int) -> None:
+    """5,000 are more than two blocks, which are looked through for both sides at once."""
+    x = F.normalize(torch.randn(n, 16, generator=torch.Generator().manual_seed(0)), dim=1)
+    whole = (x @ x.T).fill_diagonal_(-2).topk(min(3, n - 1), dim=1)
+    cosines, rows = nearest_others(x, 3)
+    assert torch.equal(rows, whole.indices) and torch.allclose(cosines, whole.values.clamp_min(1e-6), atol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [1.0, 300.0])
+def test_relaxed_offsets_are_those_of_the_log_domain(spread: float) -> None:
+    """With a wide spread no single precision holds the probabilities of a class that nothing is near."""
+    logits = spread * torch.randn(50, K, generator=torch.Generator().manual_seed(0)) - spread * torch.arange(K)
+    bias = torch.zeros(K)
+    for _ in range(30):
+        bias = 0.9 * (bias - math.log(K) - (logits + bias).log_softmax(1).logsumexp(0) + math.log(50))
+    found = relaxed_offsets(logits, None, 0.9, iterations=30)
+    assert torch.allclose(found, bias, rtol=1e-4, atol=1e-3)

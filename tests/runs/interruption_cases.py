@@ -78,7 +78,11 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "vectors, estimated": lambda folder: vectors(folder, "prototypes", **{"objective.prior": "estimated"}),
     "vectors, paper": lambda folder: vectors(folder, "prototypes", **{"objective.prior": "paper"}),
     "text": lambda folder: texts(folder, "full", postprocess="prior-correction"),
+    "text, upper": lambda folder: texts(folder, "upper", postprocess="prior-correction"),
     "cloze": lambda folder: cloze(folder, "full"),
+    "cloze, upper": lambda folder: cloze(
+        folder, "upper", **{"optimisation.dropout": False, "compute.chunk": 3, "compute.precision": "bf16"}
+    ),
     "stream": streamed,
 }
 

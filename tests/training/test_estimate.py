@@ -37,7 +37,9 @@ def test_an_estimate_reads_as_a_sentence() -> None:
 def test_the_papers_preset_is_estimated_far_dearer_and_nothing_changes(few_digits: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     data, before, random = Images.from_folder(few_digits), weights(classifier), torch.get_rng_state()
-    fast, balanced, paper = (estimate(classifier, data, Recipe.preset(p, "image"), InferenceConfig()) for p in PRESETS)
+    fast, balanced, paper = (
+        estimate(classifier, data, Recipe.preset(p, "image"), InferenceConfig()) for p in PRESETS if p != "light"
+    )
     assert max(fast.seconds, balanced.seconds) < paper.seconds / 20
     assert (fast.encoded, fast.steps, fast.batch) == (len(data), 100, 0)
     assert (paper.steps, paper.batch) == (5000, 96)
@@ -117,6 +119,6 @@ def test_adapt_tells_its_estimate_and_takes_the_largest_preset_that_fits(
 
 
 def test_the_largest_that_fits_is_taken() -> None:
-    seconds = {"fast": 50.0, "balanced": 100.0, "paper": 1000.0}
+    seconds = {"fast": 50.0, "light": 80.0, "balanced": 100.0, "paper": 1000.0}
     for minutes, expected in ((1, "fast"), (2, "balanced"), (60, "paper")):
         assert largest_preset(lambda name: Estimate(seconds[name], 1, 1, 0, "image"), minutes) == expected

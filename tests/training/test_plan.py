@@ -204,7 +204,7 @@ def test_known_shares_are_those_of_one_run_and_no_other_inherits_them(tmp_path: 
 def everything(clf: Classifier) -> dict[str, object]:
     """All of a classifier that a run can change."""
     named = {name: (p.detach().clone(), p.requires_grad) for name, p in clf.named_parameters()}
-    plain = ("tuner_settings", "prompt", "postprocessor", "demonstrations", "templates", "head_seed", "temperature")
+    plain = ("tuner_settings", "prompt", "postprocessor", "demonstrations", "templates", "temperature")
     own = {name: getattr(clf, name) for name in plain} | {"backbone": clf.backbone}
     return own | {"scale": float(clf.backbone.logit_scale), "weights": str(named)}
 

@@ -16,8 +16,9 @@ from transformers import AutoModel
 from pouf import Classifier, InputError, Vectors
 from pouf.data.labels import Teacher
 from pouf.inference.encode import FeatureStore, InferenceConfig
+from pouf.integrations.onnx import export_onnx
 from pouf.models.load import load_feature_encoder
-from pouf.postprocess.second_space import second_space
+from pouf.postprocess.clusters import second_space
 from pouf.training.teachers import second_opinion
 from pouf.validation.diagnostics import share
 
@@ -72,9 +73,18 @@ def test_a_file_by_ids_is_put_in_the_order_of_the_inputs(tmp_path: Path) -> None
         second_opinion(given, clf, data, inference) for given in (tmp_path / "second.npz", second.numpy())
     )
     assert torch.allclose(by_id.probabilities, by_order.probabilities, atol=1e-5)
-    answers = Teacher(F.one_hot(torch.arange(240) % 6, 6).float())
-    both = second_opinion(second.numpy(), clf, data, inference, teacher=answers)
-    assert share(both.probabilities.argmax(1) == torch.arange(240) % 6) > 0.99, "a teacher's answers stay"
+
+
+def test_a_second_space_corrects_single_answers_of_a_teacher() -> None:
+    features, second, labels, clf = task()
+    wrong = torch.rand(240, generator=torch.Generator().manual_seed(1)) < 0.2
+    answers = F.one_hot(torch.where(wrong, labels + 1, labels) % 6, 6).float()
+    answers[200:] = 0  # not answered
+    data, inference = Vectors(features.numpy()), InferenceConfig()
+    both = second_opinion(second.numpy(), clf, data, inference, teacher=Teacher(answers)).probabilities.argmax(1)
+    assert share(both[:200] == labels[:200]) > share(answers[:200].argmax(1) == labels[:200]) + 0.1
+    alone = second_opinion(second.numpy(), clf, data, inference).probabilities.argmax(1)
+    assert share(both[200:] == labels[200:]) >= share(alone[200:] == labels[200:])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +131,7 @@ def test_a_run_teaches_a_smaller_model_on_the_command_line(tmp_path: Path) -> No
     common = ("--steps", 3, "--json")
     pouf(
         "adapt", "texts.csv", "--classes", "good,bad", "--model", tmp_path / "large", "--tune", "prototypes", *common,
-        "--second-features", tmp_path / "small", "--out", "run", cwd=tmp_path,
+        "--second-features", tmp_path / "small", "--windows", "--out", "run", cwd=tmp_path,
     )  # fmt: skip
     said = pouf("distil", "run", "--model", tmp_path / "small", "--out", "student", *common, cwd=tmp_path)
     facts = json.loads(said.stdout)
@@ -129,6 +139,13 @@ def test_a_run_teaches_a_smaller_model_on_the_command_line(tmp_path: Path) -> No
     assert facts["student"]["parameters"] < facts["teacher"]["parameters"] and facts["student"]["seconds"] > 0
     assert json.loads((tmp_path / "student" / "details/run.json").read_text())["distilled"]["held_back"] == 4
     assert json.loads((tmp_path / "student" / "details/plan.json").read_text())["teacher"]["answers"] == 20
-    assert Classifier.from_pretrained(tmp_path / "student").predict(texts[0]) in ("good", "bad")
+    student = Classifier.from_pretrained(tmp_path / "student")
+    assert student.backbone.windows, "as its teacher"
+    long = [" ".join(texts), *texts]
+    session = pytest.importorskip("onnxruntime").InferenceSession(
+        str(export_onnx(student, tmp_path / "onnx").folder / "classifier.onnx")
+    )
+    found = torch.from_numpy(session.run(None, {n: t.numpy() for n, t in student.backbone.prepare(long).items()})[0])
+    assert torch.allclose(found, student.predict_proba(long), atol=1e-4)
     error = one_line_error(pouf("distil", "run", "--model", "no/such/folder", "--out", "other", cwd=tmp_path, code=2))
     assert "no model folder" in error

@@ -15,7 +15,7 @@ from small_models import masked_lm
 from pouf import EMBEDDED, Callback, Classifier, Diverged, Images, Recipe, Step, Texts
 from pouf.demo import DIGITS
 from pouf.recipe import Optimisation
-from pouf.training.engine import OPTIMIZERS, SCHEDULES, learning_rate, make_optimizer
+from pouf.training.model import OPTIMIZERS, SCHEDULES, learning_rate, make_optimizer
 from pouf.tuners import describe_trainable
 
 SHORT = Recipe.load("demo").with_settings(steps=4, batch_size=24)

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Steps, groups, same, weights
+from helpers import Steps, adapt, groups, same, weights
 from small_models import masked_lm
 
 from pouf import EMBEDDED, Classifier, Images, Recipe, Vectors
 from pouf.demo import DIGITS
 from pouf.postprocess import fit_correction
-from pouf.training.adaptation import adapt
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.selectors import snapshot_steps
 

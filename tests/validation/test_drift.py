@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from cli_runner import pouf
-from helpers import REVIEWS, groups, weights
+from helpers import REVIEWS, adapt, groups, weights
 from small_models import masked_lm
 
 from pouf import Callback, Classifier, InputError, KeepNames, Output, Step, Vectors, read_labelled
 from pouf.demo import DIGITS
 from pouf.recipe import Recipe
-from pouf.training.adaptation import adapt
 from pouf.validation.names import other_names
 
 LETTERS = ["letter a", "letter b", "letter c", "letter d"]

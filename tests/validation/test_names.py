@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf import Backbone, Classifier, InferenceConfig, InputError, Texts, Vectors
-from pouf.losses.prior import gated_shares
+from pouf.losses.objective import gated_shares
 from pouf.validation.names import absent_names, check_names, judge_wording, names_fit, ordinary_words, word_prototypes
 
 K, D = 12, 16

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import groups
+from helpers import adapt, groups
 from small_models import sentence_encoder
 
 from pouf import Classifier, Recipe, Vectors
 from pouf.models.sentence_encoder import SentenceEncoder
-from pouf.training.adaptation import adapt
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint
-from pouf.validation.sample import BUDGET, FORWARD_AND_BACKWARD, MIN_INPUTS, sample_size
+from pouf.validation.selectors import BUDGET, FORWARD_AND_BACKWARD, MIN_INPUTS, sample_size
 
 TRAINED = Recipe(steps=75, batch_size=32, augment="none", temperature=0.1)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pouf import Classifier, Demonstrations, Shots, Texts
-from pouf.bench.tasks import SHOTS, Task
+from pouf.bench.tasks import SHOTS, Task, find_folders
 from pouf.data.base import Subset
 from pouf.data.class_names import normalise_name
 from pouf.data.tables import BadRow, read_table
@@ -68,13 +68,10 @@ def read_task(
                 f"no {found.name!r} in {str(found.parent)!r}, only {', '.join(drawn)}: choose their seeds, or draw "
                 f"{SHOTS} shots of each class, as the paper's"
             )
-    test = task.layout.test
-    if split == "test":
-        file = _test_file(task, found, columns, drawn=bool(drawn))
-    else:
-        file = _find(found, ("train",) if split == "train" else ("dev_matched", "dev"))
+    stems = {"train": ("train",), "dev": ("dev_matched", "dev"), "test": (task.layout.test, "test")}[split]
+    file = _test_file(task, found, columns, bool(drawn)) if split == "test" else _find(found, stems)
     if file is None:
-        expected = " or ".join(dict.fromkeys((test, "test") if split == "test" else (split,)))
+        expected = " or ".join(dict.fromkeys(stems))
         raise InputError(f"no {expected} file in {str(found)!r}: expected one in {', '.join(FILES)}")
     return _examples(task, list(_rows(task, file, columns)), str(file))
 
@@ -110,9 +107,6 @@ def _test_file(task: Task, found: Path, columns: Columns, drawn: bool) -> Path |
         _examples(task, list(islice(_rows(task, test, columns), 20)), str(test))
     except InputError:  # without labels, or with -1 for each
         return dev
-    train = _find(found, ("train",))
-    if train is not None and _lines(train) == _lines(dev):  # shots, D_dev and test, copied from `16-<seed>`
-        return test
     if task.layout.labelled_test:
         return dev
     raise InputError(
@@ -121,22 +115,14 @@ def _test_file(task: Task, found: Path, columns: Columns, drawn: bool) -> Path |
     )
 
 
-def _lines(file: Path) -> int:
-    return sum(1 for line in file.read_bytes().splitlines() if line.strip())
-
-
 def from_dataset(task: Task, dataset: Any, columns: Sequence[str] | None = None, label: str | None = None) -> Shots:
     """A `datasets.Dataset`, with the hub's usual column names unless others are given."""
     source, chosen = f"dataset {task.name}", Columns(tuple(columns or ()), label or "")
     texts, label = _columns(task, list(dataset.column_names), chosen, source)
     # The hub numbers some labels in another order than GLUE's files do: where they have names, these count.
     classes = getattr(dataset.features.get(label), "names", None)
-    rows = []
-    for row in dataset:
-        value = row[label]
-        if value is None or (isinstance(value, (int, float)) and value < 0):
-            continue  # no gold label
-        rows.append((tuple(row[name] for name in texts), classes[value] if classes is not None else value))
+    labelled = [row for row in dataset if row[label] is not None and (isinstance(row[label], str) or row[label] >= 0)]
+    rows = [(tuple(row[name] for name in texts), classes[row[label]] if classes else row[label]) for row in labelled]
     return _examples(task, _check_numbering(task, rows, label, source), source)
 
 
@@ -159,7 +145,7 @@ def _columns(task: Task, names: Sequence[str], columns: Columns, source: str) ->
     if found is None or label is None or len(found) != 1 + task.pair:
         raise InputError(
             f"{source}: task {task.name} needs columns for its text{'s' if task.pair else ''} and its label, but there "
-            f"are {', '.join(names)}: name them with --text-column and --label-column"
+            f"are {', '.join(names)}: name them by text_column= and label_column="
         )
     return found, label
 
@@ -174,18 +160,11 @@ def _text_columns(task: Task) -> list[tuple[str, ...]]:
 
 def _task_folder(task: Task, folder: Path) -> Path:
     for parent in (folder, folder / "k-shot"):
-        inside = [path for path in sorted(parent.iterdir()) if path.is_dir()] if parent.is_dir() else []
-        for wanted in (task.name, task.layout.folder):
-            for candidate in inside:
-                if _folder_key(candidate.name) == _folder_key(wanted):
-                    return candidate
+        if found := find_folders(parent, task.name, task.layout.folder):
+            return found[0]
     raise InputError(
         f"no folder of task {task.name} in {str(folder)!r}: expected {task.layout.folder} or {task.name.lower()}"
     )
-
-
-def _folder_key(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
 
 
 def _rows(task: Task, file: Path, columns: Columns) -> Iterator[TaskRow]:

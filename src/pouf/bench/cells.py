@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,10 +31,6 @@ from pouf.data.labels import Labelled
 
 EVALUATIONS = 10  # along a run, of which the paper takes the best
 Judge = Callable[[Classifier], dict[str, float]]  # on labelled data, by column
-
-
-def run_cell(cell: Cell, setting: Setting) -> Result:
-    return CELLS[cell.table](cell, setting)
 
 
 def _judged(
@@ -62,22 +58,15 @@ def _judged(
     last = final.get(recipe.steps) or judge(result.at("last"))
     if recipe.steps and not recipe.snapshots:
         return {column: Score(last[column]) for column in last}, result
-    advised = result.verdict.advised
-    if advised == "last":
-        chosen = last
-    else:
-        step = (result.verdict.chosen or 0) if advised == "chosen" else 0
-        chosen = final.get(step) or judge(result.classifier)
-    best = last if judge_dev is None or not dev else scores_at[max(dev, key=lambda step: dev[step])]
-    return {
-        column: Score(
-            last[column],
-            chosen[column],
-            max(scores[column] for scores in [*scores_at.values(), last]),
-            None if judge_dev is None else best[column],
-        )
-        for column in last
-    }, result
+    verdict, chosen = result.verdict, last
+    if verdict.advised != "last":
+        chosen = final.get((verdict.chosen or 0) * (verdict.advised == "chosen")) or judge(result.classifier)
+    best = scores_at[max(dev, key=dev.__getitem__)] if dev else last
+    scores = {}
+    for column in last:
+        oracle = max(each[column] for each in [*scores_at.values(), last])
+        scores[column] = Score(last[column], chosen[column], oracle, None if judge_dev is None else best[column])
+    return scores, result
 
 
 def _facts(result: Adaptation) -> dict[str, float]:
@@ -201,9 +190,9 @@ def language_cell(cell: Cell, setting: Setting) -> Result:
 def _best_of_grid(cell: Cell, setting: Setting, recipe: Recipe) -> Result:
     """Of all batch sizes and rates the run that is best on D_dev, as Gao et al. report theirs."""
     results = []
-    for values in product(*GRID.values()):
-        result = _language_run(cell, setting, recipe.with_settings(dict(zip(GRID, values, strict=True))))
-        results.append(result._replace(facts=result.facts | dict(zip(GRID, values, strict=True))))
+    for values in (dict(zip(GRID, each, strict=True)) for each in product(*GRID.values())):
+        result = _language_run(cell, setting, recipe.with_settings(values))
+        results.append(result._replace(facts=result.facts | values))
     return max(results, key=lambda result: result.facts["dev"])
 
 
@@ -278,25 +267,19 @@ def _language_classifier(cell: Cell, setting: Setting, shots: Shots | None) -> C
     return classifier
 
 
-def ablation_cell(cell: Cell, setting: Setting) -> Result:
-    """Table 3: one part of the objective changed; prompt tuning for images, as the paper's 88.0 is."""
-    return _varied(cell, setting, ABLATIONS[cell.method])
+def varied_cell(cell: Cell, setting: Setting) -> Result:
+    """Table 3 and the sweep over lambda: one part of the objective changed.
 
-
-def lambda_cell(cell: Cell, setting: Setting) -> Result:
-    """The sweep over lambda: the method is its value."""
-    return _varied(cell, setting, {"objective.information": float(cell.method)})
-
-
-def _varied(cell: Cell, setting: Setting, changes: Mapping[str, Any]) -> Result:
+    Prompt tuning for images, as the paper's 88.0 is. In the sweep the method is the value of lambda.
+    """
+    is_sweep = cell.table == "lambda"
+    changes = {"objective.information": float(cell.method)} if is_sweep else ABLATIONS[cell.method]
     if cell.task in TASKS:
         recipe = _weighed(Recipe.load("masked-paper"), TASKS[cell.task])
     else:
         recipe = Recipe.load(_image_recipe(setting, cell.task, "prompt"))
-    recipe = _with_changes(recipe, setting, cell.seed).with_settings(changes)
-    if cell.task in TASKS:
-        return _language_run(cell, setting, recipe)
-    return _image_run(cell, setting, recipe)
+    run = _language_run if cell.task in TASKS else _image_run
+    return run(cell, setting, _with_changes(recipe, setting, cell.seed).with_settings(changes))
 
 
 def cost_cell(cell: Cell, setting: Setting) -> Result:
@@ -343,8 +326,12 @@ def unseen_cell(cell: Cell, setting: Setting) -> Result:
 CELLS: dict[str, Callable[[Cell, Setting], Result]] = {
     "images": image_cell,
     "language": language_cell,
-    "ablation": ablation_cell,
+    "ablation": varied_cell,
     "cost": cost_cell,
     "unseen": unseen_cell,
-    "lambda": lambda_cell,
+    "lambda": varied_cell,
 }
+
+
+def run_cell(cell: Cell, setting: Setting) -> Result:
+    return CELLS[cell.table](cell, setting)

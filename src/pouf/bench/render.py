@@ -25,11 +25,10 @@ Grid = list[list[str]]  # the header first; bold as in Markdown
 
 
 def write_tables(folder: Path, name: str, rows: Sequence[Row], setting: Setting) -> list[Path]:
-    files = []
-    for suffix, render in ((".md", markdown), (".csv", as_csv), (".tex", latex)):
-        files.append(folder / f"{name}{suffix}")
-        write_text(files[-1], render(TABLES[name], rows, setting))
-    return files
+    renderers = {".md": markdown, ".csv": as_csv, ".tex": latex}
+    for suffix, render in renderers.items():
+        write_text(folder / f"{name}{suffix}", render(TABLES[name], rows, setting))
+    return [folder / f"{name}{suffix}" for suffix in renderers]
 
 
 def markdown(table: Table, rows: Sequence[Row], setting: Setting) -> str:
@@ -99,14 +98,13 @@ def _wide(table: Table, rows: Sequence[Row]) -> Grid:
     """Methods down, tasks across, last step; the best of a category in bold, the paper's in brackets."""
     columns = list(dict.fromkeys(row.column for row in rows))
     by_key = {(row.column, row.method): row for row in rows}
-    best = {(column, few): _best(rows, column, few) for column in columns for few in (False, True)}
     grid = [["", *columns]]
     for method in dict.fromkeys(row.method for row in rows):
         line = [_name(method)]
         for column in columns:
             row = by_key.get((column, method))
             text = "–" if row is None else _format(row.last, table.percent)
-            if table.percent and method in best[column, is_few_shot(method)]:
+            if table.percent and method in _best(rows, column, is_few_shot(method)):
                 text = f"**{text}**"
             line.append(text + (f" [{_papers(row, table.percent)}]" if row is not None and row.paper else ""))
         grid.append(line)
@@ -115,11 +113,8 @@ def _wide(table: Table, rows: Sequence[Row]) -> Grid:
 
 def _best(rows: Sequence[Row], column: str, few_shot: bool) -> set[str]:
     """The best of a column, among those with shots or those without: all that are printed as equal."""
-    means = {
-        row.method: round(row.last.mean, 3)
-        for row in rows
-        if row.last is not None and row.column == column and is_few_shot(row.method) == few_shot
-    }
+    own = [row for row in rows if row.column == column and is_few_shot(row.method) == few_shot]
+    means = {row.method: round(row.last.mean, 3) for row in own if row.last is not None}
     return {method for method, mean in means.items() if mean == max(means.values())} if len(means) > 1 else set()
 
 
@@ -129,11 +124,11 @@ def _long(table: Table, rows: Sequence[Row]) -> Grid:
     grid = [["task", "method", "seeds", "steps", "last step", "chosen without labels", *[DEV] * dev, ORACLE, "paper",
              "failed"]]  # fmt: skip
     for row in rows:
-        none = "–" if row.seeds else "failed"
+        ways = [(row.last, "failed"), (row.chosen, ""), *[(row.dev, "–")] * dev, (row.oracle, "")]
+        cells = [_format(figure, table.percent, none or ("–" if row.seeds else "failed")) for figure, none in ways]
         grid.append([
-            row.column, _name(row.method), str(row.seeds), f"{row.steps:,}", _format(row.last, table.percent),
-            _format(row.chosen, table.percent, none), *[_format(row.dev, table.percent, "–")] * dev,
-            _format(row.oracle, table.percent, none), _papers(row, table.percent), "; ".join(row.failed),
+            row.column, _name(row.method), str(row.seeds), f"{row.steps:,}", *cells, _papers(row, table.percent),
+            "; ".join(row.failed),
         ])  # fmt: skip
     return grid
 
@@ -197,14 +192,12 @@ def _tex(text: str) -> str:
 
 
 def _where_to_stop(rows: Sequence[Row]) -> str:
-    dev = (
-        f"*{DEV}* takes the checkpoint that is best on as many other labelled texts as the shots: so the paper's "
-        "figures for language were chosen, without shots as well. "
-    )
-    return (
+    parts = [
         "Where to stop: the last step and the choice without labels need none; that choice is what `pouf adapt` would "
-        "use, zero-shot where an alarm speaks against the run. "
-        + (dev if _has_dev(rows) else "")
-        + f"The *{ORACLE}* takes the best checkpoint by the labels of the test, which nobody has: so the paper's "
-        "figures for images were chosen. It is there to show what is lost without them."
-    )
+        "use, zero-shot where an alarm speaks against the run.",
+        f"*{DEV}* takes the checkpoint that is best on as many other labelled texts as the shots: so the paper's "
+        "figures for language were chosen, without shots as well.",
+        f"The *{ORACLE}* takes the best checkpoint by the labels of the test, which nobody has: so the paper's "
+        "figures for images were chosen. It is there to show what is lost without them.",
+    ]
+    return " ".join(part for part in parts if _has_dev(rows) or not part.startswith(f"*{DEV}"))

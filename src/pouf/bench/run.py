@@ -200,8 +200,7 @@ def _with_earlier(grid: Grid, table: Table, name: str, results: Sequence[Result]
     """Also what was computed with the same settings before: a part never replaces a larger table."""
     seeds = sorted({result.cell.seed for result in results})
     new = {result.cell: result for result in results}
-    cells = table.cells(name, table.all_tasks, table.all_methods)
-    cells += table.cells(name, table.all_tasks, table.all_methods, seeds)
+    cells = [cell for own in (None, seeds) for cell in table.cells(name, table.all_tasks, table.all_methods, own)]
     # What depends on no seed counts for the seeds of this run.
     cells = [cell for cell in dict.fromkeys(cells) if cell.seed in seeds or depends_on_seed(cell)]
     found = (new.pop(cell, None) or grid.finished(cell) for cell in cells)

@@ -253,25 +253,18 @@ def _averages(by_row: Mapping[tuple[str, str], list[Result]]) -> dict[tuple[str,
             groups.setdefault((column.split(":")[0], method), {})[column] = by_seed
     averages: dict[tuple[str, str], list[Result]] = {}
     for (name, method), columns in groups.items():
-        first = next(iter(columns.values()))
-        seeds = [seed for seed in first if all(seed in by_seed for by_seed in columns.values())]
-        if len(columns) > 1 and seeds:
+        first, *others = columns.values()
+        seeds = [seed for seed in first if all(seed in by_seed for by_seed in others)]
+        if others and seeds:
             average = f"{name} average" + f" of {len(columns)}" * (len(columns) < len(IMAGE_SETS[name].domains))
-            averages[average, method] = [
-                first[seed]._replace(
-                    scores={average: _mean([by_seed[seed].scores[c] for c, by_seed in columns.items()])}
-                )
-                for seed in seeds
-            ]
+            scores = {seed: _mean([by_seed[seed].scores[c] for c, by_seed in columns.items()]) for seed in seeds}
+            averages[average, method] = [first[seed]._replace(scores={average: scores[seed]}) for seed in seeds]
     return averages
 
 
 def _mean(scores: Sequence[Score]) -> Score:
     """None where one of them has none."""
-    ways = [[value for value in way if value is not None] for way in zip(*scores, strict=True)]
-    last, *others = (statistics.mean(way) if len(way) == len(scores) else None for way in ways)
-    assert last is not None
-    return Score(last, *others)
+    return Score(*(None if None in way else statistics.mean(way) for way in zip(*scores, strict=True)))  # type: ignore[arg-type]
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -295,9 +288,9 @@ def _differs(method: str, setting: Setting) -> str:
     """What Gao et al. did for a few-shot figure that the paper quotes, and this table did not."""
     missing = []
     if method in GRID_METHODS and not setting.grid:
-        missing.append("the best on D_dev of nine batch sizes and rates for each seed (here one: --grid paper)")
+        missing.append("the best on D_dev of nine batch sizes and rates for each seed (here one)")
     if method == "lm-bff" and not setting.demo_filter:
-        missing.append("demonstrations filtered by similarity (here drawn from all: --demo-filter)")
+        missing.append("demonstrations filtered by similarity (here drawn from all)")
     return f"the paper's figure is Gao et al.'s: {', and '.join(missing)}" if missing else ""
 
 

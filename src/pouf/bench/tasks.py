@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,22 +91,17 @@ class ImageSet:
         )
 
     def find(self, root: Path) -> Path:
-        inside = sorted(root.iterdir()) if root.is_dir() else []
-        names = {_folder_key(self.folder), _folder_key(self.official or self.folder)}
-        for candidate in inside:
-            if candidate.is_dir() and _folder_key(candidate.name) in names:
-                return candidate
-        raise InputError(f"no {self.folder} in {str(root)!r}: {self.layout()}")
+        found = find_folders(root, self.folder, self.official or self.folder)
+        if not found:
+            raise InputError(f"no {self.folder} in {str(root)!r}: {self.layout()}")
+        return found[0]
 
     def _domain(self, base: Path, domain: str) -> Path:
         """Its folder; the expected one, where there is none."""
-        name = self.domains[domain]
-        found = [
-            path for path in sorted(base.iterdir()) if path.is_dir() and _folder_key(path.name) == _folder_key(name)
-        ]
+        found = find_folders(base, self.domains[domain])
         if len(found) > 1:
             raise InputError(f"{str(base)!r} has {' and '.join(path.name for path in found)}: keep one of them")
-        return found[0] if found else base / name
+        return found[0] if found else base / self.domains[domain]
 
     def layout(self) -> str:
         domains = "|".join(self.domains.values())
@@ -130,8 +126,14 @@ def _list(base: Path, name: str) -> Path:
     return found[0] if found else base / name
 
 
-def _folder_key(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
+def find_folders(parent: Path, *names: str) -> list[Path]:
+    """The folders of these names in another one; case, hyphens, underscores and spaces do not matter."""
+
+    def key(name: str) -> str:
+        return re.sub("[-_ ]", "", name.lower())
+
+    inside = [path for path in sorted(parent.iterdir()) if path.is_dir()] if parent.is_dir() else []
+    return [path for name in names for path in inside if key(path.name) == key(name)]
 
 
 IMAGE_SETS: dict[str, ImageSet] = {

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pouf.runs.folder import Run
     from pouf.runs.predict import Predicted
     from pouf.training.adaptation import Adaptation
-    from pouf.training.plan import Plan
     from pouf.training.search import Search
     from pouf.validation.evaluation import Evaluation
     from pouf.validation.verdict import Verdict
@@ -47,14 +46,11 @@ def plain(message: str) -> str:
 
     Characters that change the text direction are escaped too: they can make one file name look like another.
     """
-    return "".join(
-        character.encode("unicode_escape").decode() if _is_control(character) else character for character in message
-    )
 
+    def is_control(c: str) -> bool:
+        return "\u202a" <= c <= "\u202e" or "\u2066" <= c <= "\u2069" or unicodedata.category(c) in ("Cc", "Cs")
 
-def _is_control(character: str) -> bool:
-    changes_direction = "\u202a" <= character <= "\u202e" or "\u2066" <= character <= "\u2069"
-    return character not in "\n\t" and (changes_direction or unicodedata.category(character) in ("Cc", "Cs"))
+    return "".join(c.encode("unicode_escape").decode() if c not in "\n\t" and is_control(c) else c for c in message)
 
 
 def print_out(message: str, style: str | None = None) -> None:
@@ -67,19 +63,12 @@ def print_err(message: str, style: str | None = None) -> None:
     console.print(plain(message), markup=False, soft_wrap=True, style=style)
 
 
-def silence_libraries() -> None:
-    from pouf.models.load import silence_libraries
-
-    silence_libraries()
-
-
 @contextmanager
 def messages(show: Callable[[str], None] = print_err, level: int = logging.WARNING) -> Iterator[None]:
     """While open, pass the library's log messages to `show`."""
-    library = logging.getLogger("pouf")
+    library, handler = logging.getLogger("pouf"), logging.Handler(level)
+    handler.emit = lambda record: show(record.getMessage())  # type: ignore[method-assign]
     before = library.level, library.handlers
-    handler = _Handler(level)
-    handler.show = show
     library.setLevel(level)
     library.handlers = [handler]
     try:
@@ -89,24 +78,12 @@ def messages(show: Callable[[str], None] = print_err, level: int = logging.WARNI
         library.handlers = before[1]
 
 
-class _Handler(logging.Handler):
-    show: Callable[[str], None]
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.show(record.getMessage())
-
-
-def show_methods() -> None:
-    """Print all methods with their descriptions."""
-    from pouf.training.methods import METHODS
-
-    for known, entry in METHODS.items():
-        print_out(f"{known:16} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
-
-
-def show_plan(plan: Plan, inputs: AdaptInputs, output: OutputOptions) -> None:
-    """Everything that would be done, by a run of the same options without --plan."""
-    show_result(plan.to_json(), str(plan), output)
+def show_result(facts: dict[str, Any], text: str, output: OutputOptions) -> None:
+    """Print the result of a command as one JSON object, as text, or not at all (--quiet)."""
+    if output.as_json:
+        print_json(facts)
+    elif not output.quiet:
+        print_out(text)
 
 
 def show_adaptation(result: Adaptation, inputs: AdaptInputs, output: OutputOptions) -> None:
@@ -115,7 +92,7 @@ def show_adaptation(result: Adaptation, inputs: AdaptInputs, output: OutputOptio
     facts = {
         "method": result.method, "n": sum(map(len, result.sources.values())),
         "skipped": sum(len(each.skipped) for each in result.sources.values()), "steps": len(result.history),
-        "loss": last.loss if last else None, "effective_classes": last.effective_classes if last else None,
+        "loss": last and last.loss, "effective_classes": last and last.effective_classes,
         "seconds": round(last.seconds, 1) if last else 0.0, "trainable": result.trainable, "total": result.total,
     }  # fmt: skip
     line = "Nothing was trained."
@@ -129,38 +106,45 @@ def show_adaptation(result: Adaptation, inputs: AdaptInputs, output: OutputOptio
 
 def show_search(found: Search, inputs: AdaptInputs, output: OutputOptions) -> None:
     """Print the result of `pouf search`."""
-    lines = [
-        f"not believed: {format_settings(trial.settings)}: {trial.why_not}" for trial in found.trials if trial.why_not
-    ]
+    lines = [f"not believed: {format_settings(t.settings)}: {t.why_not}" for t in found.trials if t.why_not]
     if found.settings is not None:
         lines.append(f"Chosen without labels: {format_settings(found.settings)}.")
     facts = {"settings": found.settings, "step": found.ranking.step, "trials": len(found.trials)}
     _show_run(found.result, facts, lines, inputs, output)
 
 
+def format_settings(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in settings.items())
+
+
 def _show_run(
     result: Adaptation, facts: dict[str, Any], lines: list[str], inputs: AdaptInputs, output: OutputOptions
 ) -> None:
-    """Print the verdict, skipped inputs, the command's own lines, and next steps."""
-    show_verdict(result.verdict, output.hidden)
+    """Print the verdict, skipped inputs, the command's own lines, drift, absent names, files, and next steps."""
+    verdict, run = result.verdict, result.files["run"]
+    show_verdict(verdict, output.hidden)
     if output.as_json:
-        print_json(_facts(result) | facts)
+        print_json({name: str(file) for name, file in result.files.items()} | {
+            "verdict": verdict.message, "advised": verdict.advised, "chosen": verdict.chosen,
+            "alarms": [alarm.name for alarm in verdict.alarms],
+            "cautions": [caution.name for caution in verdict.cautions],
+            "drift": result.drift._asdict() if result.drift is not None else None,
+        } | facts)  # fmt: skip
         return
-    sources = list(result.sources.values())
-    show_skipped(sources, result.files["run"])
-    if not output.quiet:
-        print_out("\n".join(lines))
-        _show_end(result, inputs, sources)
-
-
-def _show_end(result: Adaptation, inputs: AdaptInputs, sources: list[Unlabelled]) -> None:
-    """Print drift, absent names, files, and next steps."""
-    show_drift(result)
-    show_absent(result.absent, len(inputs.classifier.classes))
-    show_files(result)
-    run = shlex.quote(str(result.files["run"]))
-    review = f"\n  pouf review {run}" if inputs.data is not None else ""
-    print_out(f"Next:\n  pouf predict {run} {_example(sources[0])}{review}")
+    for data in result.sources.values():
+        skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
+        show_unreadable(skipped, len(data) - len(skipped), run)
+    if output.quiet:
+        return
+    if result.drift is not None:
+        lines.append(f"Outside of the task: {result.drift}")
+    lines += _absent(result.absent, len(inputs.classifier.classes))
+    lines.append(f"The run is in {run}")
+    lines += [f"  {name}: {result.files[name]}" for name in ("predictions", "report") if name in result.files]
+    lines += ["Next:", f"  pouf predict {shlex.quote(str(run))} {_example(next(iter(result.sources.values())))}"]
+    if inputs.data is not None:
+        lines.append(f"  pouf review {shlex.quote(str(run))}")
+    print_out("\n".join(lines))
 
 
 def _example(data: Unlabelled) -> str:
@@ -172,20 +156,11 @@ def _example(data: Unlabelled) -> str:
     return shlex.quote(str(image if data.modality == "image" and source.is_dir() else source))
 
 
-def show_absent(names: list[str], classes: int) -> None:
-    """Print the names of classes that no input seems to belong to."""
-    if names:
-        more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
-        listed = ", ".join(names[:MAX_LISTED_NAMES])
-        print_out(f"{len(names)} of {classes} classes seem to be absent from the inputs: {listed}{more}")
-
-
-def show_result(facts: dict[str, Any], text: str, output: OutputOptions) -> None:
-    """Print the result of a command as one JSON object, as text, or not at all (--quiet)."""
-    if output.as_json:
-        print_json(facts)
-    elif not output.quiet:
-        print_out(text)
+def _absent(names: list[str], classes: int) -> list[str]:
+    """A line with the names of classes that no input seems to belong to, if there are any."""
+    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    listed = ", ".join(names[:MAX_LISTED_NAMES])
+    return [f"{len(names)} of {classes} classes seem to be absent from the inputs: {listed}{more}"] if names else []
 
 
 def show_predictions(
@@ -208,26 +183,25 @@ def show_predictions(
         print_out(_format_prediction(row, named=len(found.rows) > 1))
     if output.quiet:
         return
-    show_absent(found.absent, len(run.card.classes))
+    lines = _absent(found.absent, len(run.card.classes))
     if "unknown" in found.counts:
-        print_out(
+        lines.append(
             f"{plural(found.counts['unknown'], 'input')} marked unknown: farther from all prototypes than 99 % of the "
             "run's own inputs"
         )
     if "abstained" in found.counts:
-        print_out(
+        lines.append(
             f"{found.counts['abstained']:,} are marked abstained, so that about {100 * (abstain or 0):g} % of the rest "
             "are wrong. This is estimated without labels, from how confident and stable the predictions of the "
             "adapted model and of zero-shot are: check it with pouf review"
         )
     if file is not None:
-        print_out(f"{plural(found.n, 'prediction')} in {file}, by {_display_use(found.by, run)}")
-
-
-def _display_use(use: str, run: Run) -> str:
-    if use != "zero-shot" and run.verdict.last == 0:
-        return "zero-shot with corrected predictions"
-    return "zero-shot" if use == "zero-shot" else "the adapted model"
+        model = "zero-shot" if found.by == "zero-shot" else "the adapted model"
+        if run.verdict.last == 0 and found.by != "zero-shot":
+            model = "zero-shot with corrected predictions"
+        lines.append(f"{plural(found.n, 'prediction')} in {file}, by {model}")
+    for line in lines:
+        print_out(line)
 
 
 def _format_prediction(row: Mapping[str, Any], named: bool) -> str:
@@ -237,32 +211,6 @@ def _format_prediction(row: Mapping[str, Any], named: bool) -> str:
         text += " (abstained)"
     name = next(str(row[key]) for key in ("text", *row) if key in row)
     return f"{text}  {name}" if named else text
-
-
-def _facts(result: Adaptation) -> dict[str, Any]:
-    verdict = result.verdict
-    return {name: str(file) for name, file in result.files.items()} | {
-        "verdict": verdict.message, "advised": verdict.advised, "chosen": verdict.chosen,
-        "alarms": [alarm.name for alarm in verdict.alarms],
-        "cautions": [caution.name for caution in verdict.cautions],
-        "drift": result.drift._asdict() if result.drift is not None else None,
-    }  # fmt: skip
-
-
-def show_drift(result: Adaptation) -> None:
-    if result.drift is not None:
-        print_out(f"Outside of the task: {result.drift}")
-
-
-def show_files(result: Adaptation) -> None:
-    print_out(f"The run is in {result.files['run']}")
-    for name in ("predictions", "report"):
-        if name in result.files:
-            print_out(f"  {name}: {result.files[name]}")
-
-
-def format_settings(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in settings.items())
 
 
 def show_evaluation(result: Evaluation, title: str) -> None:
@@ -338,14 +286,8 @@ def remind(verdict: Verdict, run: Run) -> None:
         show_verdict(verdict, quiet=True)
 
 
-def show_skipped(inputs: list[Unlabelled], run: Path | None) -> None:
-    """Print how many inputs of each data set are unreadable."""
-    for data in inputs:
-        skipped = {data.ids[i]: data.skipped[i] for i in sorted(data.skipped)}
-        show_unreadable(skipped, len(data) - len(skipped), run)
-
-
 def show_unreadable(skipped: Mapping[str, str], n: int, run: Path | None = None) -> None:
+    """Print how many inputs can't be read, with one as an example."""
     if skipped:
         name, why = next(iter(skipped.items()))
         where = f"; all are listed in {run / 'details' / 'skipped.jsonl'}" if run else ""
@@ -353,16 +295,14 @@ def show_unreadable(skipped: Mapping[str, str], n: int, run: Path | None = None)
 
 
 def print_json(facts: dict[str, Any]) -> None:
-    typer.echo(json.dumps(_finite(facts), allow_nan=False))
+    def finite(value: Any) -> Any:  # JSON lacks NaN and infinity
+        if isinstance(value, dict):
+            return {name: finite(inner) for name, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [finite(inner) for inner in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
-
-def _finite(value: Any) -> Any:
-    """The value with None for NaN and infinity, which JSON lacks."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    typer.echo(json.dumps(finite(facts), allow_nan=False))
 
 
 def fail(message: str, code: int) -> NoReturn:

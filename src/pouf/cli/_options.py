@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -18,6 +18,7 @@ from pouf.errors import InputError
 from pouf.recipe import setting
 
 if TYPE_CHECKING:
+    from pouf.classifier import Classifier
     from pouf.inference.cache import FeatureCache
 
 PANELS = (None, "Data", "Model and method", "Training", "Speed and memory", "Output")  # groups of --help, in order
@@ -28,18 +29,17 @@ DataOption, ModelOption, TrainingOption, SpeedOption, OutputOption = (
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 TextColumn = Annotated[str | None, DataOption(help="Column of the texts; a,b for pairs.", show_default="text")]
 IdColumn = Annotated[
-    str | None,
-    DataOption(
-        help="Columns that name the inputs, as id or id,text, instead of row numbers.", show_default="row numbers"
-    ),
+    str | None, DataOption(help="Columns that name the inputs, as id or id,text.", show_default="row numbers")
 ]
 LabelColumn = Annotated[str, DataOption(help="Column of the labels in text files.")]
-UseOption = Annotated[
-    str,
-    typer.Option(
-        "--use", help="advised (by the run), zero-shot or adapted; of its steps, last or chosen.", metavar="WHICH"
-    ),
+OwnInputs = Annotated[
+    Path | None, typer.Argument(metavar="INPUT", help="Images, texts or vectors.", show_default="the run's own")
 ]
+BatchSize = Annotated[int, typer.Option(help="Samples encoded at once.", min=1)]
+UseOption = Annotated[
+    str, typer.Option("--use", help="advised, zero-shot, adapted, or a step: last, chosen.", metavar="WHICH")
+]
+Overwrite = Annotated[bool, OutputOption("--overwrite", help="Replace what is in --out, if this succeeds.")]
 
 # Settings of the recipe that have their own option; `--set` changes the others.
 TRAINING_SETTINGS = {
@@ -52,17 +52,34 @@ SPEED_SETTINGS = {
     "compile": "compute.compile", "checkpointing": "compute.checkpointing", "workers": "compute.workers",
     "save-every": "compute.save_every",
 }  # fmt: skip
-Changes = dict[str, Any]  # of a recipe, by dotted name
+_VARIABLES = {name: "set_" + name.replace(".", "_") for name in (*TRAINING_SETTINGS.values(), *SPEED_SETTINGS.values())}
+
+
+def _setting_option(panel: Callable[..., Any], name: str, dotted: str) -> tuple[str, Any, None]:
+    """The option of a setting, with type and help of the recipe's field; its default None leaves it to the recipe."""
+    kind: Any = setting(dotted).annotation
+    about = str(setting(dotted).description)
+    if choices := get_args(kind):
+        kind, about = str, f"{about.rstrip('.')}: {', '.join(choices[:-1])} or {choices[-1]}."
+    return _VARIABLES[dotted], Annotated[kind | None, panel(f"--{name}", help=about)], None
+
+
+_Settings: Any = make_dataclass(
+    "_Settings",
+    [
+        _setting_option(panel, name, dotted)
+        for panel, table in ((TrainingOption, TRAINING_SETTINGS), (SpeedOption, SPEED_SETTINGS))
+        for name, dotted in table.items()
+    ],
+)
 
 
 @dataclass
 class OutputOptions:
-    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="Errors, alarms, cautions and skipped inputs only.")] = (
+    quiet: Annotated[bool, OutputOption("--quiet", "-q", help="Only errors, alarms, cautions, skipped inputs.")] = False
+    as_json: Annotated[bool, OutputOption("--json", help="One JSON object on standard output, and nothing else.")] = (
         False
     )
-    as_json: Annotated[
-        bool, OutputOption("--json", help="One JSON object on standard output, and nothing else there.")
-    ] = False
 
     @property
     def hidden(self) -> bool:
@@ -74,23 +91,24 @@ class DeviceOptions(OutputOptions):
     """Device, feature cache and trust."""
 
     cache: Annotated[
-        Path | None,
-        SpeedOption(help="Folder of cached features.", show_default="$POUF_CACHE or ~/.cache/pouf"),
+        Path | None, SpeedOption(help="Folder of cached features.", show_default="$POUF_CACHE or ~/.cache/pouf")
     ] = None
     no_cache: Annotated[bool, SpeedOption("--no-cache", help="Neither read nor write the feature cache.")] = False
     device: Annotated[str, SpeedOption(help="cpu, cuda or mps; auto takes the fastest available.")] = "auto"
     trust_model: Annotated[
-        bool,
-        ModelOption(
-            "--trust-model",
-            help="Load pickled weights and run code that comes with the model. Both can do anything on this machine.",
-        ),
+        bool, ModelOption("--trust-model", help="Load pickled weights, run the model's own code: it can do anything.")
     ] = False
 
     def features_cache(self) -> FeatureCache | None:
         from pouf.inference.cache import FeatureCache
 
         return None if self.no_cache else FeatureCache(self.cache)
+
+    def load(self, run: Path, *uses: str) -> list[Classifier]:
+        """States of a run, on the device."""
+        from pouf.runs.folder import load_classifiers
+
+        return load_classifiers(run, *uses, device=self.resolve_device(), trust_model=self.trust_model)
 
     def resolve_device(self) -> str:
         """The device by its full name, for example cuda:1."""
@@ -117,24 +135,18 @@ class InferenceOptions(DeviceOptions):
 
 
 @dataclass
-class RunOptions(DeviceOptions):
+class RunOptions(DeviceOptions, _Settings):  # type: ignore[misc]
     """Options of `adapt` and `search`: data, classes, model, method, training and output."""
 
     data: Annotated[
-        Path | None,
-        typer.Argument(metavar="DATA", help="Folder of images, or file of texts or vectors."),
+        Path | None, typer.Argument(metavar="DATA", help="Folder of images, or file of texts or vectors.")
     ] = None
-    classes: Annotated[
-        str | None,
-        DataOption(help="a,b,c, or a file of names or descriptions."),
-    ] = None
+    classes: Annotated[str | None, DataOption(help="a,b,c, or a file of names or descriptions.")] = None
     images: Annotated[Path | None, DataOption(help="Like DATA, but always read as a folder of images.")] = None
-    texts: Annotated[
-        Path | None, DataOption(help="Like DATA, but always read as texts: CSV, JSONL, JSON, Parquet, Excel, text.")
-    ] = None
-    features: Annotated[
-        str | None, DataOption(help="Vectors instead of a model and data: npy, npz, safetensors, Parquet.")
-    ] = None
+    texts: Annotated[Path | None, DataOption(help="Like DATA, but always read as a file of texts.")] = None
+    features: Annotated[str | None, DataOption(help="Vectors instead of a model and data: npy, npz, safetensors …")] = (
+        None
+    )
     prototypes: Annotated[str | None, DataOption(help="One vector per class, for --features.")] = None
     shots: Annotated[Path | None, DataOption(help="A few labelled examples: file or folder.")] = None
     answers: Annotated[Path | None, DataOption(help="The answers of pouf review, as labelled examples.")] = None
@@ -142,15 +154,13 @@ class RunOptions(DeviceOptions):
     label_column: LabelColumn = "label"
     id_column: IdColumn = None
     keep_classes: Annotated[
-        str | None,
-        DataOption(help="Measure the drift on other class names: a,b,c, a file, or words for ordinary words."),
+        str | None, DataOption(help="Measure the drift on other names: a,b,c, a file, or words for ordinary words.")
     ] = None
     keep_data: Annotated[
         Path | None, DataOption(help="Labelled inputs of the --keep-classes.", show_default="inputs of the task")
     ] = None
     model: Annotated[
-        str | None,
-        ModelOption(help="Hub name or local folder.", show_default="one for the kind of data"),
+        str | None, ModelOption(help="Hub name or local folder.", show_default="one for the kind of data")
     ] = None
     revision: Annotated[str | None, ModelOption(help="Revision of the model on the hub.")] = None
     template: Annotated[
@@ -158,65 +168,53 @@ class RunOptions(DeviceOptions):
         ModelOption(help="Sentence with {} for the class, or with {text} and [MASK]; repeatable, or a file."),
     ] = None
     words: Annotated[
-        str | None,
-        ModelOption(
-            help="Word for [MASK] of each class, e.g. terrible,great, or several per class, e.g. bad|awful,good."
-        ),
+        str | None, ModelOption(help="Words for [MASK], one per class or several, as terrible,great or bad|awful,good.")
     ] = None
     max_length: Annotated[int | None, ModelOption(help="Maximum tokens, text plus template.")] = None
-    windows: Annotated[
-        bool, ModelOption("--windows", help="Read long texts in windows of the model's length, instead of cutting.")
-    ] = False
-    method: Annotated[
-        str, ModelOption(help="pouf, or a baseline to compare it with: run --method list to see them all.")
-    ] = "pouf"
+    windows: Annotated[bool, ModelOption("--windows", help="Read long texts in windows, instead of cutting them.")] = (
+        False
+    )
+    method: Annotated[str, ModelOption(help="pouf, or a baseline: --method list shows all.")] = "pouf"
     demonstrations: Annotated[
         bool, ModelOption("--demonstrations", help="Put one shot per class after every text, as LM-BFF does.")
     ] = False
     teacher: Annotated[
-        str | None,
-        ModelOption(help="Soft labels to learn from: a file of answers, a run, or a model.", metavar="FILE|MODEL"),
+        str | None, ModelOption(help="Soft labels: a file of answers, a run, or a model.", metavar="FILE|MODEL")
     ] = None
     second_features: Annotated[
-        str | None,
-        ModelOption(help="Features of the inputs from a second encoder: a file, or a model.", metavar="FILE|MODEL"),
+        str | None, ModelOption(help="Features of a second encoder: a file, or a model.", metavar="FILE|MODEL")
     ] = None
-    prior: Annotated[
-        str | None,
-        ModelOption(help="uniform, estimated, paper, or shares: 0.7,0.3."),
-    ] = None
+    prior: Annotated[str | None, ModelOption(help="uniform, estimated, paper, or shares: 0.7,0.3.")] = None
     refine: Annotated[
         bool | None, ModelOption("--refine/--no-refine", help="Refine all predictions jointly after training.")
     ] = None
     preset: Annotated[
         str | None,
         TrainingOption(
-            help="fast, balanced or paper (needs a GPU).",
-            show_default="fast for images, else balanced",
+            help="fast, light, balanced or paper (needs a GPU).", show_default="fast for images, else balanced"
         ),
     ] = None
     max_minutes: Annotated[float | None, TrainingOption(help="Most thorough preset that fits in this time.")] = None
     recipe: Annotated[str | None, TrainingOption(help="Name of a recipe, or a TOML file.")] = None
-    changes: Changes = field(default_factory=dict)
     settings: Annotated[
         list[str] | None,
         TrainingOption("--set", help="Any other setting of the recipe, as optimisation.momentum=0.8; repeatable."),
     ] = None
     out: Annotated[Path, OutputOption(help="Folder of the run.")] = Path("pouf-run")
-    resume: Annotated[
-        bool,
-        OutputOption("--resume", help="Continue the run in --out, or start it."),
-    ] = False
-    overwrite: Annotated[bool, OutputOption("--overwrite", help="Replace the run in --out, if this succeeds.")] = False
+    resume: Annotated[bool, OutputOption("--resume", help="Continue the run in --out, or start it.")] = False
+    overwrite: Overwrite = False
     report: Annotated[
         bool, OutputOption("--report/--no-report", help="Write predictions and a report into the run as well.")
     ] = True
     tracker: Annotated[
         list[str] | None,
-        OutputOption(
-            help="Log steps and verdict to tensorboard (in its folder of the run), wandb, mlflow, trackio; repeatable."
-        ),
+        OutputOption(help="Log to tensorboard (in its folder of the run), wandb, mlflow or trackio; repeatable."),
     ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Changes to the recipe by dotted name, from the options of settings and `--set`."""
+        values = {name: getattr(self, variable) for name, variable in _VARIABLES.items()}
+        return {name: value for name, value in values.items() if value is not None} | parse_settings(self.settings)
 
 
 def path(text: str | Path) -> Path:
@@ -226,10 +224,10 @@ def path(text: str | Path) -> Path:
     return Path(text)
 
 
-def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+def parse_settings(settings: Sequence[str] | None) -> dict[str, Any]:
     """`steps=50` as {"steps": 50}; values are JSON, or else strings."""
     changes: dict[str, Any] = {}
-    for change in settings:
+    for change in settings or ():
         name, equals, value = change.partition("=")
         if not equals:
             raise InputError(f"--set {change!r}: expected name=value, as steps=50")
@@ -255,67 +253,19 @@ def proportions(text: str | None) -> str | list[float] | None:
     return split_numbers("--prior", text, "'uniform', 'estimated', 'paper', or one number for each class as 0.7,0.3")
 
 
-def _setting_option(panel: Callable[..., Any], name: str, dotted: str) -> inspect.Parameter:
-    """The option of a setting, with type and help of the recipe's field; its default None leaves it to the recipe."""
-    recipe_field = setting(dotted)
-    kind, about = recipe_field.annotation, str(recipe_field.description)
-    if choices := get_args(kind):
-        kind, about = str, f"{about.rstrip('.')}: {', '.join(choices[:-1])} or {choices[-1]}."
-    annotation = Annotated[kind | None, panel(f"--{name}", help=about)]  # type: ignore[valid-type]
-    return inspect.Parameter(
-        _option_variable(dotted), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-    )
-
-
-def _option_variable(dotted: str) -> str:
-    return "set_" + dotted.replace(".", "_")
-
-
-def _parameters(group: Any) -> Iterator[inspect.Parameter]:
-    """The options of a group: one for each field, and those of settings for the field `changes`."""
-    hints = get_type_hints(group, include_extras=True)
-    for each in fields(group):
-        if each.name == "changes":
-            for panel, table in ((TrainingOption, TRAINING_SETTINGS), (SpeedOption, SPEED_SETTINGS)):
-                yield from (_setting_option(panel, name, dotted) for name, dotted in table.items())
-        else:
-            yield inspect.Parameter(
-                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
-            )
-
-
-def _build_group(group: Any, given: dict[str, Any]) -> Any:
-    """Build a group from its options, which are removed from `given`."""
-    values = {each.name: given.pop(each.name) for each in fields(group) if each.name != "changes"}
-    if any(each.name == "changes" for each in fields(group)):
-        found = {
-            dotted: given.pop(_option_variable(dotted))
-            for dotted in (*TRAINING_SETTINGS.values(), *SPEED_SETTINGS.values())
-        }
-        values["changes"] = {dotted: value for dotted, value in found.items() if value is not None}
-    return group(**values)
-
-
-def _type_and_option(parameter: inspect.Parameter) -> tuple[Any, Any]:
-    """The type of a parameter, and its typer option."""
-    kind, option = get_args(parameter.annotation)
-    return kind, option
-
-
 METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
-def _for_typer(parameter: inspect.Parameter, is_visible: bool, panel: str | None) -> inspect.Parameter:
-    """A copy of a parameter with parser, metavar, panel and visibility set for typer."""
-    kind, option = _type_and_option(parameter)
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    """An option as typer expects it, with the metavar of its type; paths are checked by `path`."""
+    kind, option = get_args(annotation)
     option = copy(option)
     plain = next((each for each in METAVARS if kind in (each, each | None, list[each] | None)), None)  # type: ignore[valid-type]
     if plain is Path:
         option.parser = path
     if option.metavar is None and plain is not None:
         option.metavar = METAVARS[plain]
-    option.hidden, option.rich_help_panel = not is_visible, panel
-    return parameter.replace(annotation=Annotated[kind, option])
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
 def grouped(*common: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -331,23 +281,27 @@ def grouped(*common: str) -> Callable[[Callable[..., None]], Callable[..., None]
         parameters: list[inspect.Parameter] = []
         for name, parameter in inspect.signature(command).parameters.items():
             if name in groups:
-                parameters += _parameters(groups[name])
+                own = get_type_hints(groups[name], include_extras=True)
+                parameters += [_parameter(each.name, each.default, own[each.name]) for each in fields(groups[name])]
             else:
-                parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
-        parameters.sort(key=lambda parameter: PANELS.index(_type_and_option(parameter)[1].rich_help_panel))
-        panels = {parameter.name: _type_and_option(parameter)[1].rich_help_panel for parameter in parameters}
-        parameters = [
-            _for_typer(each, not common or each.name in common, None if common else panels[each.name])
-            for each in parameters
-        ]
+                parameters.append(_parameter(name, parameter.default, hints[name]))
+        options = {parameter.name: get_args(parameter.annotation)[1] for parameter in parameters}
+        parameters.sort(key=lambda parameter: PANELS.index(options[parameter.name].rich_help_panel))
         if common:
+            panels = {name: option.rich_help_panel for name, option in options.items()}
+            for name, option in options.items():
+                option.hidden, option.rich_help_panel = name not in common, None
             parameters.append(_help_all(panels))
 
         @wraps(command)
-        def run(**options: Any) -> None:
-            options.pop("help_all", None)
-            built = {name: _build_group(group, options) for name, group in groups.items()}
-            command(**built, **options)
+        def run(**given: Any) -> None:
+            from pouf.models.load import silence_libraries
+
+            silence_libraries()
+            given.pop("help_all", None)
+            for name, group in groups.items():
+                given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+            command(**given)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

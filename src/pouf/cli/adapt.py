@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -18,7 +18,6 @@ from pouf.cli._options import (
     RunOptions,
     TrainingOption,
     grouped,
-    parse_settings,
     proportions,
     split_numbers,
 )
@@ -28,12 +27,15 @@ from pouf.recipe import PRESETS
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
-    from pouf.cli._progress import ProgressReporter
     from pouf.data.base import Modality, Unlabelled
     from pouf.data.class_names import ClassSet
     from pouf.data.labels import Shots
-    from pouf.training.callbacks import Callback
     from pouf.training.search import Search
+
+COMMON = (
+    "data", "classes", "text_column", "shots", "answers", "model", "template", "prior", "preset", "max_minutes", "out",
+    "resume", "overwrite",
+)  # fmt: skip
 
 
 class AdaptInputs(NamedTuple):
@@ -45,97 +47,170 @@ class AdaptInputs(NamedTuple):
     teacher: Any = None
 
 
-def check_options(options: RunOptions) -> None:
+@grouped(*COMMON)
+def adapt(
+    options: RunOptions,
+    plan: Annotated[bool, OutputOption("--plan", help="Show what would be done, and train nothing.")] = False,
+) -> None:
+    """Adapt a model to unlabelled images or texts, given the names of the classes.
+
+    \b
+    pouf adapt photos/ --classes "cat,dog,sea lion"
+    pouf adapt reviews.csv --text-column review --classes classes.toml
+    """
+
+    def call(inputs: AdaptInputs, reporter: ProgressReporter, arguments: dict[str, Any]) -> Any:
+        from pouf.options import AdaptOptions
+        from pouf.training.plan import make_plan
+
+        if not plan:
+            return inputs.classifier.adapt(inputs.data, **arguments)
+        return make_plan(inputs.classifier, inputs.data, AdaptOptions(**arguments), cache=arguments["cache"])
+
+    def show(result: Any, inputs: AdaptInputs, output: OutputOptions) -> None:
+        if plan:
+            console.show_result(result.to_json(), str(result), output)
+        else:
+            console.show_adaptation(result, inputs, output)
+
+    _run(options, call, show, writes=not plan)
+
+
+@grouped(*COMMON, "lrs", "lambdas")
+def search(
+    options: RunOptions,
+    lrs: Annotated[
+        str | None, TrainingOption(help="Learning rates to try.", show_default="⅓×, 1× and 3× the recipe's rate")
+    ] = None,
+    lambdas: Annotated[str | None, TrainingOption(help="Weights of the mutual information to try.")] = None,
+) -> None:
+    """Try a few learning rates (and lambdas), and choose among all their steps without labels."""
+    named = {"optimisation.lr": ("--lrs", lrs), "objective.information": ("--lambdas", lambdas)}
+    values = {name: split_numbers(*given, "numbers as 1e-3,3e-3") for name, given in named.items()}
+    grid = {name: tried for name, tried in values.items() if tried}
+
+    def call(inputs: AdaptInputs, reporter: ProgressReporter, arguments: dict[str, Any]) -> Search:
+        def on_trial(settings: dict[str, Any]) -> None:
+            reporter.say(console.format_settings(settings))
+
+        return inputs.classifier.search(inputs.data, grid or None, on_trial=on_trial, **arguments)
+
+    _run(options, call, console.show_search)
+
+
+def _run(
+    options: RunOptions,
+    call: Callable[[AdaptInputs, ProgressReporter, dict[str, Any]], Any],
+    show: Callable[[Any, AdaptInputs, OutputOptions], None],
+    writes: bool = True,
+) -> None:
+    """Read the inputs, call the library, print the result."""
+    from pouf.integrations.trackers import Tracking
+    from pouf.options import KeepNames, Output
+    from pouf.runs.run_folder import check_new
+    from pouf.training.methods import METHODS
+
+    if options.method == "list":
+        for known, entry in METHODS.items():
+            console.print_out(f"{known:16} {entry.about}{' (needs --shots)' if entry.needs_shots else ''}")
+        return
+    _check_options(options)
+    if writes and console.is_main():
+        check_new(options.out, options.resume, options.overwrite)
+    callbacks: list[Any] = []
+    if options.quiet:
+        os.environ.setdefault("WANDB_SILENT", "true")
+    if options.tracker:
+        callbacks = [Tracking(options.tracker, name=options.out.resolve().name, folder=options.out / "tensorboard")]
+    with progress(options.hidden) as reporter:
+        inputs = _read_inputs(options, reporter)
+        arguments = {
+            "method": options.method, "recipe": options.preset or options.recipe, "max_minutes": options.max_minutes,
+            "settings": options.changes(), "shots": inputs.shots, "teacher": inputs.teacher,
+            "second_features": options.second_features, "demonstrations": options.demonstrations,
+            "prior": proportions(options.prior), "refine": options.refine, "cache": options.features_cache(),
+            "output": Output(options.out, options.resume, options.overwrite, options.report),
+            "keep": KeepNames(options.keep_classes, options.keep_data) if options.keep_classes is not None else None,
+            "callbacks": [reporter, *callbacks], "command": sys.argv,
+        }  # fmt: skip
+        result = call(inputs, reporter, arguments)
+    if console.is_main():
+        show(result, inputs, options)
+
+
+def _check_options(options: RunOptions) -> None:
     """Raise an error for contradicting options, before any file is read."""
     from pouf.training.methods import METHODS
 
-    if options.shots is not None and options.answers is not None:
-        raise InputError("give --shots or --answers, not both: add the answers to the shots")
-    labelled = options.shots or options.answers
-    if one_of("method", options.method, METHODS).needs_shots and labelled is None:
+    def exclusive(hint: str, **values: Any) -> None:
+        named = ["--" + name.replace("_", "-") for name, value in values.items() if value is not None]
+        if len(named) > 1:
+            raise InputError(f"give only one of {' and '.join(named)}, not both: {hint}")
+
+    exclusive("add the answers to the shots", shots=options.shots, answers=options.answers)
+    exclusive("each chooses a recipe", preset=options.preset, recipe=options.recipe, max_minutes=options.max_minutes)
+    exclusive("one kind of data", images=options.images, texts=options.texts, features=options.features)
+    learns = options.shots is not None or options.answers is not None
+    if one_of("method", options.method, METHODS).needs_shots and not learns:
         raise InputError(f"--method {options.method} learns from labelled examples: give --shots")
     if options.preset is not None:
         one_of("preset", options.preset, PRESETS)
-    given = {"--preset": options.preset, "--recipe": options.recipe, "--max-minutes": options.max_minutes}
-    named = [option for option, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise InputError(f"give only one of {' and '.join(named)}, not both: each chooses a recipe")
+    if options.keep_classes is None and options.keep_data is not None:
+        raise InputError("--keep-data without --keep-classes: give the names of its classes as well")
 
 
-def read_adapt_inputs(options: RunOptions, reporter: ProgressReporter, shard: bool = False) -> AdaptInputs:
-    """Read the zero-shot classifier and the training data.
-
-    Args:
-        shard: the weights will be sharded over several processes.
-    """
-    from pouf.data.class_names import read_classes
+def _read_inputs(options: RunOptions, reporter: ProgressReporter) -> AdaptInputs:
+    """Read the zero-shot classifier and the training data."""
+    from pouf.data.class_names import ClassSet, read_classes
     from pouf.data.inputs import split_columns
-    from pouf.data.labels import read_shots
+    from pouf.data.labels import is_file_of_answers, read_shots
     from pouf.models.base import check_modality
-    from pouf.parallel.fsdp import wait_for_shards
-    from pouf.parallel.process_group import started_processes
+    from pouf.models.templates import make_cloze, read_templates, read_words
+    from pouf.parallel.fsdp import set_shard_device
+    from pouf.parallel.process_group import launched_sharding, started_processes
+    from pouf.training.teachers import load
     from pouf.validation.review import answered_shots
 
     options = _assign_data(options)
     reporter.on_phase(f"reading {options.images or options.texts or options.features or options.shots or 'data'}")
     classes = read_classes(options.classes) if options.classes is not None else None
-    question = _question(options, classes)
-    columns = split_columns(options.text_column, question.columns)
-    data = _read_data(options, columns)
-    classifier = _classifier(options, classes, question, data, reporter)
-    if data is not None:
-        check_modality(classifier.backbone, data.modality)
-    if shard and started_processes() > 1:
-        wait_for_shards(classifier.backbone, options.resolve_device())
-    else:
-        classifier.to(options.resolve_device())
-    shots = None
-    if options.answers is not None and data is not None:
-        shots = answered_shots(data, options.answers, classifier.classes)
-    elif options.shots is not None:
-        modality = classifier.backbone.modality
-        shots = read_shots(options.shots, classifier.classes, modality, columns, options.label_column)
-    inputs = AdaptInputs(classifier, data, shots, _teacher(options, classifier, reporter))
-    reporter.introduce(inputs)
-    return inputs
-
-
-def _teacher(options: RunOptions, classifier: Classifier, reporter: ProgressReporter) -> Any:
-    """A file by its name, or a model on the device."""
-    from pouf.data.labels import is_file_of_answers
-    from pouf.training.teachers import load
-
-    if options.teacher is None or is_file_of_answers(options.teacher):
-        return options.teacher
-    reporter.on_phase(f"loading the teacher {options.teacher}")
-    return load(options.teacher, classifier, options.trust_model).to(options.resolve_device())
-
-
-class _Question(NamedTuple):
-    templates: Sequence[str] | None
-    words: Sequence[Any] | None
-    columns: Sequence[str]
-    is_cloze: bool
-
-
-def _question(options: RunOptions, classes: ClassSet | None) -> _Question:
-    """Templates, words, and the text columns that they need."""
-    from pouf.data.class_names import ClassSet
-    from pouf.models.templates import make_cloze, read_templates, read_words
-
     templates = read_templates(options.template) if options.template else None
     words = read_words(options.words) if options.words is not None else None
     cloze = make_cloze(classes or ClassSet(()), templates, words, options.max_length)
     if options.max_length is not None and cloze is None:
         raise InputError("--max-length is for a --template with [MASK]: other models have their own")
-    return _Question(templates, words, cloze.columns if cloze is not None else ("text",), cloze is not None)
+    columns = split_columns(options.text_column, cloze.columns if cloze is not None else ("text",))
+    data = _read_data(options, columns)
+    only_shots = data is None and options.shots is not None and options.shots.is_dir()
+    kind = "cloze" if cloze is not None else "image" if options.images is not None or only_shots else "text"
+    classifier = _classifier(options, kind, classes, templates, words, reporter)
+    if data is not None:
+        check_modality(classifier.backbone, data.modality)
+    sharded = options.changes().get("compute.shard", False) or launched_sharding()
+    if sharded and started_processes() > 1:
+        set_shard_device(classifier.backbone, options.resolve_device())
+    else:
+        classifier.to(options.resolve_device())
+    shots, teacher = None, cast(Any, options.teacher)
+    if options.answers is not None and data is not None:
+        shots = answered_shots(data, options.answers, classifier.classes)
+    elif options.shots is not None:
+        modality = classifier.backbone.modality
+        shots = read_shots(options.shots, classifier.classes, modality, columns, options.label_column)
+    if teacher is not None and not is_file_of_answers(teacher):
+        reporter.on_phase(f"loading the teacher {teacher}")
+        teacher = load(teacher, classifier, options.trust_model).to(options.resolve_device())
+    inputs = AdaptInputs(classifier, data, shots, teacher)
+    reporter.introduce(inputs)
+    return inputs
 
 
 def _classifier(
     options: RunOptions,
+    kind: str,
     classes: ClassSet | None,
-    question: _Question,
-    data: Unlabelled | None,
+    templates: Sequence[str] | None,
+    words: Sequence[Any] | None,
     reporter: ProgressReporter,
 ) -> Classifier:
     from pouf.classifier import Classifier
@@ -144,22 +219,17 @@ def _classifier(
     if (options.features is not None) != (options.prototypes is not None):
         raise InputError("--features and --prototypes belong together: give both, or a --model and data")
     if options.prototypes is not None:
-        unused = {"--model": options.model, "--revision": options.revision, "--template": options.template,
-                  "--words": options.words}  # fmt: skip
-        if given := [name for name, value in unused.items() if value]:
-            raise InputError(f"--prototypes stand for a model and its prompts: leave out {', '.join(given)}")
+        if given := [name for name in ("model", "revision", "template", "words") if getattr(options, name)]:
+            raise InputError(f"--prototypes stand for a model and its prompts: leave out --{', --'.join(given)}")
         return Classifier.from_vectors(options.prototypes, classes and classes.as_given())
     if classes is None:
         raise InputError("no classes: give --classes, as cat,dog")
-    only_shots = data is None and options.shots is not None and options.shots.is_dir()
-    kind = "cloze" if question.is_cloze else "image" if options.images is not None or only_shots else "text"
     name = options.model or DEFAULT_MODELS[kind]
     if options.model is None:
         reporter.say(f"no --model given: {name}")
     reporter.on_phase(f"loading {name}")
     return Classifier.from_pretrained(
-        name, classes.as_given(), question.templates, words=question.words, max_length=options.max_length,
-        windows=options.windows,
+        name, classes.as_given(), templates, words=words, max_length=options.max_length, windows=options.windows,
         revision=options.revision, trust_model=options.trust_model,
     )  # fmt: skip
 
@@ -187,124 +257,11 @@ def _read_data(options: RunOptions, columns: Sequence[str]) -> Unlabelled | None
 
     sources: dict[Modality, Path | str | None]
     sources = {"image": options.images, "text": options.texts, "vector": options.features}
-    given = [(modality, source) for modality, source in sources.items() if source is not None]
-    if len(given) > 1:
-        raise InputError("give only one of --images DIR, --texts FILE and --features FILE")
-    if not given and options.shots is None:
+    if options.shots is None and not any(source is not None for source in sources.values()):
         raise InputError("nothing to learn from: give a folder of images, a file of texts or a file of vectors")
     ids = options.id_column.split(",") if options.id_column else []
+    given = ((modality, source) for modality, source in sources.items() if source is not None)
     return next((normalise(source, modality, columns, ids).data for modality, source in given), None)
-
-
-def adapt_arguments(inputs: AdaptInputs, options: RunOptions) -> dict[str, Any]:
-    """The arguments of the library's `adapt` and `search`."""
-    from pouf.options import KeepNames, Output
-
-    if options.keep_classes is None and options.keep_data is not None:
-        raise InputError("--keep-data without --keep-classes: give the names of its classes as well")
-    return {
-        "method": options.method, "recipe": options.preset or options.recipe, "max_minutes": options.max_minutes,
-        "settings": options.changes | parse_settings(options.settings or []), "shots": inputs.shots,
-        "teacher": inputs.teacher, "second_features": options.second_features,
-        "demonstrations": options.demonstrations, "prior": proportions(options.prior), "refine": options.refine,
-        "cache": options.features_cache(), "command": sys.argv,
-        "output": Output(options.out, options.resume, options.overwrite, options.report),
-        "keep": KeepNames(options.keep_classes, options.keep_data) if options.keep_classes is not None else None,
-    }  # fmt: skip
-
-
-def trackers(options: RunOptions) -> list[Callback]:
-    """The callbacks of --tracker."""
-    from pouf.integrations.trackers import Tracking
-
-    if options.quiet:
-        os.environ.setdefault("WANDB_SILENT", "true")
-    if not options.tracker:
-        return []
-    return [Tracking(options.tracker, name=options.out.resolve().name, folder=options.out / "tensorboard")]
-
-
-COMMON = (
-    "data", "classes", "text_column", "shots", "answers", "model", "template", "prior", "preset", "max_minutes", "out",
-    "resume", "overwrite",
-)  # fmt: skip
-
-
-@grouped(*COMMON)
-def adapt(
-    options: RunOptions,
-    plan: Annotated[bool, OutputOption("--plan", help="Show what would be done, and train nothing.")] = False,
-) -> None:
-    """Adapt a model to unlabelled images or texts, given the names of the classes.
-
-    \b
-    pouf adapt photos/ --classes "cat,dog,sea lion"
-    pouf adapt reviews.csv --text-column review --classes classes.toml
-    """
-
-    def call(inputs: AdaptInputs, reporter: ProgressReporter, arguments: dict[str, Any]) -> Any:
-        return inputs.classifier.adapt(inputs.data, **arguments)
-
-    def make(inputs: AdaptInputs, reporter: ProgressReporter, arguments: dict[str, Any]) -> Any:
-        from pouf.options import AdaptOptions
-        from pouf.training.plan import make_plan
-
-        return make_plan(inputs.classifier, inputs.data, AdaptOptions(**arguments), cache=arguments["cache"])
-
-    if plan:
-        _run(options, make, console.show_plan, writes=False)
-    else:
-        _run(options, call, console.show_adaptation)
-
-
-@grouped(*COMMON, "lrs", "lambdas")
-def search(
-    options: RunOptions,
-    lrs: Annotated[
-        str | None,
-        TrainingOption(help="Learning rates to try, e.g. 1e-3,3e-3.", show_default="⅓×, 1× and 3× the recipe's rate"),
-    ] = None,
-    lambdas: Annotated[str | None, TrainingOption(help="Weights of the mutual information to try.")] = None,
-) -> None:
-    """Try a few learning rates (and lambdas), and choose among all their steps without labels."""
-    named = {"optimisation.lr": ("--lrs", lrs), "objective.information": ("--lambdas", lambdas)}
-    values = {name: split_numbers(*given, "numbers as 1e-3,3e-3") for name, given in named.items()}
-    grid = {name: tried for name, tried in values.items() if tried}
-
-    def call(inputs: AdaptInputs, reporter: ProgressReporter, arguments: dict[str, Any]) -> Search:
-        def on_trial(settings: dict[str, Any]) -> None:
-            reporter.say(console.format_settings(settings))
-
-        return inputs.classifier.search(inputs.data, grid or None, on_trial=on_trial, **arguments)
-
-    _run(options, call, console.show_search)
-
-
-def _run(
-    options: RunOptions,
-    call: Callable[[AdaptInputs, ProgressReporter, dict[str, Any]], Any],
-    show: Callable[[Any, AdaptInputs, OutputOptions], None],
-    writes: bool = True,
-) -> None:
-    """Read the inputs, call the library, print the result."""
-    from pouf.parallel.process_group import launched_sharding
-    from pouf.runs.run_folder import check_new
-
-    console.silence_libraries()
-    if options.method == "list":
-        console.show_methods()
-        return
-    check_options(options)
-    if writes and console.is_main():
-        check_new(options.out, options.resume, options.overwrite)
-    callbacks = trackers(options)
-    with progress(options.hidden) as reporter:
-        inputs = read_adapt_inputs(
-            options, reporter, shard=options.changes.get("compute.shard", False) or launched_sharding()
-        )
-        result = call(inputs, reporter, {**adapt_arguments(inputs, options), "callbacks": [reporter, *callbacks]})
-    if console.is_main():
-        show(result, inputs, options)
 
 
 @grouped()
@@ -319,7 +276,6 @@ def demo(
     from pouf.recipe import Recipe
     from pouf.runs.run_folder import check_new
 
-    console.silence_libraries()
     check_new(out)
     recipe = Recipe.load(one_of("--tune", tune, {"full": "demo", "prompt": "demo-prompt"})).with_settings(seed=seed)
     with progress(output.hidden) as reporter:

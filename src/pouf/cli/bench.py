@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,6 @@ def make_data(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Fol
     """Small stand-ins in the layouts of the paper's data, to try every command offline."""
     from pouf.bench.standins import LM, make_data
 
-    console.silence_libraries()
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"folder {str(folder)!r} is not empty: choose another, or remove it")
     make_data(folder)
@@ -41,59 +41,40 @@ def make_data(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Fol
     console.print_out(f"  pouf bench run language --data {folder} --model {folder / LM} --set steps=4 --seeds 42")
 
 
+@dataclass
+class TableOptions(OutputOptions):
+    tasks: Annotated[str | None, typer.Option(help="Only these tasks, as office31:webcam,RTE.")] = None
+    methods: Annotated[str | None, typer.Option(help="Only these methods, as zero-shot,pouf-full.")] = None
+    seeds: Annotated[str | None, typer.Option(help="Seeds, as 0,1,2.")] = None
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Change the recipes, as steps=50.")] = None
+    unlabelled: Annotated[
+        str, typer.Option(help="Texts to adapt to: kshot (the paper's 16 per class) or train, the training set.")
+    ] = "kshot"
+    limit: Annotated[int, typer.Option(help="Maximum test texts per task, the same in all rows; 0: all.")] = 0
+    text_column: Annotated[
+        str | None, typer.Option(help="Column of texts; a,b for pairs.", show_default="the usual names")
+    ] = None
+    label_column: Annotated[str | None, typer.Option(help="Column of labels.", show_default="the usual names")] = None
+    grid: Annotated[
+        str, typer.Option(help="paper: fine-tuning and LM-BFF with the batch size and rate that D_dev prefers.")
+    ] = ""
+    demo_filter: Annotated[
+        str, typer.Option(help="A sentence encoder, for LM-BFF: demonstrations from the shots most like the text.")
+    ] = ""
+    jobs: Annotated[int, typer.Option(help="Cells to run in parallel.", min=1)] = 1
+    resume: Annotated[bool, typer.Option("--resume", help="Continue in a folder with results of other settings.")] = (
+        False
+    )
+    out: Annotated[Path, typer.Option(help="Folder of the results; a run there is continued.")] = Path("pouf-bench")
+
+
 @bench.command("run")
 @grouped()
 def compute_table(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Name of a table: see pouf bench list.")],
     data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")],
     model: Annotated[str, typer.Option(help="Hub name or local folder.")],
-    output: OutputOptions,
-    tasks: Annotated[str | None, typer.Option(help="Only these tasks, e.g. office31:webcam,RTE.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these methods, e.g. zero-shot,pouf-full.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, e.g. 0,1,2.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change the recipes, e.g. steps=50 or optimisation.lr=1e-3.")
-    ] = None,
-    unlabelled: Annotated[
-        str,
-        typer.Option(
-            help="Texts to adapt to: kshot, the paper's 16 per class for each seed, or train, the training set."
-        ),
-    ] = "kshot",
-    limit: Annotated[
-        int,
-        typer.Option(help="Maximum test texts per language task, drawn once and the same for all rows; 0 takes all."),
-    ] = 0,
-    text_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of texts in the files of language tasks; two, as a,b, for pairs.",
-            show_default="the usual names",
-        ),
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="Column of labels there.", show_default="the usual names")
-    ] = None,
-    grid: Annotated[
-        str,
-        typer.Option(
-            help="paper: fine-tuning and LM-BFF as the best on D_dev of batch sizes 2, 4, 8 and rates 1e-5, 2e-5, 5e-5."
-        ),
-    ] = "",
-    demo_filter: Annotated[
-        str,
-        typer.Option(
-            help="A sentence encoder: LM-BFF's demonstrations come from the half of each class most like the text."
-        ),
-    ] = "",
-    jobs: Annotated[int, typer.Option(help="Cells to run in parallel.", min=1)] = 1,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue in a folder that holds results of this table with other settings."),
-    ] = False,
-    out_dir: Annotated[Path, typer.Option("--out", help="Folder of the results; a run there is continued.")] = Path(
-        "pouf-bench"
-    ),
+    options: TableOptions,
 ) -> None:
     """Compute a table. Cells that are finished are never computed again; those that failed are.
 
@@ -103,24 +84,21 @@ def compute_table(
     from pouf.bench.run import run_table
     from pouf.bench.tables import Setting
 
-    console.silence_libraries()
     setting = Setting(
-        str(data), model, parse_settings(settings or []), limit=limit, unlabelled=unlabelled,
-        text_columns=tuple(_names(text_column) or ()), label_column=label_column or "",
-        grid=grid, demo_filter=demo_filter,
+        str(data), model, parse_settings(options.settings), limit=options.limit, unlabelled=options.unlabelled,
+        text_columns=tuple(_names(options.text_column) or ()), label_column=options.label_column or "",
+        grid=options.grid, demo_filter=options.demo_filter,
     )  # fmt: skip
-    numbers = tuple(split_numbers("--seeds", seeds, "whole numbers as 0,1,2", int))
-    with grid_progress(output.hidden) as (start, advance):
+    seeds = tuple(split_numbers("--seeds", options.seeds, "whole numbers as 0,1,2", int))
+    with grid_progress(options.hidden) as (start, advance):
         run = run_table(
-            table, setting, out_dir, tasks=_names(tasks), methods=_names(methods), seeds=numbers, jobs=jobs,
-            resume=resume, on_cell=advance, on_start=start,
+            table, setting, options.out, tasks=_names(options.tasks), methods=_names(options.methods), seeds=seeds,
+            jobs=options.jobs, resume=options.resume, on_cell=advance, on_start=start,
         )  # fmt: skip
+    files, failed = ", ".join(map(str, run.files)), f"{len(run.failed)} of {len(run.results)} cells failed"
     facts = {"cells": len(run.results), "failed": len(run.failed), "files": [str(f) for f in run.files]}
-    if output.as_json:
-        console.print_json(facts | {"rows": [row._asdict() for row in run.rows]})
-    elif not output.quiet:
-        console.print_out(run.files[0].read_text(encoding="utf-8"))
-        console.print_out(f"In {', '.join(map(str, run.files))}; {facts['failed']} of {facts['cells']} cells failed")
+    text = f"{run.files[0].read_text(encoding='utf-8')}\nIn {files}; {failed}"
+    console.show_result(facts | {"rows": [row._asdict() for row in run.rows]}, text, options)
     if run.failed and len(run.failed) == len(run.results):
         raise InputError(f"no cell could be computed; the first: {run.failed[0].error}")
 

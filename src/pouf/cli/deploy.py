@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 import sys
 from contextlib import suppress
@@ -14,12 +15,15 @@ import typer
 
 from pouf.cli import _console as console
 from pouf.cli._options import (
+    BatchSize,
     DataOption,
     DeviceOptions,
     IdColumn,
     InferenceOptions,
     ModelOption,
     OutputOption,
+    Overwrite,
+    OwnInputs,
     RunFolder,
     TextColumn,
     TrainingOption,
@@ -28,7 +32,7 @@ from pouf.cli._options import (
     path,
     proportions,
 )
-from pouf.cli._progress import encoding
+from pouf.cli._progress import encoding, progress
 from pouf.errors import InputError, optional, plural
 
 if TYPE_CHECKING:
@@ -52,23 +56,18 @@ def predict(
     out: Annotated[
         Path | None, OutputOption(help="Write .csv, .jsonl or .parquet.", show_default=f"{FILE} for many inputs")
     ] = None,
-    overwrite: Annotated[bool, OutputOption("--overwrite", help="Replace the file that --out names.")] = False,
+    overwrite: Overwrite = False,
     use: UseOption = "advised",
     prior: Annotated[
         str | None, OutputOption(help="Shares of the classes in the input: uniform, or one per class as 0.7,0.3.")
     ] = None,
     abstain: Annotated[
-        float | None,
-        OutputOption(help="Mark unreliable predictions, so that at most this share of the rest is wrong, as 0.05."),
+        float | None, OutputOption(help="Mark unreliable predictions: of the rest, at most this share is wrong.")
     ] = None,
     unknown: Annotated[bool, OutputOption("--unknown", help="Call inputs far from all classes `unknown`.")] = False,
-    probabilities: Annotated[
-        bool, OutputOption("--probabilities", help="Add every class, one column p_NAME each.")
-    ] = False,
-    safe_csv: Annotated[
-        bool, OutputOption("--safe-csv", help="Put ' before names that a spreadsheet would run as formulas.")
-    ] = False,
-    batch_size: Annotated[int, typer.Option(help="Samples encoded at once.", min=1)] = 64,
+    probabilities: Annotated[bool, OutputOption("--probabilities", help="Add a column p_NAME per class.")] = False,
+    safe_csv: Annotated[bool, OutputOption("--safe-csv", help="Put ' before what a spreadsheet would run.")] = False,
+    batch_size: BatchSize = 64,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
 ) -> None:
@@ -80,13 +79,11 @@ def predict(
     """
     from pouf.runs import predict as library
     from pouf.runs.folder import Run
-    from pouf.runs.predict import check_place
 
-    console.silence_libraries()
     samples, few = _samples(inputs, text)
     file = out if few or options.as_json else out or FILE
     if file is not None:
-        check_place(file, overwrite)
+        library.check_place(file, overwrite)
     folder = Run(run)
     settings = library.PredictOptions(
         use, abstain, unknown, probabilities, safe_csv, overwrite, text_column, id_column, options.resolve_device(),
@@ -114,53 +111,34 @@ def _samples(inputs: str | None, texts: list[str] | None) -> tuple[Path | list[s
         if not lines:
             raise InputError("standard input is empty: give texts, one per line")
         return lines, True
-    if _is_path(inputs):
-        if inputs.strip() and as_url(inputs) is None and not os.path.lexists(inputs.split("::")[0]):
-            raise InputError(f"no such file or folder: {inputs!r}; give a text of one word with --text")
-        return path(inputs), inputs.lower().endswith(EXTENSIONS) and Path(inputs).is_file()
-    return [inputs], True
-
-
-def _is_path(text: str) -> bool:
-    """Whether it is an existing path, or a single word with a slash or a file ending; other values are texts."""
-    if len(text) < 1024 and Path(text).exists():
-        return True
-    return not text.strip() or (len(text.split()) == 1 and ("/" in text or Path(text).suffix != ""))
+    # A single word with a slash or a file ending is the name of a file, even of a missing one.
+    if len(inputs) >= 1024 or not (Path(inputs).exists() or re.fullmatch(r"\s*|\S*/\S*|\S+\.[^\s.]+", inputs)):
+        return [inputs], True
+    if inputs.strip() and as_url(inputs) is None and not os.path.lexists(inputs.split("::")[0]):
+        raise InputError(f"no such file or folder: {inputs!r}; give a text of one word with --text")
+    return path(inputs), inputs.lower().endswith(EXTENSIONS) and Path(inputs).is_file()
 
 
 @grouped("run", "inputs", "onnx", "merge", "int8", "out", "use")
 def export(
     run: RunFolder,
     options: InferenceOptions,
-    inputs: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="INPUT", help="Inputs to compare the outputs on.", show_default="the run's own, if available"
-        ),
-    ] = None,
+    inputs: OwnInputs = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write classifier and encoders as ONNX files.")] = False,
-    merge: Annotated[
-        bool,
-        typer.Option(
-            "--merge", help="Write the whole model as transformers opens it, with LoRA or LayerNorms merged in."
-        ),
-    ] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Write the whole model as transformers opens it.")] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Also write a classifier with an 8-bit encoder.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write into.", show_default="RUN/onnx or RUN/merged")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="RUN/onnx or RUN/merged")] = None,
     use: UseOption = "advised",
     text_column: TextColumn = None,
 ) -> None:
     """Write a classifier as ONNX, with its outputs compared to torch's, or as a model that transformers opens."""
     from pouf.integrations.onnx import export_onnx
-    from pouf.runs.folder import Run, load_classifiers, read_inputs
+    from pouf.runs.folder import Run, read_inputs
 
-    console.silence_libraries()
     if onnx == merge:
         raise InputError("no format chosen: give --onnx or --merge")
     folder = Run(run)
-    (classifier,) = load_classifiers(run, use, device=options.resolve_device(), trust_model=options.trust_model)
+    (classifier,) = options.load(run, use)
     if merge:
         target = out or run / "merged"
         classifier.save_pretrained(target, merge=True)
@@ -182,27 +160,22 @@ def distil(
     run: RunFolder,
     options: InferenceOptions,
     model: Annotated[str, ModelOption(help="Name or folder of the student.")],
-    inputs: Annotated[
-        Path | None,
-        typer.Argument(metavar="INPUT", help="Inputs without labels to learn from.", show_default="the run's own"),
-    ] = None,
+    inputs: OwnInputs = None,
     text_column: TextColumn = None,
-    preset: Annotated[str | None, TrainingOption(help="fast, balanced or paper.")] = None,
+    preset: Annotated[str | None, TrainingOption(help="fast, light, balanced or paper.")] = None,
     steps: Annotated[int | None, TrainingOption(help="Number of updates.", min=1)] = None,
     seed: Annotated[int, TrainingOption(help="Seed of everything random.")] = 0,
     out: Annotated[Path, OutputOption(help="Folder of the student's run.")] = Path("pouf-student"),
-    overwrite: Annotated[bool, OutputOption("--overwrite", help="Replace the run in --out, if this succeeds.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Teach a smaller model what a run predicts: the student is a run of its own."""
-    from pouf.cli._progress import progress
     from pouf.options import Output
     from pouf.runs.distil import distil as run_distil
-    from pouf.runs.folder import Run, load_classifiers, read_inputs
+    from pouf.runs.folder import Run, read_inputs
     from pouf.runs.run_folder import check_new
 
-    console.silence_libraries()
     check_new(out, overwrite=overwrite)
-    (teacher,) = load_classifiers(run, "advised", device=options.resolve_device(), trust_model=options.trust_model)
+    (teacher,) = options.load(run, "advised")
     data = read_inputs(Run(run), teacher, inputs, text_column)
     with progress(options.hidden) as reporter:
         found = run_distil(
@@ -217,50 +190,39 @@ def distil(
 def _distilled(found: Distilled, out: Path) -> str:
     faster = found.teacher.seconds / found.student.seconds
     smaller = found.teacher.parameters / max(found.student.parameters, 1)
-    return "\n".join(
-        [
-            f"On {plural(found.held_back, 'input')} without its answers, the student agrees with its teacher "
-            f"on {found.agreement:.0%} (its zero-shot: {found.before:.0%})",
-            f"{1000 * found.student.seconds:.1f} ms per input, {faster:.1f} times as fast; "
-            f"{found.student.parameters:,} parameters, {smaller:.1f} times as small. The student is in {out}",
-        ]
+    return (
+        f"On {plural(found.held_back, 'input')} without its answers, the student agrees with its teacher "
+        f"on {found.agreement:.0%} (its zero-shot: {found.before:.0%})\n"
+        f"{1000 * found.student.seconds:.1f} ms per input, {faster:.1f} times as fast; "
+        f"{found.student.parameters:,} parameters, {smaller:.1f} times as small. The student is in {out}"
     )
 
 
 def _comparison(found: Exported, source: str) -> str:
-    lines = [
-        f"{', '.join(found.files.values())} and preprocessing.json in {found.folder}",
-        f"On {source}, probabilities differ from torch's by {found.difference:.1g} at most",
-    ]
+    text = (
+        f"{', '.join(found.files.values())} and preprocessing.json in {found.folder}\n"
+        f"On {source}, probabilities differ from torch's by {found.difference:.1g} at most"
+    )
     if found.int8_agreement is not None:
-        lines.append(f"In int8, {100 * found.int8_agreement:.0f} % of them get the same class: evaluate it on more")
-    return "\n".join(lines)
+        text += f"\nIn int8, {found.int8_agreement:.0%} of them get the same class: evaluate it on more"
+    return text
 
 
 @grouped("run", "host", "port", "device")
 def serve(
     run: RunFolder,
     options: DeviceOptions,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network of this machine.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[str, typer.Option(help="Address; 0.0.0.0 is every network of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
-    batch_size: Annotated[int, typer.Option(help="Samples of concurrent requests computed together.", min=1)] = 64,
+    batch_size: BatchSize = 64,
     max_upload: Annotated[float, typer.Option(help="Largest request in MB.", min=0.001)] = 20.0,
-    max_pixels: Annotated[
-        float, typer.Option(help="Millions of pixels that are decoded at once, of one request or of all.", min=0.001)
-    ] = 100.0,
+    max_pixels: Annotated[float, typer.Option(help="Millions of pixels decoded at once.", min=0.001)] = 100.0,
     body_timeout: Annotated[float, typer.Option(help="Seconds until a request must have arrived.", min=0.1)] = 60.0,
-    shutdown_timeout: Annotated[
-        int, typer.Option(help="Seconds for open requests when a signal ends the server.", min=1)
-    ] = 10,
+    shutdown_timeout: Annotated[int, typer.Option(help="Seconds for open requests after a signal.", min=1)] = 10,
     rate: Annotated[
-        float,
-        typer.Option(help="Requests per second and client, with bursts of five times as many; 0 sets no limit.", min=0),
+        float, typer.Option(help="Requests per second and client, in bursts five times as many; 0: any.", min=0)
     ] = 100.0,
-    neighbours: Annotated[
-        int, typer.Option(help="Number of training inputs to search for the nearest ones; 0 for none.", min=0)
-    ] = 500,
+    neighbours: Annotated[int, typer.Option(help="Training inputs to search for the nearest; 0: none.", min=0)] = 500,
 ) -> None:
     """Serve a run: a page for people, a JSON API for programs."""
     uvicorn = optional("uvicorn", "serve", "serving a run")
@@ -270,7 +232,6 @@ def serve(
     from pouf.integrations.serve.guard import Limits
     from pouf.integrations.serve.predictor import RunPredictor
 
-    console.silence_libraries()
     with _listen(host, port) as listening:
         predictor = RunPredictor(
             run, device=options.resolve_device(), trust_model=options.trust_model, neighbours=neighbours,

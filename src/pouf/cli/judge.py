@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +12,13 @@ import typer
 
 from pouf.cli import _console as console
 from pouf.cli._options import (
+    BatchSize,
     DataOption,
     IdColumn,
     InferenceOptions,
     LabelColumn,
     ModelOption,
+    OwnInputs,
     RunFolder,
     TextColumn,
     grouped,
@@ -25,41 +28,23 @@ from pouf.errors import InputError, plural
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
-    from pouf.models.base import Backbone
+    from pouf.data.base import Modality
 
 
-InputArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="INPUT", help="Images, texts or vectors; with labels, if --labelled.", show_default="the run's own"
-    ),
-]
 LabelledOption = Annotated[bool, typer.Option("--labelled", help="INPUT has labels, as for pouf evaluate.")]
-
-
-def _load(run: Path, options: InferenceOptions, *uses: str) -> list[Classifier]:
-    from pouf.runs.folder import load_classifiers
-
-    console.silence_libraries()
-    return load_classifiers(run, *uses, device=options.resolve_device(), trust_model=options.trust_model)
 
 
 @grouped("run", "labelled", "text_column", "label_column", "confusion", "as_json")
 def evaluate(
     run: RunFolder,
     labelled: Annotated[
-        Path,
-        typer.Argument(
-            metavar="LABELLED", help="Folder with one sub-folder of images per class, or a file with labels."
-        ),
+        Path, typer.Argument(metavar="LABELLED", help="Folder with a folder of images per class, or a labelled file.")
     ],
     options: InferenceOptions,
-    batch_size: Annotated[int, typer.Option(help="Samples encoded at once.", min=1)] = 64,
+    batch_size: BatchSize = 64,
     text_column: TextColumn = None,
     label_column: LabelColumn = "label",
-    confusion: Annotated[
-        bool, typer.Option("--confusion", help="Show which classes are mistaken for which by what the run advises.")
-    ] = False,
+    confusion: Annotated[bool, typer.Option("--confusion", help="Show which classes are mistaken for which.")] = False,
 ) -> None:
     """Compare zero-shot, label-free prior correction, the last step and what the run advises, on labelled data.
 
@@ -70,7 +55,7 @@ def evaluate(
     from pouf.runs.folder import Run, read_labels
     from pouf.validation.evaluation import compare
 
-    zero_shot, last, advised = _load(run, options, "zero-shot", "last", "advised")
+    zero_shot, last, advised = options.load(run, "zero-shot", "last", "advised")
     data = read_labels(Run(run), advised, labelled, text_column, label_column)
     with together(advised.device) as group, encoding(options, batch_size) as inference:
         result = compare(zero_shot, last, advised, data, inference)
@@ -87,7 +72,7 @@ def evaluate(
 def report(
     run: RunFolder,
     options: InferenceOptions,
-    inputs: InputArgument = None,
+    inputs: OwnInputs = None,
     labelled: LabelledOption = False,
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="RUN/report.html")] = None,
     text_column: TextColumn = None,
@@ -99,7 +84,7 @@ def report(
     from pouf.runs.folder import Run, read_labelled_or_not
 
     check_writable(out or run / "report.html")
-    (classifier,) = _load(run, options, "advised")
+    (classifier,) = options.load(run, "advised")
     data, labels = read_labelled_or_not(Run(run), classifier, inputs, labelled, text_column, label_column)
     with encoding(options) as inference:
         file = write_report(
@@ -112,13 +97,9 @@ def report(
 def review(
     run: RunFolder,
     options: InferenceOptions,
-    inputs: Annotated[
-        Path | None, typer.Argument(metavar="INPUT", help="Images or texts.", show_default="the run's own")
-    ] = None,
+    inputs: OwnInputs = None,
     n: Annotated[int, typer.Option("--n", help="How many labels to ask for.")] = 50,
-    answers: Annotated[
-        Path | None, typer.Option(help="The labels: CSV or JSONL with the columns id and label.")
-    ] = None,
+    answers: Annotated[Path | None, typer.Option(help="The labels: a table with the columns id and label.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
@@ -132,7 +113,7 @@ def review(
         _score_answers(run, answers, options)
         return
     folder = Run(run)
-    zero_shot, adapted = _load(run, options, "zero-shot", "adapted")
+    zero_shot, adapted = options.load(run, "zero-shot", "adapted")
     data = read_inputs(folder, adapted, inputs, text_column, id_column)
     with encoding(options) as inference:
         questions, samples = sample_questions(zero_shot, adapted, data, n, seed=seed, inference=inference)
@@ -200,17 +181,12 @@ def _with_answers(command: list[str], run: Path, answers: Path) -> str:
 def figures(
     run: RunFolder,
     options: InferenceOptions,
-    inputs: InputArgument = None,
+    inputs: OwnInputs = None,
     labelled: LabelledOption = False,
-    centred: Annotated[
-        bool, typer.Option("--centred", help="t-SNE of inputs and prototypes each centred by their own mean.")
-    ] = False,
+    centred: Annotated[bool, typer.Option("--centred", help="t-SNE of inputs and prototypes centred apart.")] = False,
     classes: Annotated[
         str | None,
-        typer.Option(
-            help="Classes in the figure of nearest neighbours, e.g. Speaker,Puncher.",
-            show_default="those that changed most",
-        ),
+        typer.Option(help="Classes of the nearest neighbours, as mug,pen.", show_default="those that changed most"),
     ] = None,
     only: Annotated[
         str | None, typer.Option(help="Some of the figures: tsne,neighbours,similarity.", show_default="all")
@@ -232,7 +208,7 @@ def figures(
     wanted = [
         one_of("figure", name.strip(), {n: n for n in FIGURES}) for name in (only or ",".join(FIGURES)).split(",")
     ]
-    zero_shot, adapted = _load(run, options, "zero-shot", "adapted")
+    zero_shot, adapted = options.load(run, "zero-shot", "adapted")
     chosen = [find_class(name, adapted.classes) for name in classes.split(",")] if classes else []
     data, labels = read_labelled_or_not(folder, adapted, inputs, labelled, text_column, label_column)
     with encoding(options) as inference:
@@ -266,28 +242,23 @@ def names(
     from pouf.models.load import DEFAULT_MODELS
     from pouf.validation.names import judge_wording
 
-    console.silence_libraries()
-    texts = not (data.is_dir() or data.suffix == ".tar")
-    kind = "text" if texts else "image"
-    inputs = normalise(data, "text" if texts else "image", split_columns(text_column, ("text",))).data
     if any("[MASK]" in each for each in template or []):
         raise InputError("pouf names compares names in sentences: give templates with {}, and none with [MASK]")
-    backbone: Backbone | None = None
+    kind: Modality = "image" if data.is_dir() or data.suffix == ".tar" else "text"
+    inputs = normalise(data, kind, split_columns(text_column, ("text",))).data
+    classifier: Classifier | None = None
     rows: list[dict[str, Any]] = []
     with encoding(options) as inference:
         inference = replace(inference, cache=inference.cache or InMemoryFeatureCache())
-        for given in classes:
-            for sentence in template if template else [None]:
-                read = read_classes(given)
-                wording = read.as_given()
-                own = [sentence] if sentence is not None else None
-                if backbone is None:
-                    first = Classifier.from_pretrained(
-                        model or DEFAULT_MODELS[kind], wording, own, trust_model=options.trust_model
-                    ).to(options.resolve_device())
-                    backbone = first.backbone
-                found = judge_wording(Classifier(backbone, wording, own), inputs, inference)
-                rows.append({"classes": given, "count": len(read.names), "template": sentence, **found._asdict()})
+        for given, sentence in product(classes, (*(template or ()),) or (None,)):
+            read = read_classes(given)
+            wording = read.as_given(), None if sentence is None else [sentence]
+            if classifier is None:
+                name = model or DEFAULT_MODELS[kind]
+                classifier = Classifier.from_pretrained(name, *wording, trust_model=options.trust_model)
+                classifier.to(options.resolve_device())
+            found = judge_wording(Classifier(classifier.backbone, *wording), inputs, inference)
+            rows.append({"classes": given, "count": len(read.names), "template": sentence, **found._asdict()})
     rows.sort(key=lambda row: -row["agreement"])
     console.show_result({"wordings": rows}, _comparison(rows), options)
 

@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -26,11 +27,45 @@ class Draw(NamedTuple):
     seed: int
 
 
-class RandomBatches(ABC, Iterator[list[Draw]]):
+class Draws(Sequence[Draw]):
+    """The samples of a batch, as tensors: a batch of thousands is looked up at once.
+
+    Args:
+        pairs: (n, 2), the position and the seed of each.
+    """
+
+    def __init__(self, pairs: Tensor) -> None:
+        self.pairs = pairs
+
+    @property
+    def positions(self) -> Tensor:
+        return self.pairs[:, 0]
+
+    @property
+    def seeds(self) -> Tensor:
+        return self.pairs[:, 1]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    @overload
+    def __getitem__(self, index: int) -> Draw: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Draws: ...
+
+    def __getitem__(self, index: int | slice) -> Draw | Draws:
+        return Draws(self.pairs[index]) if isinstance(index, slice) else Draw(*self.pairs[index].tolist())
+
+    def __iter__(self) -> Iterator[Draw]:
+        return (Draw(*pair) for pair in self.pairs.tolist())
+
+
+class RandomBatches(ABC, Iterator[Draws]):
     """Readers may draw batches ahead of training: `done` marks the earliest open batch as trained on."""
 
     @abstractmethod
-    def done(self) -> list[Draw]:
+    def done(self) -> Draws:
         """Mark the earliest open batch as trained on, and return it."""
 
     @abstractmethod
@@ -50,35 +85,42 @@ class Permutations(RandomBatches):
 
     def __init__(self, data: Unlabelled, size: int, generator: torch.Generator) -> None:
         self.data, self.size, self.generator = data, size, generator
-        self.order = data.content_order()
+        self.order: Any = data.content_order()  # a sequence, or an array
         # Seeds have a generator of their own, so that the order of samples is the same whether they are used or not.
         self.seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
         self.epoch = self._states()  # as they were before the epoch was drawn
         self.permuted, self.drawn_seeds = torch.empty(0), torch.empty(0)  # of the epoch: ranks in the order, and seeds
         self.position = 0  # of the next one
-        self.open: deque[list[Draw]] = deque()  # drawn and not done
-        self.again: deque[list[Draw]] = deque()  # drawn and not done before the run was interrupted
+        self.open: deque[Draws] = deque()  # drawn and not done
+        self.again: deque[Draws] = deque()  # drawn and not done before the run was interrupted
 
-    def __next__(self) -> list[Draw]:
+    def __next__(self) -> Draws:
         batch = self.again.popleft() if self.again else self._draw()
         self.open.append(batch)
         return batch
 
-    def _draw(self) -> list[Draw]:
-        batch: list[Draw] = []
+    def _draw(self) -> Draws:
+        batch = torch.empty(0, 2, dtype=torch.long)
         while True:
             if self.position == len(self.permuted):
                 self.data.check_readable()
                 self.size = min(self.size, len(self.data) - len(self.data.skipped))
                 self._begin_epoch()
-                batch = []
+                batch = batch[:0]
             rows = slice(self.position, self.position + self.size - len(batch))
-            for rank, seed in zip(self.permuted[rows].tolist(), self.drawn_seeds[rows].tolist(), strict=True):
-                self.position += 1
-                if (index := int(self.order[rank])) not in self.data.skipped:
-                    batch.append(Draw(index, seed))
+            positions = self._at(self.permuted[rows])
+            self.position += len(positions)
+            drawn = torch.stack([positions, self.drawn_seeds[rows]], dim=1)
+            if self.data.skipped:
+                drawn = drawn[~torch.isin(positions, torch.tensor(list(self.data.skipped)))]
+            batch = torch.cat([batch, drawn])
             if len(batch) == self.size:
-                return batch
+                return Draws(batch)
+
+    def _at(self, ranks: Tensor) -> Tensor:
+        if isinstance(self.order, np.ndarray):
+            return torch.from_numpy(self.order[ranks.numpy()])
+        return torch.tensor([self.order[rank] for rank in ranks.tolist()], dtype=torch.long)
 
     def _begin_epoch(self) -> None:
         self.epoch, self.position = self._states(), 0
@@ -88,13 +130,13 @@ class Permutations(RandomBatches):
     def _states(self) -> list[torch.Tensor]:
         return [self.generator.get_state(), self.seeds.get_state()]
 
-    def done(self) -> list[Draw]:
+    def done(self) -> Draws:
         return self.open.popleft()
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch, "position": self.position, "size": self.size,
-            "open": [torch.tensor(batch) for batch in (*self.open, *self.again)], "skipped": dict(self.data.skipped),
+            "open": [batch.pairs for batch in (*self.open, *self.again)], "skipped": dict(self.data.skipped),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -105,21 +147,21 @@ class Permutations(RandomBatches):
         if state["position"]:
             self._begin_epoch()
             self.position = state["position"]
-        self.again = deque([Draw(*pair) for pair in batch.tolist()] for batch in state["open"])
+        self.again = deque(map(Draws, state["open"]))
 
 
 class ReplayedBatches(RandomBatches):
     """Batches of a stream: to resume at one, all before it are read again."""
 
-    def __init__(self, batches: Iterator[list[Draw]]) -> None:
+    def __init__(self, batches: Iterator[Draws]) -> None:
         self.batches, self.number = batches, 0
-        self.open: deque[list[Draw]] = deque()  # drawn and not done
+        self.open: deque[Draws] = deque()  # drawn and not done
 
-    def __next__(self) -> list[Draw]:
+    def __next__(self) -> Draws:
         self.open.append(next(self.batches))
         return self.open[-1]
 
-    def done(self) -> list[Draw]:
+    def done(self) -> Draws:
         self.number += 1
         return self.open.popleft()
 
@@ -159,7 +201,7 @@ class BatchReader:
     transform: Callable[[Any, int], Any] | None = None
     side: int | None = None
 
-    def __getitem__(self, draws: list[Draw]) -> ReadBatch:
+    def __getitem__(self, draws: Sequence[Draw]) -> ReadBatch:
         indices, samples, failed = [], [], {}
         for index, seed in draws:
             try:
@@ -186,10 +228,10 @@ class SupportsRead(Protocol[T_co]):
     @property
     def data(self) -> Unlabelled: ...
 
-    def __getitem__(self, draws: list[Draw], /) -> T_co: ...
+    def __getitem__(self, draws: Sequence[Draw], /) -> T_co: ...
 
 
-def read_batches(reader: SupportsRead[T], batches: Iterable[list[Draw]], workers: int = 0) -> Iterator[T]:
+def read_batches(reader: SupportsRead[T], batches: Iterable[Sequence[Draw]], workers: int = 0) -> Iterator[T]:
     """Batches in order; `workers` processes read ahead.
 
     The caller adds unreadable samples to the data's `skipped`, in agreement with the other processes of a run, since

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from pouf.data.base import Modality, Unlabelled
-from pouf.data.batches import Draw, RandomBatches, ReplayedBatches
+from pouf.data.batches import Draw, Draws, RandomBatches, ReplayedBatches
 from pouf.data.images import ImageFile, Images, as_item
 from pouf.data.texts import RowNumbers, Texts
 from pouf.errors import InputError, Unreadable
@@ -71,7 +71,7 @@ class Stream(Unlabelled):
     def random_batches(self, size: int, generator: torch.Generator) -> RandomBatches:
         return ReplayedBatches(self._batches(size, generator))
 
-    def _batches(self, size: int, generator: torch.Generator) -> Iterator[list[Draw]]:
+    def _batches(self, size: int, generator: torch.Generator) -> Iterator[Draws]:
         """Batches drawn from the buffer, which is refilled from the stream; at its end the stream starts again."""
         seeds = torch.Generator().manual_seed(generator.initial_seed() + 1)
         pool: list[int] = []
@@ -86,7 +86,7 @@ class Stream(Unlabelled):
             pool[chosen], pool[-1] = pool[-1], pool[chosen]
             batch.append(Draw(pool.pop(), int(torch.randint(2**62, (), generator=seeds))))
             if len(batch) == size:
-                yield batch
+                yield Draws(torch.tensor(batch))
                 for draw in batch:
                     del self.waiting[draw.position]
                 batch = []

@@ -6,8 +6,8 @@ import copy
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import contextmanager, suppress
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,6 @@ CLASSIFIER, INT8, DESCRIPTION = "classifier.onnx", "classifier.int8.onnx", "prep
 TOLERANCE = 1e-4  # of probabilities, between torch and onnxruntime
 LONG_TEXT_WORDS = 2**10  # words of a text that is longer than any window
 MAX_EXAMPLES = 16  # inputs that an exported model is tested on
-NOISY_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
 Tensors = Mapping[str, Tensor]
 
@@ -73,30 +72,28 @@ def export_onnx(
     data = None if examples is None else classifier.data(examples)
     data = None if data is None or data.streamed else data
     samples = _samples(classifier, data)
+    encoder = f"{backbone.modality}_encoder"
+    files = {"classifier": CLASSIFIER, encoder: f"{encoder}.onnx"}
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_files(folder) as partial, evaluating(classifier), torch.no_grad():
-        inputs = backbone.prepare(samples)
-        _write(_Classifier(classifier, list(inputs)), inputs, partial / CLASSIFIER)
-        session = onnxruntime.InferenceSession(str(partial / CLASSIFIER))
-        difference = _difference(session, classifier, samples)
-        files = {"classifier": CLASSIFIER, f"{backbone.modality}_encoder": f"{backbone.modality}_encoder.onnx"}
-        extract_model(partial / CLASSIFIER, partial / files[f"{backbone.modality}_encoder"], list(inputs), ["features"])
+        inputs, file = backbone.prepare(samples), partial / CLASSIFIER
+        _write(_Classifier(classifier, list(inputs)), inputs, file)
+        session = onnxruntime.InferenceSession(str(file))
+        difference, agreement = _difference(session, classifier, samples), None
+        extract_model(file, partial / files[encoder], list(inputs), ["features"])
         if backbone.text_side is not None and backbone.modality == "image":
             files["text_encoder"] = "text_encoder.onnx"
             _write_text_side(classifier, partial / files["text_encoder"], onnxruntime)
-        agreement = None
         if int8:
             files["int8"] = INT8
-            _quantise(partial / CLASSIFIER, partial / INT8)
+            _quantise(file, partial / INT8)
             quantised = onnxruntime.InferenceSession(str(partial / INT8))
-            same = [run(each, inputs)[0].argmax(1) for each in (session, quantised)]
-            agreement = float((same[0] == same[1]).mean())
+            plain, small = (run(each, inputs)[0].argmax(1) for each in (session, quantised))
+            agreement = float((plain == small).mean())
         if (tokenizer := getattr(backbone, "tokenizer", None)) is not None:
             tokenizer.save_pretrained(partial)
-        checked = {
-            "inputs": len(samples), "real": data is not None, "largest_difference_from_torch": difference,
-            "int8_same_class": agreement,
-        }  # fmt: skip
+        checked = {"inputs": len(samples), "real": data is not None, "largest_difference_from_torch": difference,
+                   "int8_same_class": agreement}  # fmt: skip
         write_json(partial / DESCRIPTION, describe_export(classifier, session) | {"files": files, "checked": checked})
     return Exported(folder, files, difference, agreement)
 
@@ -229,23 +226,19 @@ def describe_export(classifier: Classifier, session: Any) -> dict[str, Any]:
 
 def _samples(classifier: Classifier, examples: Unlabelled | None) -> list[Any]:
     """At least two inputs: readable ones of the examples, or synthetic ones."""
-    if examples is None:
-        found = _synthetic(classifier)[:MAX_EXAMPLES]
-    else:
-        found = list(islice(_readable(classifier.backbone, examples), MAX_EXAMPLES))
+    backbone = classifier.backbone
+    found = _synthetic(classifier)[:MAX_EXAMPLES] if examples is None else []
+    if examples is not None:
+        for index in range(0, len(examples), max(1, len(examples) // MAX_EXAMPLES)):
+            with suppress(Unreadable):
+                found.append(examples.read(index, backbone.image_size))
+        found = found[:MAX_EXAMPLES]
         if not found:
             raise InputError(f"no example from {examples.source} can be read: give others, or none")
-    if classifier.backbone.windows:  # several windows, or the number would become static
-        found = [" ".join([str(found[0])] * LONG_TEXT_WORDS), *found]
+    if backbone.windows:  # several windows, or the number would become static
+        words = " ".join(map(str, found)).split() or ["text"]
+        found = [" ".join(islice(cycle(words), LONG_TEXT_WORDS)), *found]
     return found if len(found) > 1 else found * 2
-
-
-def _readable(backbone: Backbone, data: Unlabelled) -> Iterator[Any]:
-    for index in range(0, len(data), max(1, len(data) // MAX_EXAMPLES)):
-        try:
-            yield data.read(index, backbone.image_size)
-        except Unreadable:
-            continue
 
 
 def _synthetic(classifier: Classifier) -> list[Any]:
@@ -262,20 +255,14 @@ def _synthetic(classifier: Classifier) -> list[Any]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """While open, the exporters log errors only."""
-    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
-    levels = [each.level for each in loggers]
-    root = logging.root.level
-    for each in loggers:
-        each.setLevel(logging.ERROR)
-    logging.root.setLevel(logging.ERROR)  # onnxruntime's quantiser logs there
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.root.setLevel(root)
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        logging.disable(before)
 
 
 __all__ = ["CLASSIFIER", "DESCRIPTION", "INT8", "Exported", "export_onnx", "run"]

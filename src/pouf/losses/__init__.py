@@ -8,7 +8,7 @@ from pouf.losses.information import (
     mutual_information,
     squared_error,
 )
-from pouf.losses.prior import PaperPrior, PriorEstimate
+from pouf.losses.objective import PaperPrior, PriorEstimate
 from pouf.losses.transport import (
     COSTS,
     Transport,

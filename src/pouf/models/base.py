@@ -90,6 +90,7 @@ class Backbone(nn.Module, ABC):
     supports_demonstrations: bool = False  # reads solved examples next to a sample
     supports_windows: bool = False  # can read long texts in windows
     windows: bool = False  # reads long texts in windows
+    supports_upper: bool = False  # the upper layers of `model.base_model`, of transformers, can be tuned alone
     supports_suffix: bool = False  # can read a sentence after each text: see `MaskedLM.with_suffix`
 
     sharded: bool = False  # its weights are sharded over several processes
@@ -293,6 +294,11 @@ class TransformersBackbone(Backbone):
 
     def prepare(self, samples: Sequence[Any]) -> Tensors:
         return dict(self.image_processor(images=list(samples), return_tensors="pt"))
+
+    def tokenize(self, max_length: int, *columns: list[str]) -> Tensors:
+        """Texts, or the columns of pairs; names of special tokens in them are plain text."""
+        options = {"padding": True, "truncation": True, "max_length": max_length, "split_special_tokens": True}
+        return dict(self.tokenizer(*columns, **options, return_tensors="pt"))
 
     def encode_prompts(self, prompts: Sequence[str]) -> Tensor:
         assert self.text_side is not None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pouf.data.class_names import ClassSet
 from pouf.errors import InputError
 from pouf.models.base import Scores, Tensors, TransformersBackbone
+from pouf.models.lower_layers import last_hidden_state
 from pouf.models.masked_text import MASK_POSITION, MaskedText
 from pouf.models.templates import MASK, Cloze, Example, Piece, Slot, TextSample
 from pouf.models.text_side import (
@@ -124,6 +125,7 @@ class MaskedLM(TransformersBackbone):
     supports_demonstrations = True
     supports_windows = True
     supports_suffix = True
+    supports_upper = True
 
     kind: Kind = "cloze"
     label_ids: Tensor
@@ -274,7 +276,7 @@ class MaskedLM(TransformersBackbone):
             vectors = self.input_prompt.expand(position.shape[0], -1, -1)
             prompted = replaced_embeddings(self.model.get_input_embeddings(), positions, vectors)
         with prompted:
-            hidden = self.model.base_model(**tokens, **self.options).last_hidden_state  # (n, length, h)
+            hidden = last_hidden_state(self.model.base_model, tokens, self.options)  # (n, length, h)
         rows = torch.arange(hidden.shape[0], device=hidden.device)
         return self.head.transform(hidden[rows, position])
 
@@ -314,6 +316,10 @@ GAP = "\0"  # placeholder of the word, where the text is then cut
 class CausalText(MaskedText):
     """Filled templates up to the gap, which must be at their end, since a causal model reads nothing after it."""
 
+    def __init__(self, tokenizer: Any, cloze: Cloze, longest: int) -> None:
+        super().__init__(tokenizer, cloze, longest)
+        self._end = []  # the word follows there
+
     def _check(self, tokenizer: Any, cloze: Cloze) -> None:
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token  # masked out and after the end: any token will do
@@ -324,12 +330,6 @@ class CausalText(MaskedText):
                 f"template {cloze.template!r} continues after [MASK], which a causal language model can't read: put it "
                 "at the end, as in '{text} It was [MASK]'"
             )
-
-    def _frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens before a text; none after it, since the word follows there."""
-        bare, framed = self._ids("a"), self.tokenizer("a")["input_ids"]
-        start = next((i for i in range(len(framed)) if framed[i : i + len(bare)] == bare), 0)
-        return framed[:start], []
 
     def _fill(self, sample: TextSample) -> list[Piece]:
         pieces = self.cloze.fill(sample, GAP)
@@ -358,6 +358,7 @@ class CausalLM(MaskedLM):
     text_kind = CausalText
     options: Mapping[str, Any] = {"use_cache": False}
     supports_suffix = False
+    supports_upper = False
 
     @property
     def head(self) -> Head:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pouf.errors import InputError
 from pouf.models.templates import Cloze, Example, Piece, TextSample
-from pouf.models.text_side import split_evenly
+from pouf.models.text_side import special_tokens, split_evenly
 
 MASK_POSITION = "mask_position"
 MAX_CACHED_SEGMENTS = 4096  # encodings of filled templates
@@ -57,19 +57,13 @@ class MaskedText:
         self.cloze = cloze
         self.max_length = min(cloze.max_length, longest)
         self._special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens))
-        self._start, self._end = self._frame()
+        self._start, self._end = special_tokens(tokenizer)
         self._encodings: dict[Segment, Any] = {}
 
     def _check(self, tokenizer: Any, cloze: Cloze) -> None:
         """Raise an error if the tokenizer or the template does not fit this kind of model."""
         if tokenizer.mask_token is None:
             raise InputError("the model's tokenizer has no mask token: choose a masked language model, as roberta-base")
-
-    def _frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens before and after a text."""
-        marked: list[int] = self.tokenizer(self.tokenizer.mask_token)["input_ids"]
-        position = marked.index(self.tokenizer.mask_token_id)
-        return marked[:position], marked[position + 1 :]
 
     def _fill(self, sample: TextSample) -> list[Piece]:
         """The template filled with a sample, with the model's mask token in its gap."""

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from pouf.errors import InputError
 from pouf.files import read_json
 from pouf.models.base import Tensors, TransformersBackbone
+from pouf.models.lower_layers import last_hidden_state
 from pouf.models.text_side import (
     TextSide,
     describe_tokenizer,
     encode_windows,
+    special_tokens,
     split_evenly,
     stack,
     tokenizer_facts,
@@ -55,6 +57,7 @@ class SentenceEncoder(TransformersBackbone):
     modality = "text"
     text_side: TextSide
     supports_windows = True
+    supports_upper = True
 
     def __init__(
         self, model: nn.Module, tokenizer: Any, pooling: str, max_length: int, extras: Path | None = None
@@ -73,21 +76,15 @@ class SentenceEncoder(TransformersBackbone):
 
     def prepare(self, samples: Sequence[str]) -> Tensors:
         if self.windows:
-            before, after = self.text_side.frame()
+            before, after = special_tokens(self.tokenizer)
             rows = [split_evenly(ids, self._room) for ids in self._all_tokens(samples)]
             framed = [[*before, *window, *after] for own in rows for window in own]
             return stack(self.text_side.pad(framed), [[len(window) for window in own] for own in rows])
-        length = self.text_side.max_length
-        return dict(
-            self.tokenizer(
-                list(samples), padding=True, truncation=True, max_length=length, split_special_tokens=True,
-                return_tensors="pt",
-            )
-        )  # fmt: skip
+        return self.tokenize(self.text_side.max_length, list(samples))
 
     @property
     def _room(self) -> int:
-        return self.text_side.max_length - sum(map(len, self.text_side.frame()))
+        return self.text_side.max_length - sum(map(len, special_tokens(self.tokenizer)))
 
     def _all_tokens(self, samples: Sequence[str]) -> list[list[int]]:
         """Token ids of whole texts of any length."""
@@ -116,7 +113,7 @@ class SentenceEncoder(TransformersBackbone):
 
 
 def _encode(model: Any, pool: Callable[[Tensor, Tensor], Tensor], batch: Tensors) -> Tensor:
-    return pool(model(**batch).last_hidden_state, batch["attention_mask"])
+    return pool(last_hidden_state(model, batch), batch["attention_mask"])
 
 
 def read_layout(folder: Path) -> tuple[str, int | None]:

@@ -45,12 +45,7 @@ class SequenceClassifier(TransformersBackbone):
     def prepare(self, samples: Sequence[TextSample]) -> Tensors:
         pairs = [(sample,) if isinstance(sample, str) else sample for sample in samples]
         columns = [list(column) for column in zip(*pairs, strict=True)]
-        return dict(
-            self.tokenizer(
-                *columns, padding=True, truncation=True, max_length=self.max_length, split_special_tokens=True,
-                return_tensors="pt",
-            )
-        )  # fmt: skip
+        return self.tokenize(self.max_length, *columns)
 
     def encode_inputs(self, batch: Tensors) -> Tensor:
         logits: Tensor = self.model(**batch).logits

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -14,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
-from pouf.errors import Unreadable
+from pouf.errors import InputError, Unreadable
+from pouf.parallel.process_group import split_into
 
 if TYPE_CHECKING:
     from pouf.models.base import Backbone
 
-PROMPTS_AT_ONCE = 256  # sentences encoded at once
+PROMPTS_AT_ONCE = 256  # sentences encoded at once, at most
 
 MAX_CACHED_CHUNKS = 1024  # tokenized sets of prompts that are cached: at least the chunks of a step
 
@@ -97,14 +97,6 @@ class TextSide:
         )["input_ids"]  # fmt: skip
         return ids
 
-    def frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer sets before and after a sentence."""
-        bare, framed = self.token_ids("a"), self.token_ids("a", special=True)
-        for start in range(len(framed) - len(bare) + 1):
-            if framed[start : start + len(bare)] == bare:
-                return framed[:start], framed[start + len(bare) :]
-        raise ValueError(f"the tokenizer changes a sentence when it adds special tokens: {bare} became {framed}")
-
     def _tokenize(self, sentences: tuple[str, ...]) -> list[PromptChunk]:
         if sentences not in self._tokenized:
             if len(self._tokenized) == MAX_CACHED_CHUNKS:
@@ -115,6 +107,15 @@ class TextSide:
                 PromptChunk(chunk, self.pad([ids[i] for i in chunk])) for chunk in order.split(PROMPTS_AT_ONCE)
             ]
         return self._tokenized[sentences]
+
+
+def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer sets before and after a text."""
+    bare, framed = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
+    for start in range(len(framed) - len(bare) + 1):
+        if framed[start : start + len(bare)] == bare:
+            return framed[:start], framed[start + len(bare) :]
+    raise InputError(f"the tokenizer changes a text when it adds special tokens: {bare} became {framed}")
 
 
 def tokenizer_facts(tokenizer: Any) -> str:
@@ -178,11 +179,9 @@ WINDOWS_AT_ONCE = 256  # windows encoded at once when no gradient is needed
 MAX_MEASURED_TEXTS = 1000  # for an estimate of their lengths
 
 
-def split_evenly(tokens: Sequence[T], room: int) -> list[Sequence[T]]:
+def split_evenly(tokens: list[T], room: int) -> list[list[T]]:
     """Consecutive windows of at most `room` tokens, all of about the same length; at least one window."""
-    count = max(1, -(-len(tokens) // room))
-    bounds = [len(tokens) * i // count for i in range(count + 1)]
-    return [tokens[start:end] for start, end in pairwise(bounds)]
+    return split_into(tokens, max(1, -(-len(tokens) // room)))
 
 
 def stack(batch: Tensors, lengths: Sequence[Sequence[int]]) -> Tensors:

@@ -60,13 +60,13 @@ class Postprocessor(nn.Module):
         if self.curvature is not None:
             logits = logits + unit**2 @ self.curvature.T
         if self.neighbours is not None and self.pull is not None:
-            logits = logits + weighted_votes(nearest(unit, self.neighbours, itself=True, count=3), self.pull) / 3
+            logits = logits + weighted_votes(nearest(unit, self.neighbours, count=3), self.pull) / 3
         if self.neighbours is not None and self.answers is not None:
-            cosines, rows = nearest(unit, self.neighbours, itself=True, count=5)
+            cosines, rows = nearest(unit, self.neighbours, count=5)
             weights = 1 / (1 - cosines).clamp_min(1e-6)
             logits = logits + weighted_votes((weights / weights.sum(1, keepdim=True), rows), self.answers)
         if self.neighbours is not None and self.votes is not None:
-            near, rows = nearest(unit, self.neighbours, itself=True)
+            near, rows = nearest(unit, self.neighbours)
             logits = vote((near / near.sum(1, keepdim=True), rows), self.votes, logits.softmax(1)).log()
         return logits
 
@@ -74,31 +74,48 @@ class Postprocessor(nn.Module):
 Near = tuple[Tensor, Tensor]  # cosines and positions of the nearest, (n, m) each
 
 
-def nearest(queries: Tensor, keys: Tensor, itself: bool, count: int = 10) -> Near:
+def softmax_(logits: Tensor) -> Tensor:
+    """Over classes, in the same memory: (n, k) may be 65 MB, and a page that is new takes longer than its softmax."""
+    return torch.softmax(logits, 1, out=logits)
+
+
+def nearest(queries: Tensor, keys: Tensor, count: int = 10) -> Near:
     """Cosines (at least 1e-6) and positions of the nearest keys, (n, m) each."""
-    count = min(count, len(keys) - (not itself))
-    if count < 1:
-        raise InputError("one input alone has no neighbours: give at least two inputs")
-    weights, rows = [], []
     # An exported graph has no number of rows to count to.
     blocks = [queries] if torch.compiler.is_exporting() else queries.split(ROWS)
-    for number, block in enumerate(blocks):
-        near = block @ keys.T
-        if not itself:
-            own = torch.arange(len(near))
-            near[own, own + number * ROWS] = -2
-        top = near.topk(count, dim=1)
-        weights.append(top.values.clamp_min(1e-6))
-        rows.append(top.indices)
-    return torch.cat(weights), torch.cat(rows)
+    tops = [(block @ keys.T).topk(min(count, len(keys)), dim=1) for block in blocks]
+    return torch.cat([top.values for top in tops]).clamp_min(1e-6), torch.cat([top.indices for top in tops])
+
+
+def nearest_others(x: Tensor, count: int) -> Near:
+    """Of each of these vectors among the others; both of two blocks are looked through at once."""
+    if len(x) < 2:
+        raise InputError("one input alone has no neighbours: give at least two inputs")
+    count = min(count, len(x) - 1)
+    cosines, rows = x.new_full((len(x), count), -2), torch.zeros(len(x), count, dtype=torch.long, device=x.device)
+    for first in range(0, len(x), ROWS):
+        for second in range(first, len(x), ROWS):
+            block = x[first : first + ROWS] @ x[second : second + ROWS].T
+            sides = [(first, second, block)]
+            if first == second:
+                block.fill_diagonal_(-2)
+            else:
+                sides.append((second, first, block.T.contiguous()))
+            for start, other, part in sides:
+                own, top = slice(start, start + len(part)), part.topk(min(count, part.shape[1]), dim=1)
+                both = torch.cat([cosines[own], top.values], dim=1).topk(count, dim=1)
+                cosines[own] = both.values
+                rows[own] = torch.cat([rows[own], top.indices + other], dim=1).gather(1, both.indices)
+    return cosines.clamp_min(1e-6), rows
 
 
 def weighted_votes(near: Near, votes: Tensor) -> Tensor:
     """Σ_j weight_ij votes_j: (n, k)."""
-    weights, rows = near
+    total = votes.new_zeros(len(near[0]), votes.shape[1])
     # One neighbour after the other: (n, m, k) would not fit for many classes.
-    start = torch.zeros(len(weights), votes.shape[1]).to(votes)
-    return sum((weights[:, [j]] * votes[rows[:, j]] for j in range(weights.shape[1])), start)
+    for weights, rows in zip(*(part.unbind(1) for part in near), strict=True):
+        total.addcmul_(weights[:, None], votes.index_select(0, rows))
+    return total
 
 
 def vote(near: Near, votes: Tensor, own: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Classes move to the mean of their inputs, and clusters of the features that agree with the names count."""
+"""Classes at the means of their inputs, where clusters of the features agree with the names; also in a second space."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.losses.information import log_marginal
-from pouf.losses.prior import share_of_classes
+from pouf.losses.objective import share_of_classes
 from pouf.models.base import Scores
-from pouf.postprocess.base import Postprocessor, kappa, nearest
+from pouf.postprocess.base import Postprocessor, kappa, nearest_others, softmax_
 from pouf.postprocess.gaussians import NEIGHBOURS, symmetrised
 from pouf.postprocess.shares import relaxed_offsets, share_offsets
 
@@ -103,26 +103,28 @@ def clusters(
     spread, usage = own.std(1).mean(), logits.softmax(1).mean(0).cpu()
     trust = _trust(logits) if prior is None else 1.0
     bias = relaxed_offsets(own, prior, trust, iterations=50)
-    q = (own + bias).softmax(1)
-    others = scaled(leave_one_out(x, q), spread)
-    agreement = kappa((own + bias).argmax(1), others.argmax(1))
+    q = own + bias
+    labels, q = q.argmax(1), softmax_(q)
+    agreement = kappa(labels, leave_one_out(x, q).argmax(1))
     if agreement < MIN_AGREEMENT or share_of_classes(usage) < MIN_USAGE:
-        logger.info("clusters of the features agree too little with the class names (kappa %.2f)", agreement)
+        logger.info(
+            "clusters of the features agree too little with the class names: predictions are refined without clusters"
+        )
         return refinement(features, prototypes, scores, prior)
-    near = nearest(x, x, itself=False, count=NEIGHBOURS)
+    near = nearest_others(x, NEIGHBOURS)
     for _ in range(rounds):
-        moved = OWN * own + (1 - OWN) * others + symmetrised(near, q)
+        moved = scaled(leave_one_out(x, q), spread).mul_(1 - OWN).add_(own, alpha=OWN).add_(symmetrised(near, q))
         bias = relaxed_offsets(moved, prior, trust, iterations=10, start=bias)
-        q = (moved + bias).softmax(1)
-        others = scaled(leave_one_out(x, q), spread)
+        q = softmax_(moved.add_(bias))
     centroids = F.normalize(q.T @ x, dim=1)
+    del q
     cosines = x @ centroids.T
-    weight = (1 - OWN) * spread / _spread(cosines) * centroids
-    moved = OWN * logits + x @ weight.T
+    scale = (1 - OWN) * spread / _spread(cosines)
+    moved = cosines.mul_(scale).add_(own, alpha=OWN)
     bias = relaxed_offsets(moved, prior, trust, iterations=10, start=bias)
     if prior is not None:
         bias = share_offsets(moved, prior, bias, WITHIN)
-    return Postprocessor(bias, weight, own=torch.tensor(OWN * sharper).to(x))
+    return Postprocessor(bias, scale * centroids, own=torch.tensor(OWN * sharper).to(x))
 
 
 def two_gaussians(x: Tensor, sharper: float, logits: Tensor, prior: Tensor, rounds: int = 30) -> Postprocessor:
@@ -162,7 +164,8 @@ def two_gaussians(x: Tensor, sharper: float, logits: Tensor, prior: Tensor, roun
 def sharpened(scores: Scores) -> tuple[float, Tensor]:
     """A factor, and the logits times it: at T <= 0.05."""
     sharper = max(1.0, float(scores.temperature) / MAX_TEMPERATURE)
-    return sharper, sharper * scores.logits.float()
+    logits = scores.logits.float()
+    return sharper, logits if sharper == 1 else sharper * logits
 
 
 def names_agreement(features: Tensor, scores: Scores) -> float:
@@ -184,8 +187,8 @@ def leave_one_out(x: Tensor, q: Tensor) -> Tensor:
     """cos(x_i, Σ_j≠i q_jk x_j): (n, d) of length 1, (n, k) -> (n, k)."""
     sums = q.T @ x  # (k, d)
     dots = x @ sums.T
-    squares = (sums**2).sum(1) - 2 * q * dots + q**2
-    return (dots - q) / squares.clamp_min(1e-6).sqrt()
+    squares = torch.sub(q, dots, alpha=2).mul_(q).add_((sums**2).sum(1))
+    return dots.sub_(q).div_(squares.clamp_min_(1e-6).sqrt_())
 
 
 def _spread(cosines: Tensor) -> Tensor:
@@ -193,5 +196,43 @@ def _spread(cosines: Tensor) -> Tensor:
 
 
 def scaled(cosines: Tensor, spread: Tensor) -> Tensor:
-    """Rows centred, with the given mean standard deviation."""
-    return (cosines - cosines.mean(1, keepdim=True)) * (spread / _spread(cosines))
+    """Rows centred, with the given mean standard deviation, in the same memory."""
+    scale = spread / _spread(cosines)
+    return cosines.sub_(cosines.mean(1, keepdim=True)).mul_(scale)
+
+
+SECOND_ROUNDS = 10
+
+
+def second_space(scores: Scores, features: Tensor, prior: Tensor | None = None) -> tuple[Tensor, float]:
+    """Class probabilities (n, k), and the weight a that the second space has in them.
+
+        q_i  = softmax((1 - a) L_i + a S_i + b)      L the logits at T <= 0.05, b from `relaxed_offsets`
+        S_ik = cos(g_i, sum_j≠i q_jk g_j)            rows centred, with the spread of L
+
+    a is Cohen's kappa of L and S before the first round, how far both spaces see the same: a second one that knows
+    nothing of the classes has no part; times n / (n + 2 k), since few inputs make poor centroids. Two classes keep the
+    shares that L has, unless others are known.
+
+    Args:
+        scores: of the first space.
+        features: (n, d), of the second one.
+    """
+    x, logits = F.normalize(features.float(), dim=1), sharpened(scores)[1]
+    n, k = logits.shape
+    many = n / (n + PER_CLASS * k)
+    own = logits - logits.mean(1, keepdim=True)
+    spread = own.std(1).mean()
+    shares = log_marginal(logits).exp()
+    trust = 1.0 if prior is not None or k == 2 else trust_in_equal_shares(shares.cpu()) * many
+    wanted = shares if prior is None and k == 2 else prior
+    bias = relaxed_offsets(own, wanted, trust)
+    q = (own + bias).softmax(1)
+    others = scaled(leave_one_out(x, q), spread)
+    a = max(0.0, kappa((own + bias).argmax(1), others.argmax(1))) * many
+    for _ in range(SECOND_ROUNDS if a else 0):
+        moved = (1 - a) * own + a * others
+        bias = relaxed_offsets(moved, wanted, trust, iterations=20, start=bias)
+        q = (moved + bias).softmax(1)
+        others = scaled(leave_one_out(x, q), spread)
+    return q, a

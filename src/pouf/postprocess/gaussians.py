@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.losses.information import entropy, normalised_information
-from pouf.losses.prior import gated_shares, share_of_classes
+from pouf.losses.objective import gated_shares, share_of_classes
 from pouf.models.base import Scores
-from pouf.postprocess.base import Near, Postprocessor, kappa, nearest, weighted_votes
+from pouf.postprocess.base import Near, Postprocessor, kappa, nearest_others, weighted_votes
 from pouf.postprocess.shares import relaxed_offsets
 
 SCALE = 50.0  # of the likelihood against the prediction
@@ -36,7 +36,7 @@ def stata(
     """
     logits = scores.logits.float() if prior is None else scores.logits.float() + prior.to(scores.logits).log()
     x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
-    near = nearest(x, x, itself=False, count=NEIGHBOURS)
+    near = nearest_others(x, NEIGHBOURS)
     return fit_anchored(x, anchors, near, logits, logits - scores.logits.float(), rounds)
 
 
@@ -78,10 +78,10 @@ def gaussian(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def symmetrised(near: Near, z: Tensor) -> Tensor:
     """⅙ (W + Wᵀ) z: what an input's neighbours say, and those whose neighbour it is."""
-    back = torch.zeros_like(z)
-    for weight, row in zip(*(part.T for part in near), strict=True):
-        back.index_add_(0, row, weight[:, None] * z)
-    return (weighted_votes(near, z) + back) / 6
+    votes = weighted_votes(near, z)
+    for weights, rows in zip(*(part.unbind(1) for part in near), strict=True):
+        votes.index_add_(0, rows, weights[:, None] * z)
+    return votes.div_(6)
 
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def few_classes(features: Tensor, prototypes: Tensor, scores: Scores, prior: Ten
     """
     logits = scores.logits.float()
     x, anchors = F.normalize(features.float(), dim=1), F.normalize(prototypes.float(), dim=1)
-    near = nearest(x, x, itself=False, count=NEIGHBOURS)
+    near = nearest_others(x, NEIGHBOURS)
     if prior is None and too_unsure(logits) and bias_ratio(logits) > MAX_BIAS:
         return _without_bias(x, anchors, near, logits)
     if prior is None and too_unsure(logits):
@@ -183,7 +183,7 @@ def transclip(
     surest = z.topk(min(SUREST_PER_CLASS, len(x)), dim=0).indices  # (8, k)
     means = F.normalize(x[surest].mean(0), dim=1)
     variance = torch.full((x.shape[1],), 1 / x.shape[1]).to(x)
-    near, squares = nearest(x, x, itself=False, count=NEIGHBOURS), (x**2).mean(0)
+    near, squares = nearest_others(x, NEIGHBOURS), (x**2).mean(0)
     for _ in range(rounds):
         bias, weight = _likelihood(means, variance)
         likelihood = bias + x @ weight.T

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.models.base import Scores
-from pouf.postprocess.base import Postprocessor, nearest, vote
+from pouf.postprocess.base import Postprocessor, nearest_others, vote
 from pouf.postprocess.shares import relaxed_offsets
 
 NEIGHBOURS, ROUNDS = 10, 20
@@ -28,7 +28,7 @@ def propagation(
     logits = scores.logits.float()
     bias = torch.zeros(logits.shape[1]).to(logits) if prior is None else relaxed_offsets(logits, prior)
     start = (logits + bias).softmax(1)
-    weights, rows = nearest(unit, unit, itself=False, count=NEIGHBOURS)
+    weights, rows = nearest_others(unit, NEIGHBOURS)
     near = (weights / weights.sum(1, keepdim=True), rows)
     votes = start
     for _ in range(ROUNDS):
@@ -54,7 +54,7 @@ def zlap(features: Tensor, prototypes: Tensor, scores: Scores, prior: Tensor | N
     """
     x, own = F.normalize(features.float(), dim=1), scores.logits.float()
     n, k = own.shape
-    cosines, others = nearest(x, x, itself=False, count=GRAPH_NEIGHBOURS)
+    cosines, others = nearest_others(x, GRAPH_NEIGHBOURS)
     sims, classes = scores.sim.float().topk(min(GRAPH_NEIGHBOURS, k), dim=1)
     weights = torch.cat([cosines, sims.clamp_min(0) ** POWER], dim=1).flatten()
     ends = torch.cat([others + k, classes], dim=1).flatten()

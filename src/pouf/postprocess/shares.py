@@ -10,9 +10,11 @@ from torch import Tensor
 
 from pouf.errors import InputError
 from pouf.losses.information import log_marginal
-from pouf.losses.prior import gated_shares
+from pouf.losses.objective import gated_shares
 from pouf.models.base import Scores
-from pouf.postprocess.base import Postprocessor
+from pouf.postprocess.base import Postprocessor, softmax_
+
+FAR = 40.0  # in logarithms, of what single precision still holds exactly
 
 
 def prior_correction(
@@ -60,8 +62,14 @@ def relaxed_offsets(
     k = logits.shape[1]
     log_prior = torch.full((k,), -math.log(k)).to(logits) if prior is None else prior.to(logits).log()
     bias = torch.zeros(k).to(logits) if start is None else start
+    base, p = bias, softmax_(logits + bias)
     for _ in range(iterations):
-        change = trust * (bias + log_prior - log_marginal(logits + bias)) - bias
+        # mean_i softmax(logits_i + b) = w mean_i p_i / (p_i · w) with w = exp(b - base): no new softmax for each b.
+        moved = bias - base
+        log_shares = moved + (p.T @ (1 / (p @ moved.exp()))).log() - math.log(len(p))
+        if moved.abs().max() > FAR or log_shares.min() < -FAR:  # where p or w would be too small for its numbers
+            log_shares = log_marginal(logits + bias)
+        change = trust * (bias + log_prior - log_shares) - bias
         bias = bias + change
         if change.abs().max() < 1e-5:
             break

@@ -68,6 +68,8 @@ def distil(
         raise InputError("a student learns from at least 10 inputs that can be read again")
     classes = ClassSet(teacher.classes, teacher.descriptions).as_given()
     student = Classifier.from_pretrained(model, classes, teachers.templates_of(teacher), trust_model=trust_model)
+    if teacher.backbone.windows and student.backbone.supports_windows:
+        student.backbone.use_windows()
     student.to(teacher.device)
     answers = teachers.read(teacher, student, data, InferenceConfig(cache=cache))
     rows = [index for index in data.content_order() if answers.answered[index]]

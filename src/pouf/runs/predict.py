@@ -46,7 +46,10 @@ NOTHING = Extras()
 def prediction_rows(
     classes: Sequence[str], data: Unlabelled, blocks: Iterable[Predictions], extras: Extras = NOTHING
 ) -> Iterator[Row]:
-    """One row per sample: its name or its text, the class, its probability, the runner-up and its probability."""
+    """One row per sample: its name or its text, the class, its probability, the runner-up and its probability.
+
+    Where names are paths, also the parent of the class, with the sum of the probabilities below it.
+    """
     names, taxonomy = data.display_columns(), Taxonomy.from_names(classes)
     ancestors = list(taxonomy.members) if taxonomy is not None else []
     every = [f"p_{name}" for name in (*classes, *ancestors)]
@@ -56,42 +59,33 @@ def prediction_rows(
         best = probabilities.topk(2, dim=1)
         rows = zip(block.indices, best.values.tolist(), best.indices.tolist(), probabilities, sums, strict=True)
         for index, p, k, all_of, above in rows:
-            yield {
-                **{name: values[index] for name, values in names.items()},
+            row: Row = {name: values[index] for name, values in names.items()}
+            row |= {
                 "class": extras.replaced.get(index, classes[k[0]]), "probability": round(p[0], 6),
                 "runner_up": classes[k[1]], "runner_up_probability": round(p[1], 6),
-                **_parent(taxonomy, classes[k[0]], ancestors, above),
-                **{name: index in where for name, where in extras.flags.items()},
-                **{name: round(values[index], 6) for name, values in extras.figures.items()},
-                **({name: round(v, 6) for name, v in zip(every, all_of.tolist() + above.tolist(), strict=True)}
-                   if extras.probabilities else {}),
             }  # fmt: skip
-
-
-def _parent(taxonomy: Taxonomy | None, name: str, ancestors: Sequence[str], sums: torch.Tensor) -> Row:
-    """The parent of the predicted class, where names are paths, with the sum of the probabilities below it."""
-    if taxonomy is None:
-        return {}
-    parent = taxonomy.parent(name)
-    total = None if parent is None else round(float(sums[ancestors.index(parent)]), 6)
-    return {"parent": parent or "", "parent_probability": total}
+            if taxonomy is not None:
+                parent = taxonomy.parent(classes[k[0]])
+                total = None if parent is None else round(float(above[ancestors.index(parent)]), 6)
+                row |= {"parent": parent or "", "parent_probability": total}
+            row |= {name: index in where for name, where in extras.flags.items()}
+            row |= {name: round(values[index], 6) for name, values in extras.figures.items()}
+            if extras.probabilities:
+                row |= {n: round(v, 6) for n, v in zip(every, all_of.tolist() + above.tolist(), strict=True)}
+            yield row
 
 
 def _without_formulas(row: Row) -> Row:
-    return {
-        name: f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
-        for name, value in row.items()
-    }
+    return {n: f"'{v}" if isinstance(v, str) and v.startswith(FORMULAS) else v for n, v in row.items()}
 
 
 def _write_csv(file: Path, rows: Iterator[Row]) -> None:
+    first = list(islice(rows, 1))
     with file.open("w", encoding="utf-8", newline="") as stream:
-        writer: csv.DictWriter[str] | None = None
-        for row in rows:
-            if writer is None:
-                writer = csv.DictWriter(stream, fieldnames=list(row))
-                writer.writeheader()
-            writer.writerow(row)
+        if first:
+            writer = csv.DictWriter(stream, fieldnames=list(first[0]))
+            writer.writeheader()
+            writer.writerows(chain(first, rows))
 
 
 def _write_json_lines(file: Path, rows: Iterator[Row]) -> None:
@@ -285,26 +279,31 @@ def predict(
     options, inference = options or PredictOptions(), inference or InferenceConfig()
     if file is not None:
         check_place(file, options.overwrite)
-    (classifier,) = _load(run, options, "zero-shot" if options.use == CORRECTED else options.use)
-    return _predict(classifier, run, inputs, file, options, inference)
+    uses = ["zero-shot" if options.use == CORRECTED else options.use]
+    uses += ["zero-shot"] * (options.abstain is not None)
+    classifier, *zero_shot = load_classifiers(
+        run.folder, *uses, device=options.device, trust_model=options.trust_model
+    )  # fmt: skip
+    return _predict(classifier, zero_shot, run, inputs, file, options, inference)
 
 
 @by_all_processes
 def _predict(
     classifier: Classifier,
+    zero_shot: Sequence[Classifier],
     run: Run,
     inputs: Path | Sequence[str],
     file: Path | None,
     options: PredictOptions,
     inference: InferenceConfig,
 ) -> Predicted:
+    """The same with the classifier loaded, and zero-shot where some predictions are to be left out."""
     group = processes()
     data = _read(run, classifier, inputs, options)
     if group.size > 1:
         group.check_equal(data.fingerprint(), "inputs")
     warn_about_cut_texts(classifier.backbone, data, "adapt with windows=True (--windows) to read them whole")
-    together = options.use == CORRECTED or options.prior is not None
-    if (together or options.abstain is not None) and inference.cache is None:
+    if (options.use == CORRECTED or options.prior is not None or zero_shot) and inference.cache is None:
         inference = replace(inference, cache=InMemoryFeatureCache())  # what is looked at again need not be encoded
     silent = replace(inference, on_batch=None, on_start=None)
     if options.use == CORRECTED:
@@ -312,15 +311,21 @@ def _predict(
     if options.prior is not None:
         classifier = classifier.with_prior(options.prior, data, silent)
     by = {"advised": run.verdict.advised, "adapted": run.adapted}.get(options.use, options.use)
-    replaced: dict[int, str] = {}
+    replaced: dict[int, str] = {}  # by an ancestor, or by "unknown"
+    flags: dict[str, set[int]] = {}
+    figures: dict[str, dict[int, float]] = {}
+    if options.abstain is not None:
+        store = classifier.store(inference)
+        store.fill(data, reliability_views(data))
+        found = unreliable(classifier, zero_shot[0], data, store.share(data), options.abstain, silent)
+        flags, figures = {"abstained": set(found.left_out)}, {"reliability": found.reliability}
+        replaced.update(found.parents)
 
     def mark_unknown(encoded: FeatureSet) -> None:
         with alone():  # processes need not have equally many blocks
             far = out_of_distribution(classifier, encoded, run.verdict.near.get(by)) if options.unknown else []
         replaced.update(dict.fromkeys(far, UNKNOWN))
 
-    flags, figures, parents = _abstained(run, classifier, data, options, inference)
-    replaced.update(parents)
     extras = Extras(replaced, flags, figures, options.probabilities, options.safe_csv)
     share = predict_share(file, classifier, data, inference, extras, mark_unknown)
     counts = {name: len(rows) for name, rows in flags.items()}
@@ -343,21 +348,3 @@ def _read(run: Run, classifier: Classifier, inputs: Path | Sequence[str], option
     if parts > 1 and any(len(pair) != parts for pair in pairs):
         raise InputError("this model reads pairs of texts: give both with a tab between them")
     return Texts(pairs if parts > 1 else list(inputs), source="the texts given")
-
-
-def _load(run: Run, options: PredictOptions, *uses: str) -> list[Classifier]:
-    return load_classifiers(run.folder, *uses, device=options.device, trust_model=options.trust_model)
-
-
-def _abstained(
-    run: Run, classifier: Classifier, data: Unlabelled, options: PredictOptions, inference: InferenceConfig
-) -> tuple[dict[str, set[int]], dict[str, dict[int, float]], dict[int, str]]:
-    """Positions of what is likely wrong, and how reliable each prediction is, as columns, and what is answered with an
-    ancestor; none if nothing abstains."""
-    if options.abstain is None:
-        return {}, {}, {}
-    (zero_shot,) = _load(run, options, "zero-shot")
-    classifier.store(inference).fill(data, reliability_views(data))
-    encoded, silent = classifier.store(inference).share(data), replace(inference, on_batch=None, on_start=None)
-    found = unreliable(classifier, zero_shot, data, encoded, options.abstain, silent)
-    return {"abstained": set(found.left_out)}, {"reliability": found.reliability}, found.parents

@@ -13,19 +13,20 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.labels import Shots, Teacher
+from pouf.data.labels import Teacher
 from pouf.errors import InputError, one_of
 from pouf.inference.cache import FeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
+from pouf.models.lower_layers import using
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.postprocess import fit_correction
 from pouf.recipe import Recipe
 from pouf.saving import USES, Use
 from pouf.training.callbacks import Callback, Callbacks, Step
-from pouf.training.plan import Plan, look_at_data, start_as_recipe_says
-from pouf.training.recipe_for_data import TargetShares
+from pouf.training.plan import Plan
 from pouf.training.teachers import pseudo_labelled
 from pouf.training.trainer import Training, make_checkpoints, train
+from pouf.tuners.weights import lower_layers
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoint, Checkpoints
 from pouf.validation.names import Drift
 from pouf.validation.selectors import Choice
@@ -47,9 +48,7 @@ class Adaptation:
     verdict: Verdict
     target_shares: Tensor | None = field(default=None, repr=False)  # (k,), of corrected predictions
     method: str = "pouf"
-    absent: list[str] = field(
-        default_factory=list
-    )  # class names that seem not to occur, where predictions were written
+    absent: list[str] = field(default_factory=list)  # class names that seem not to occur, where predictions are written
     # What it learned from, by what to call it, with what this run could not read of it.
     sources: dict[str, Unlabelled] = field(default_factory=dict, repr=False)
     drift: Drift | None = None  # of names outside of the task, where a loss of others is measured
@@ -88,43 +87,10 @@ class Adaptation:
         if self.checkpoints is None:  # then there is one state, the last
             changed = self.history or self.classifier.postprocessor is not None
             return ZERO_SHOT if use == "zero-shot" and changed else Checkpoint(len(self.history), True)
-        return _place(self.checkpoints, self.verdict, use)
-
-
-def _place(checkpoints: Checkpoints, verdict: Verdict, use: Use) -> Checkpoint:
-    use = verdict.advised if use == "advised" else use
-    if use == "zero-shot" or (use == "chosen" and verdict.chosen == 0 != verdict.last):
-        return ZERO_SHOT
-    return checkpoints.at_step(verdict.chosen) if use == "chosen" and verdict.chosen is not None else checkpoints.last
-
-
-@by_all_processes
-def adapt(
-    classifier: Classifier,
-    data: Unlabelled | None,
-    recipe: Recipe,
-    *,
-    shots: Shots | None = None,
-    cache: FeatureCache | None = None,
-    callbacks: Iterable[Callback] = (),
-    known_shares: Tensor | None = None,
-    **options: Any,
-) -> Adaptation:
-    """Plan with all settings at hand, and adapt a classifier in place.
-
-    Args:
-        data: they have no labels, and neither their names nor their order play a part. None with shots: the shots
-            themselves, their labels left out.
-        recipe: all settings.
-        shots: a few examples with labels, for the term `labels` of the recipe. The data stay without.
-        known_shares: (k,), of the classes in these data: predictions as a whole then have them.
-        cache, callbacks, options: as of `run_adaptation`.
-    """
-    plan = Plan(data, recipe, shots, targets=TargetShares(known_shares, known_shares))
-    start_as_recipe_says(classifier, recipe)
-    inference = Callbacks(callbacks).watching(plan.inference(cache), "encoding")
-    plan = plan.fitted(look_at_data(classifier, plan, inference))
-    return run_adaptation(classifier, plan, cache=cache, callbacks=callbacks, **options)
+        if use == "zero-shot" or (use == "chosen" and self.verdict.chosen == 0 != self.verdict.last):
+            return ZERO_SHOT
+        chosen = self.verdict.chosen if use == "chosen" else None
+        return self.checkpoints.last if chosen is None else self.checkpoints.at_step(chosen)
 
 
 @by_all_processes
@@ -144,26 +110,24 @@ def run_adaptation(
         classifier: `prepared`. It is trained in place, to its last step.
         plan: `fitted` to the data.
         cache: where features that training can't change are stored.
-        checkpoint_dir: where weights wait until `checkpoints.release()`, and the state of a run that was interrupted;
-            by default weights wait in a temporary folder, and the run can't be resumed.
+        checkpoint_dir: of weights and of the state that a run resumes from; by default a temporary one of weights.
         resume: continue from the state in `checkpoint_dir`, if there is one.
         keep_tuned: features of the tuned weights stay in the cache too, for the next prediction of the data.
-
-    Raises:
-        Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last copy.
     """
-    notify, data, recipe, shots, targets = Callbacks(callbacks), plan.data, plan.recipe, plan.shots, plan.targets
+    notify, recipe, sources = Callbacks(callbacks), plan.recipe, plan.sources()
     inference = notify.watching(plan.inference(cache), "encoding")
     if recipe.pseudo_labels:
-        data, shots = None, pseudo_labelled(classifier, data, shots, recipe.pseudo_labels, inference)
-    inputs = data if data is not None else shots.inputs if shots is not None else None
+        surest = pseudo_labelled(classifier, plan.data, plan.shots, recipe.pseudo_labels, inference)
+        plan = replace(plan, data=None, shots=surest)
+    inputs, prior = plan.inputs, plan.targets.predictions
     training = Training([], 0, None)
+    once = recipe.steps > 0 and classifier.demonstrations is None  # with demonstrations no text comes twice
+    lower = lower_layers(classifier.backbone, recipe.tuner) if once else None
     if recipe.steps > 0:
-        training = train(
-            classifier, data, recipe, shots, inference, notify, checkpoint_dir, targets, resume, plan.teacher
-        )
-    elif recipe.postprocess != "none" and inputs is not None:
-        training = Training([], 0, make_checkpoints(classifier, inputs, recipe, inference, checkpoint_dir, targets))
+        with using(lower):
+            training = train(classifier, plan, inference, notify, checkpoint_dir, resume)
+    elif recipe.postprocess != "none":
+        training = Training([], 0, make_checkpoints(classifier, plan, inference, checkpoint_dir))
     checkpoints = training.checkpoints
     notify.phase("choosing a step" if recipe.postprocess == "none" else "choosing a step, correcting predictions")
     choice = processes().broadcast(checkpoints.choose()) if checkpoints is not None and recipe.steps else None
@@ -172,33 +136,27 @@ def run_adaptation(
     if not keep_tuned and checkpoints is not None and checkpoints.tuner and checkpoints.tuner.touches_inputs:
         inference = replace(inference, cache=None)
     last = training.history[-1].step if training.history else 0
-    finish = partial(finish_step, inputs, recipe, inference, checkpoints, targets.predictions)
-    if checkpoints is not None and choice is not None and choice.step not in (0, last):
-        finish(choice.step, checkpoints.classifier(Checkpoint(choice.step)))
-        checkpoints.refill(last)
-    finish(last, classifier)
+    finish = partial(finish_step, inputs, recipe, inference, checkpoints, prior)
+    # Of many more texts than training drew, most are encoded here for the first time, faster together.
+    few = inputs is not None and not inputs.streamed and len(inputs) <= recipe.steps * recipe.batch_size
+    with using(lower if few else None):
+        if checkpoints is not None and choice is not None and choice.step not in (0, last):
+            finish(choice.step, checkpoints.classifier(Checkpoint(choice.step)))
+            checkpoints.refill(last)
+        finish(last, classifier)
     total = sum(p.numel() for p in classifier.parameters())
-    if checkpoints is not None:
-        verdict = processes().broadcast(assess(checkpoints, choice or _corrected(checkpoints)))
-    else:
-        verdict = not_judged(_why_unjudged(recipe)) if training.history else nothing_to_judge()
-    if checkpoints is not None:
-        classifier = checkpoints.hand_over(_place(checkpoints, verdict, "advised"))
-    return Adaptation(
-        classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, targets.predictions,
-        plan.method, sources=plan.sources(),
+    if checkpoints is None:
+        verdict = not_judged(recipe) if training.history else nothing_to_judge()
+    else:  # where nothing is trained there is one thing to choose: zero-shot with its correction
+        choice = choice or Choice(0, checkpoints.choose().snapshots, 1.0)
+        verdict = processes().broadcast(assess(checkpoints, choice))
+    result = Adaptation(
+        classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, prior, plan.method,
+        sources=sources,
     )  # fmt: skip
-
-
-def _why_unjudged(recipe: Recipe) -> str:
-    """Why a run has no checkpoints: see `make_checkpoints`."""
-    if recipe.pseudo_labels:
-        return "this method learns from the surest predictions alone and at no other input"
-    if not recipe.objective.needs_unlabelled:
-        return "this method learns from labelled shots alone, and no unlabelled input was there to judge it by"
-    if recipe.snapshots == 0:
-        return "snapshots = 0 in the recipe, so there were no checkpoints to choose from or to compare"
-    return "the data are a stream, which can't be looked at again along the way"
+    if checkpoints is not None:
+        result.classifier = checkpoints.hand_over(result.checkpoint("advised"))
+    return result
 
 
 def finish_step(
@@ -241,8 +199,3 @@ def _agreeing(classifier: Classifier, encoded: FeatureSet, teacher: Teacher | No
     answers = teacher.probabilities[encoded.indices]
     same = classifier.log_probabilities(encoded).argmax(1) == answers.argmax(1)
     return int(processes().sum((same & (answers.sum(1) > 0)).sum()))
-
-
-def _corrected(checkpoints: Checkpoints) -> Choice:
-    """Where nothing is trained there is one thing to choose: zero-shot with its correction."""
-    return Choice(0, checkpoints.choose().snapshots, 1.0)

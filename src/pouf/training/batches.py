@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -21,7 +21,8 @@ from pouf.data.labels import Shots, Teacher
 from pouf.data.views import AUGMENTATIONS, Augmentation
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.parallel.process_group import PROMPTS, PaddingSample, ProcessGroup, in_pieces, processes
+from pouf.models.text_side import PROMPTS_AT_ONCE
+from pouf.parallel.process_group import PaddingSample, ProcessGroup, processes, split_into
 from pouf.recipe import Recipe
 from pouf.training.model import Chunk, prompt_counts
 from pouf.training.state import random_state, set_random_state
@@ -100,8 +101,9 @@ def prompt_side(total: int, trained: bool, sharded: bool, chunk: int, world: Pro
         seed: of dropout in this step.
     """
     most = -(-total // world.size)  # prompts of a process
-    size = min(chunk or most, PROMPTS if sharded else most)
-    parts = in_pieces(list(world.share(range(total))), -(-most // size))
+    # Encoders cut there by themselves, and would do so unequally often on processes that share weights.
+    size = min(chunk or most, PROMPTS_AT_ONCE if sharded else most)
+    parts = split_into(list(world.share(range(total))), -(-most // size))
     first = world.rank * (total + 1)
     chunks = [Chunk(rows or [0], (seed + (first + i) * 7919) % 2**62, len(rows)) for i, rows in enumerate(parts)]
     return Side(trained, chunked=chunk > 0 and len(chunks) > 1, parts=chunks)
@@ -154,19 +156,16 @@ class InputBatches(Iterator[Side]):
     def _looked_up(self, tables: list[FeatureSet]) -> Generator[Side, None, None]:
         """Each process has the rows of a batch that lie in its own share of the data."""
         # Each has its own: a file that went while the views were computed is in the first ones alone, and is not drawn.
-        rows = [rows_by_index(table.indices) for table in tables]
+        rows = [rows_by_index(table.indices, len(self.data)) for table in tables]
         for batch in self.draws:
             self.draws.done()
-            own = [draw for draw in batch if draw.position in rows[0]]
-            indices = [draw.position for draw in own]
-            if len(tables) == 1:
-                features = tables[0].features[[rows[0][index] for index in indices]]
-            elif own:
-                views = [draw.seed % len(tables) for draw in own]
-                features = torch.stack([tables[v].features[rows[v][i]] for v, i in zip(views, indices, strict=True)])
-            else:
-                features = tables[0].features[:0]
-            everyone = [index for part in self.world.gather_objects(indices) for index in part]
+            own = rows[0][batch.positions] >= 0
+            positions, seeds = batch.positions[own], batch.seeds[own]
+            features = tables[0].features.index_select(0, rows[0][positions])  # ten times as fast as [ ]
+            for number in range(1, len(tables)):
+                of_view = seeds % len(tables) == number
+                features[of_view] = tables[number].features[rows[number][positions[of_view]]]
+            everyone = [index for part in self.world.gather_objects(positions.tolist()) for index in part]
             yield Side(features=features.to(self.classifier.device).float(), indices=everyone)
 
     def _read(self, crop: Crop | None) -> Generator[Side, None, None]:
@@ -185,7 +184,7 @@ class InputBatches(Iterator[Side]):
     def _draws_of_chunks(self) -> Iterator[list[Draw]]:
         """What this process reads of each batch, chunk by chunk; twice where there is a second pass."""
         for batch in self.draws:
-            parts = in_pieces(list(self.world.share(batch)), self.chunks_of(len(batch)))
+            parts = split_into(list(self.world.share(batch)), self.chunks_of(len(batch)))
             for _ in range(self.times_read(len(parts))):
                 yield from parts
 
@@ -232,7 +231,7 @@ class ChunkedInputs(Side):
         """Nothing where no process could read anything."""
         self.seeds.append(self.batches.seeds.getrandbits(62))
         self.failed |= read.failed
-        tensors = self.padding.instead_of(read)
+        tensors = self.padding.tensors_for(read)
         self.samples.append(None if tensors is None else read.indices)
         return [] if tensors is None else [Chunk(tensors, self.seeds[-1], len(read.indices))]
 
@@ -313,9 +312,8 @@ def make_crop(classifier: Classifier, data: Unlabelled, recipe: Recipe) -> Crop 
     return Crop(augment, size)
 
 
-def rows_by_index(indices: list[int]) -> Mapping[int, int] | range:
-    """Position of a sample -> its row. Of a million samples a dictionary takes 100 MB, and where all are there none is
-    needed."""
-    if indices == list(range(len(indices))):
-        return range(len(indices))
-    return {index: row for row, index in enumerate(indices)}
+def rows_by_index(indices: list[int], n: int) -> Tensor:
+    """(n,): the row of each of n samples, -1 where it has none."""
+    rows = torch.full((n,), -1)
+    rows[indices] = torch.arange(len(indices))
+    return rows

@@ -17,22 +17,25 @@ from pouf.data.batches import BatchReader, Draw, ReadBatch
 from pouf.errors import InputError
 from pouf.inference.encode import FITTED_ON, FeatureStore, InferenceConfig
 from pouf.losses.objective import Objective
+from pouf.models.lower_layers import using
 from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
-from pouf.training.engine import make_optimizer
-from pouf.training.model import precision
+from pouf.training.model import Chunk, make_optimizer, precision
 from pouf.training.recipe_for_data import MAX_COUNTED
+from pouf.training.two_pass import split_by_length
 from pouf.tuners import TUNERS, Target, Tuner
-from pouf.validation.sample import SampleSize, changes_features, sample_size
+from pouf.tuners.weights import lower_layers
+from pouf.validation.selectors import SampleSize, changes_features, sample_size
 
 logger = logging.getLogger(__name__)
 clock = time.perf_counter
 TIMED = 8  # inputs, and classes, that are timed
 SCORED, CORRECTED, UPDATED = 2048, 1024, 2**20  # predictions, corrected ones, and weights that are timed
 RUN, REPORT = 0.3, 1.3  # seconds of what does not follow the number of inputs
-CORRECTIONS = 1.5  # how often one is fitted: to the last step, and to the chosen one where that is another
+CORRECTIONS = 1.2  # how often one is fitted: to the last step, and to the chosen one where that is another
+SHARED = 0.7  # of the n² similarities of a correction: those of two blocks are computed once for both
 NAMES = 40  # passes over predictions that tell which names do not occur, for a report
 POINTS = 500  # inputs that a report shows
 
@@ -90,8 +93,11 @@ def estimate(
     cropped = recipe.augment != "none" and data.modality == "image"
     looked_up = not (tuner.touches_inputs or with_examples) and (recipe.views or not cropped)
     batch = min(max(recipe.batch_size, recipe.batch_per_class * k), n)
-    reading, forward, trained = _inputs(classifier, tuner, data, recipe, batch)
-    once = reading + forward
+    lower = lower_layers(classifier.backbone, recipe.tuner) if recipe.steps and not with_examples else None
+    with using(lower):
+        reading, forward, trained = _inputs(classifier, tuner, data, recipe, batch)
+        prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
+    once, whole = reading + forward, lower.depth / (lower.depth - lower.count) if lower is not None else 1.0
     missing, size = FeatureStore(classifier.backbone, inference).missing(data), SampleSize(0, 0)
     if recipe.snapshots:
         size = sample_size(n, k, recipe, changes_features(classifier, recipe))
@@ -102,15 +108,16 @@ def estimate(
         encoded = 0
         looks = (min(recipe.snapshots, recipe.steps) + 1) * size.inputs + 2 * size.perturbed
         inputs = looks + n * ((recipe.postprocess != "none") + report + bool(recipe.min_class_usage))
+        # Each text goes through the lower layers once.
+        inputs += round((whole - 1) * (min(n, recipe.steps * batch + size.inputs) + size.perturbed))
         # In chunks the features are computed twice, the first time without a gradient.
         chunked = 0 < recipe.compute.chunk < batch and tuner.touches_inputs
         per_step = batch * (trained if tuner.touches_inputs else once) + chunked * batch * once
     probes = recipe.find_bias and recipe.keep_shares_max_classes >= k and not (known_shares or with_examples)
     if probes and supports_bias_probe(classifier):
-        inputs += 2 * min(n, MOST)
+        inputs += round(2 * whole * min(n, MOST))
     prototypes = _stand_ins(classifier, few)
     loss = _loss(classifier, recipe, batch, prototypes) + _update(tuner, recipe) if recipe.steps else 0.0
-    prompts = _prompts(classifier, tuner, few) * k / few if recipe.steps else 0.0
     scored = min(n, MAX_COUNTED) * bool(recipe.min_class_usage) + n * report
     scoring = _scoring(classifier, prototypes)
     seconds = inputs * once + scored * scoring + recipe.steps * (per_step + prompts)
@@ -157,11 +164,16 @@ def _inputs(
 def _encoding(classifier: Classifier, read: ReadBatch, recipe: Recipe, tuner: Tuner | None) -> float:
     """Seconds per input, with the gradient of what is tuned, if anything."""
     tensors = {name: tensor.to(classifier.device) for name, tensor in read.tensors.items()}
+    parts = [Chunk(tensors, 0, len(read.indices))]
+    if tuner is not None and not recipe.compute.compile:  # as a batch of training
+        parts = split_by_length(parts[0], classifier.device)[0]
 
     def encode() -> None:
-        features = classifier.backbone.encode_inputs(tensors)
-        if tuner is not None:
-            _differentiated(features, tuner)
+        for part in parts:
+            assert isinstance(part.content, dict)
+            features = classifier.backbone.encode_inputs(part.content)
+            if tuner is not None:
+                _differentiated(features, tuner)
 
     with precision(recipe, classifier.device), torch.set_grad_enabled(tuner is not None):
         return _seconds(encode) / len(read.indices)
@@ -243,7 +255,7 @@ def _correction(classifier: Classifier, recipe: Recipe, n: int, prototypes: Tens
         return CORRECTIONS * seconds(n)
     first, second = seconds(m), seconds(2 * m)
     square = max(0.0, (second - 2 * first) / (2 * m * m))
-    return CORRECTIONS * (max(0.0, first / m - square * m) * n + square * n * n)
+    return CORRECTIONS * (max(0.0, first / m - square * m) * n + SHARED * square * n * n)
 
 
 def _differentiated(output: Tensor, tuner: Tuner) -> None:

@@ -25,6 +25,8 @@ TUNER_RECIPES: dict[tuple[Kind, str], str] = {
     ("image", "prototypes"): PRESETS["fast"]["image"],
     ("text", "prototypes"): PRESETS["fast"]["text"],
     ("cloze", "prototypes"): PRESETS["fast"]["cloze"],
+    ("text", "upper"): "texts-upper",
+    ("cloze", "upper"): "masked-upper",
     ("text", "layernorm"): "texts-layernorm",
     ("text", "lora"): "texts-lora",
     ("text", "prompt"): "texts-prompt",
@@ -36,8 +38,10 @@ TUNER_RECIPES: dict[tuple[Kind, str], str] = {
     ("causal", "prototypes"): PRESETS["fast"]["causal"],
 }
 _ENCODERS = ("full", "prompt", "layernorm", "lora", "prototypes")
+_TEXT_ENCODERS = (*_ENCODERS, "upper")
 TUNERS_OF: dict[Kind, tuple[str, ...]] = {
-    "image": _ENCODERS, "text": _ENCODERS, "cloze": _ENCODERS, "causal": _ENCODERS, "vector": ("prototypes", "map"),
+    "image": _ENCODERS, "text": _TEXT_ENCODERS, "cloze": _TEXT_ENCODERS, "causal": _ENCODERS,
+    "vector": ("prototypes", "map"),
 }  # fmt: skip
 _READERS: tuple[Kind, ...] = ("image", "text", "cloze", "causal")
 PROMPT: dict[Kind, str] = DEFAULTS | {kind: TUNER_RECIPES[kind, "prompt"] for kind in _READERS}
@@ -134,11 +138,6 @@ class Method:
             totals = shots.targets.sum(0)
             postprocessor = Postprocessor(1e4 * torch.eye(len(totals))[totals.argmax()])
         return Preparation(seed if self.new_head else None, demonstrations, postprocessor)
-
-    def prepare_classifier(
-        self, classifier: Classifier, shots: Shots | None, seed: int, samples: int = 16, **limits: int | None
-    ) -> Classifier:
-        return self.preparation(shots, seed, samples, **limits).applied_to(classifier)
 
 
 _SPOKEN: dict[Kind, str] = {

@@ -20,7 +20,7 @@ from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.inference.views import View
 from pouf.options import AdaptOptions
-from pouf.parallel.fsdp import asks_to_shard, sync_weights
+from pouf.parallel.fsdp import should_shard, sync_weights
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
@@ -33,12 +33,11 @@ from pouf.training.recipe_for_data import (
     DataLook,
     TargetShares,
     choose_frozen,
-    preset_for_classes,
     recipe_for_data,
+    recipe_for_model,
     tunes_texts_by_default,
 )  # fmt: skip
-from pouf.training.trainer import check_shots
-from pouf.validation.sample import changes_features, sample_positions, sample_size
+from pouf.validation.selectors import changes_features, sample_positions, sample_size
 
 LEAVES_INPUTS = ("prompt", "prototypes")  # tuners after which a dual encoder gives the same features of images
 
@@ -111,7 +110,7 @@ class Plan:
         need not fit where it would be timed."""
         if self.data is None or self.data.streamed or not len(self.data) or not self.recipe.steps:
             return None
-        if asks_to_shard(classifier, self.recipe):
+        if should_shard(classifier, self.recipe):
             return None
         return estimate(
             classifier, self.data, self.recipe, self.inference(cache), report,
@@ -119,17 +118,11 @@ class Plan:
             known_shares=self.targets.known is not None,
         )  # fmt: skip
 
-    def prepared(self, classifier: Classifier) -> Classifier:
-        """The classifier that is to be trained: a copy, as the method wants it, the same on all processes."""
-        prepared = self.preparation.applied_to(classifier)
-        start_as_recipe_says(prepared, self.recipe)
-        return prepared
-
     def fitted(self, look: DataLook | None) -> Plan:
         """With what the data decide.
 
         Args:
-            look: of a classifier that is `prepared`, at `inputs`; None where there are none.
+            look: of a classifier that is prepared, at `inputs`; None where there are none.
         """
         from_labels = self.shots is not None or bool(self.recipe.pseudo_labels)
         chosen, why = choose_frozen(self.recipe, self.frozen, look)
@@ -143,7 +136,8 @@ class Plan:
 
     def complete(self, classifier: Classifier, inference: InferenceConfig) -> tuple[Classifier, Plan]:
         """The classifier that is to be trained, and the plan with what the data decide."""
-        prepared = self.prepared(classifier)
+        prepared = self.preparation.applied_to(classifier)
+        start_as_recipe_says(prepared, self.recipe)
         return prepared, self.fitted(look_at_data(prepared, self, inference))
 
     def to_json(self) -> dict[str, Any]:
@@ -226,7 +220,9 @@ def draft_plan(
             "this classifier was adapted before: what this run compares with, and calls zero-shot, is the classifier "
             "as it is now"
         )
-    inputs = unlabelled(classifier, data, options.text_column)
+    if isinstance(data, str) and classifier.backbone.modality == "text":
+        raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")
+    inputs = None if data is None else classifier.data(data, options.text_column)
     options = _with_teacher(options, classifier, inputs, InferenceConfig(cache=cache))
     plan_with = partial(resolve_plan, classifier, inputs)
     if options.max_minutes is None:
@@ -245,10 +241,8 @@ def draft_plan(
 
 def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
-    method, recipe, shots = options.method, options.recipe, options.shots
+    method, recipe, shots = options.method, recipe_for_model(classifier, options), options.shots
     settings: dict[str, Any] = {full_name(name): value for name, value in (options.settings or {}).items()}
-    if method == "pouf":
-        recipe = preset_for_classes(classifier.kind, len(classifier.classes), options)
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
         settings = {"temperature": classifier.temperature, **settings}  # its own, unless another is set
@@ -302,7 +296,7 @@ def _with_teacher(
 
 
 def given_shares(options: AdaptOptions, classifier: Classifier) -> Tensor | None:
-    """(k,), shares of the classes that whoever knows the data gave."""
+    """(k,), the shares of the classes as a prior gives them."""
     prior = options.prior
     return None if prior is None or isinstance(prior, str) else known_shares(prior, len(classifier.classes))
 
@@ -333,13 +327,21 @@ def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:
         changes |= {"objective.prior": options.prior, "keep_shares_max_classes": 0}
     if options.seed is not None:
         changes["seed"] = options.seed
-    if "optimisation.lr" in changes:  # what was asked for is what is done
+    if "optimisation.lr" in changes:  # an explicit rate is taken as it is
         changes.setdefault("keep_shares_lr_factor", 1.0)
     return changes
 
 
-def unlabelled(classifier: Classifier, data: Inputs | None, text_column: str | None) -> Unlabelled | None:
-    """What is to be adapted to, read."""
-    if isinstance(data, str) and classifier.backbone.modality == "text":
-        raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")
-    return None if data is None else classifier.data(data, text_column)
+def check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:
+    """Labelled shots are there just where the recipe weighs them, with a target for each class."""
+    if (shots is not None) != (recipe.objective.labels > 0):
+        raise InputError(
+            "labelled shots need a weight, as objective.labels = 1.0"
+            if shots is not None
+            else "the recipe weighs labels, but there are no labelled shots: give some, or set objective.labels to 0"
+        )
+    if shots is not None and shots.targets.shape != (len(shots.inputs), len(classifier.classes)):
+        raise InputError(
+            f"targets of shape {tuple(shots.targets.shape)}, expected one row for each of the {len(shots.inputs)} "
+            f"shots and one column for each of the {len(classifier.classes)} classes"
+        )

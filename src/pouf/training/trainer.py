@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
-from pouf.data.labels import Shots, Teacher
 from pouf.errors import Diverged, InputError
 from pouf.inference.encode import InferenceConfig
 from pouf.interruption import defer_signals
@@ -25,15 +24,13 @@ from pouf.parallel.process_group import connection_errors, processes
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.batches import Batches
 from pouf.training.callbacks import Callback, Callbacks, Step
-from pouf.training.engine import Engine, learning_rate, make_optimizer, set_rate
-from pouf.training.model import checkpointing
-from pouf.training.recipe_for_data import FREE, TargetShares
+from pouf.training.model import Engine, checkpointing, learning_rate, make_optimizer, set_rate
+from pouf.training.plan import Plan, check_shots
 from pouf.training.state import Saver, TrainingState
 from pouf.training.two_pass import two_pass, whole
 from pouf.tuners import tune
 from pouf.validation.checkpoints import Checkpoints
-from pouf.validation.sample import Sample, changes_features, sample_size
-from pouf.validation.selectors import snapshot_steps
+from pouf.validation.selectors import Sample, changes_features, sample_size, snapshot_steps
 
 LOOKING, TRAINING = "looking at a sample", "training"
 COPY_EVERY = 10  # steps between two copies of the trained weights, which a run that diverges goes back to
@@ -48,44 +45,34 @@ class Training(NamedTuple):
 
 def train(
     classifier: Classifier,
-    data: Unlabelled | None,
-    recipe: Recipe,
-    shots: Shots | None,
+    plan: Plan,
     inference: InferenceConfig,
     callbacks: Callbacks,
     checkpoint_dir: Path | None = None,
-    shares: TargetShares = FREE,
     resume: bool = False,
-    teacher: Teacher | None = None,
 ) -> Training:
     """Tune a classifier in place, to its last step.
 
     L = transport * L_transport(sim, T) - information * I(logits) + entropy * H(logits) + labels * KL(shots)
     + teacher * KL(teacher)
-
-    Args:
-        shares: class proportions to hold to, instead of what the recipe assumes.
-        teacher: of the data, position by position.
     """
-    stream = _checked(classifier, data, recipe, shots)
+    stream, recipe = _checked(classifier, plan), plan.recipe
     # Without dropout, unless the recipe has it: its noise differs for features and prototypes, and the plan between
     # them follows the noise.
     classifier.eval()
-    identity = (classifier, stream, shots, recipe, shares.known, teacher)
-    about = run_identity(*identity) if checkpoint_dir is not None else {}
+    about = run_identity(classifier, plan) if checkpoint_dir is not None else {}
     saver = Saver(checkpoint_dir, recipe.compute.save_every, about, classifier.backbone.sharded)
     saved = saver.read() if resume else None
     own_dir = checkpoint_dir if processes().is_main else None
-    watched = callbacks.watching(inference, LOOKING)
-    checkpoints = make_checkpoints(classifier, stream, recipe, watched, own_dir, shares, teacher)
+    checkpoints = make_checkpoints(classifier, plan, callbacks.watching(inference, LOOKING), own_dir)
     tuner = tune(classifier, recipe.tuner)
     if checkpoints is not None:
         checkpoints.begin(tuner)
     total = sum(parameter.numel() for parameter in classifier.parameters())
     callbacks.notify(lambda callback: callback.on_start(recipe, tuner.trainable, total))
-    objective = Objective(recipe.objective, len(classifier.classes), recipe.steps, shares.probabilities)
+    objective = Objective(recipe.objective, len(classifier.classes), recipe.steps, plan.targets.probabilities)
     engine = Engine(classifier, tuner, objective, recipe, processes())
-    batches = Batches(classifier, tuner, stream, shots, recipe, inference, teacher)
+    batches = Batches(classifier, tuner, stream, plan.shots, recipe, inference, plan.teacher)
     callbacks.phase(TRAINING, recipe.steps)
     start_weights = (
         [parameter.detach().clone() for parameter in engine.parameters.values()] if recipe.weight_pull else []
@@ -107,82 +94,53 @@ def train(
     return Training(state.history, tuner.trainable, checkpoints)
 
 
-def _checked(classifier: Classifier, data: Unlabelled | None, recipe: Recipe, shots: Shots | None) -> Unlabelled:
+def _checked(classifier: Classifier, plan: Plan) -> Unlabelled:
     """What to learn from, where classifier, recipe and shots fit it."""
-    stream = data if data is not None else shots.inputs if shots is not None else None
-    if stream is None:
+    if plan.inputs is None:
         raise InputError("nothing to learn from: give unlabelled data, labelled shots, or both")
-    check_modality(classifier.backbone, stream.modality)
-    check_shots(shots, recipe, classifier)
-    if data is not None and not recipe.objective.needs_unlabelled:
+    check_modality(classifier.backbone, plan.inputs.modality)
+    check_shots(plan.shots, plan.recipe, classifier)
+    if plan.data is not None and not plan.recipe.objective.needs_unlabelled:
         raise InputError(
             "the recipe learns from labelled shots alone: leave the unlabelled data out, or weigh another term"
         )
-    return stream
+    return plan.inputs
 
 
-def run_identity(
-    classifier: Classifier,
-    data: Unlabelled,
-    shots: Shots | None,
-    recipe: Recipe,
-    known_shares: Tensor | None,
-    teacher: Teacher | None,
-) -> dict[str, Any]:
-    """What must be the same where a run goes on, by what to call it."""
-    settings = {name: value for name, value in recipe.flat().items() if name != SAVE_EVERY}
-    return settings | {
+def run_identity(classifier: Classifier, plan: Plan) -> dict[str, Any]:
+    """What must be the same where a run is resumed, by what to call it."""
+    known, sources = plan.targets.known, {"the data": plan.inputs, "the shots": plan.shots, "the teacher": plan.teacher}
+    return {
+        **{name: value for name, value in plan.recipe.flat().items() if name != SAVE_EVERY},
         "the model": classifier.backbone.fingerprint(),
         "the classes": str([classifier.classes, classifier.descriptions]),
         "the templates": list(classifier.templates),
-        "the data": data.fingerprint(),
-        "the shots": shots.fingerprint() if shots is not None else None,
-        "the teacher": teacher.fingerprint() if teacher is not None else None,
-        "the proportions": known_shares.tolist() if known_shares is not None else None,
+        **{name: source.fingerprint() if source is not None else None for name, source in sources.items()},
+        "the proportions": known.tolist() if known is not None else None,
         "the number of processes": processes().size,
         "the sharding of weights": classifier.backbone.sharded,
     }
 
 
 def make_checkpoints(
-    classifier: Classifier,
-    data: Unlabelled,
-    recipe: Recipe,
-    inference: InferenceConfig,
-    folder: Path | None,
-    shares: TargetShares = FREE,
-    teacher: Teacher | None = None,
+    classifier: Classifier, plan: Plan, inference: InferenceConfig, folder: Path | None
 ) -> Checkpoints | None:
     """Checkpoints with zero-shot as the first; None where there is no choice to be made."""
-    if recipe.snapshots == 0 or data.streamed or not recipe.objective.needs_unlabelled:
+    data, recipe, shares = plan.inputs, plan.recipe, plan.targets
+    if data is None or recipe.snapshots == 0 or data.streamed or not recipe.objective.needs_unlabelled:
         return None
     zero_shot = classifier.copy()
     zero_shot.demonstrations = None  # they have labels
     size = sample_size(len(data), len(classifier.classes), recipe, changes_features(classifier, recipe))
-    sample = Sample(zero_shot, data, recipe.seed, size, inference, teacher)
+    sample = Sample(zero_shot, data, recipe.seed, size, inference, plan.teacher)
     checkpoints = Checkpoints(
         classifier, zero_shot, sample, recipe.steps, folder if recipe.steps else None,
         without_bias=recipe.steps > 0 and recipe.postprocess == "prior-correction", target_offsets=shares.offsets,
-        known_shares=shares.known, teacher=teacher,
+        known_shares=shares.known, teacher=plan.teacher,
     )  # fmt: skip
     checkpoints.overpredicted = shares.overpredicted
     checkpoints.take_zero_shot()
     return checkpoints
-
-
-def check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:
-    """Labelled shots are there just where the recipe weighs them, with a target for each class."""
-    if (shots is not None) != (recipe.objective.labels > 0):
-        raise InputError(
-            "labelled shots need a weight, as objective.labels = 1.0"
-            if shots is not None
-            else "the recipe weighs labels, but there are no labelled shots: give some, or set objective.labels to 0"
-        )
-    if shots is not None and shots.targets.shape != (len(shots.inputs), len(classifier.classes)):
-        raise InputError(
-            f"targets of shape {tuple(shots.targets.shape)}, expected one row for each of the {len(shots.inputs)} "
-            f"shots and one column for each of the {len(classifier.classes)} classes"
-        )
 
 
 def _train(state: TrainingState, recipe: Recipe, saver: Saver, start_weights: Sequence[Tensor]) -> None:

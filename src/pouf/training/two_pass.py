@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from pouf.losses.objective import Loss, Objective, Targets
-from pouf.training.engine import Engine
-from pouf.training.model import Chunk
+from pouf.training.model import Chunk, Engine
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pouf.errors import InputError, one_of
 from pouf.recipe import TunerSettings
 from pouf.tuners.base import Target, Tuner, describe_trainable
 from pouf.tuners.prompt import SoftPrompt, linear_map, prompt, prototypes
-from pouf.tuners.weights import full, layernorm, lora
+from pouf.tuners.weights import full, layernorm, lora, upper
 
 if TYPE_CHECKING:
     from pouf.classifier import Classifier
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["TUNERS", "SoftPrompt", "Target", "Tuner", "base_fingerprint", "describe_trainable", "tune", "tuner_of"]
 
 TUNERS: dict[str, Callable[[Target, TunerSettings], Tuner]] = {
-    "full": full, "prompt": prompt, "layernorm": layernorm, "lora": lora, "prototypes": prototypes, "map": linear_map,
+    "full": full, "upper": upper, "prompt": prompt, "layernorm": layernorm, "lora": lora, "prototypes": prototypes,
+    "map": linear_map,
 }  # fmt: skip
 
 

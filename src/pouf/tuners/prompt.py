@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pouf.errors import InputError
 from pouf.models.base import class_means
-from pouf.models.text_side import TextSide, replaced_embeddings
+from pouf.models.text_side import TextSide, replaced_embeddings, special_tokens
 from pouf.parallel.fsdp import full_tensor
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
@@ -89,7 +89,7 @@ class SoftPrompt(nn.Module):
 
     def _lay_out(self, text: str, words: list[int], position: str) -> tuple[list[int], list[int]]:
         """Token ids of one prompt, and the positions of the context in it."""
-        before, after = self.text_side.frame()
+        before, after = special_tokens(self.text_side.tokenizer)
         ids = self.text_side.token_ids
         half = len(words) // 2
         if position == "end":  # [context] name.

@@ -1,4 +1,4 @@
-"""Tuners of the model's own weights: all, LayerNorms, or low-rank updates of linear layers through peft (LoRA)."""
+"""Tuners of the model's own weights: all, the upper layers, LayerNorms, or low-rank updates of linear layers (LoRA)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from pouf.errors import InputError, optional
 from pouf.files import read_tensors, write_tensors
+from pouf.models.base import Backbone
+from pouf.models.lower_layers import LowerLayers, find_layers
 from pouf.tuners.base import Target, Tuner, TunerSettings
 
 
@@ -19,6 +21,51 @@ def full(target: Target, settings: TunerSettings) -> Tuner:
     """All weights of the model, including the temperature."""
     named = {f"backbone.{name}": p for name, p in target.backbone.named_parameters()}
     return Tuner(named, touches_inputs=True, touches_prompts=True, keeps_base=False)
+
+
+UPPER_SHARE = 3  # one in so many layers is tuned, where the settings do not say how many
+
+
+def upper(target: Target, settings: TunerSettings) -> Tuner:
+    """The last layers of a transformer, and what lies above: the head of a masked language model, but no embeddings.
+
+    What the lower layers make of a text is computed once in a run: see `LowerLayers`.
+    """
+    backbone = target.backbone
+    transformer = _transformer(backbone)
+    tuned = {id(parameter) for parameter in find_layers(transformer)[_lower_count(backbone, settings) :].parameters()}
+    below = {id(parameter) for parameter in transformer.parameters()} - tuned
+    named = {f"backbone.{name}": p for name, p in backbone.named_parameters() if id(p) not in below}
+    return Tuner(named, touches_inputs=True, touches_prompts=backbone.encoder_makes_prototypes, keeps_base=False)
+
+
+def lower_layers(backbone: Backbone, settings: TunerSettings) -> LowerLayers | None:
+    """What computes the lower layers once, where the upper ones are tuned alone; None where all change."""
+    if settings.name != "upper" or backbone.sharded:
+        return None
+    return LowerLayers(_transformer(backbone), _lower_count(backbone, settings))
+
+
+def has_upper_layers(backbone: Backbone) -> bool:
+    """Whether they can be tuned alone."""
+    try:
+        return bool(find_layers(_transformer(backbone)))
+    except InputError:
+        return False
+
+
+def _transformer(backbone: Any) -> nn.Module:
+    if not backbone.supports_upper:
+        raise InputError(f"{type(backbone).__name__} has no upper layers to tune alone: tune 'full' or 'lora' instead")
+    return backbone.model.base_model  # type: ignore[no-any-return]
+
+
+def _lower_count(backbone: Backbone, settings: TunerSettings) -> int:
+    depth = len(find_layers(_transformer(backbone)))
+    tuned = settings.layers or max(1, depth // UPPER_SHARE)
+    if tuned >= depth:
+        raise InputError(f"tuner.layers is {tuned}, of {depth} layers of the model: tune fewer, or 'full' for all")
+    return depth - tuned
 
 
 def layernorm(target: Target, settings: TunerSettings) -> Tuner:

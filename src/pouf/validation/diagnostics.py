@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pouf.losses.information import log_marginal, mutual_information
-from pouf.losses.prior import gated_shares, share_of_classes
+from pouf.losses.objective import gated_shares, share_of_classes
 from pouf.postprocess.base import kappa
 from pouf.postprocess.clusters import leave_one_out
 from pouf.postprocess.shares import predicted_shares, share_offsets

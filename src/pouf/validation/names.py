@@ -19,7 +19,7 @@ from pouf.data.class_names import Classes, class_set, normalise_name, read_class
 from pouf.data.labels import Labelled
 from pouf.errors import InputError
 from pouf.inference.encode import FITTED_ON, FeatureSet, InferenceConfig
-from pouf.losses.prior import gated_shares
+from pouf.losses.objective import gated_shares
 from pouf.postprocess.clusters import names_agreement, sharpened
 from pouf.postprocess.gaussians import too_unsure
 from pouf.validation.diagnostics import share

@@ -299,9 +299,9 @@ def _prediction(predictor: RunPredictor, answer: Answer, advised: Side, top: int
 
 
 def _row(predictor: RunPredictor, texts: Texts, i: int, answer: Answer, advised: Side) -> TableRow:
-    used, text = _prediction(predictor, answer, advised, 1), texts.read(i)
-    before, after = (_side(predictor, side, 1).predicted for side in (answer.zero_shot, answer.adapted))
+    before, after = (_side(predictor, side, 1) for side in (answer.zero_shot, answer.adapted))
+    used, text = before if advised == "zero-shot" else after, texts.read(i)
     return TableRow(
         row=str(texts.ids[i]), text=text if isinstance(text, str) else " | ".join(text), predicted=used.predicted,
-        probability=used.probability, zero_shot=before, adapted=after,
+        probability=used.probability, zero_shot=before.predicted, adapted=after.predicted,
     )  # fmt: skip

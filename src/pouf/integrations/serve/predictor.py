@@ -27,9 +27,8 @@ from pouf.data.tables import read_table
 from pouf.data.texts import Texts
 from pouf.errors import InputError, Unreadable
 from pouf.inference.cache import FeatureCache
-from pouf.inference.encode import InferenceConfig
+from pouf.inference.encode import FeatureSet, InferenceConfig
 from pouf.integrations.serve.guard import Limits
-from pouf.models.base import evaluating
 from pouf.models.demonstrations import DemonstrationEncoder
 from pouf.reporting.pages import as_text, shorten, thumbnail
 from pouf.runs.folder import Run
@@ -47,13 +46,11 @@ class FixedClassifier:
 
     @torch.no_grad()
     def __init__(self, classifier: Classifier) -> None:
-        self.classifier = classifier.eval()
+        self.classifier, self.prototypes = classifier.eval(), classifier.fixed_prototypes()
         demonstrations = classifier.demonstrations
         self.encoder = (
             classifier.backbone if demonstrations is None else DemonstrationEncoder(classifier.backbone, demonstrations)
         )
-        with evaluating(classifier):
-            self.prototypes = classifier.prototypes()
 
     @torch.inference_mode()
     def features(self, samples: Sequence[Any]) -> Tensor:
@@ -64,10 +61,9 @@ class FixedClassifier:
     @torch.inference_mode()
     def probabilities(self, features: Tensor) -> Tensor:
         """(n, d) -> (n, k), on the CPU."""
-        logits = self.classifier.backbone.scores(features, self.prototypes).logits
-        if self.classifier.postprocessor is not None:
-            logits = self.classifier.postprocessor(features, logits)
-        return logits.float().softmax(1).cpu()
+        return self.classifier.log_probabilities(
+            FeatureSet(list(range(len(features))), features), self.prototypes
+        ).exp()
 
 
 class Neighbour(NamedTuple):
