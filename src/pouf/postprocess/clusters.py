@@ -105,7 +105,9 @@ def clusters(
     labels, q = q.argmax(1), softmax_(q)
     agreement = kappa(labels, leave_one_out(x, q).argmax(1))
     if agreement < MIN_AGREEMENT or share_of_classes(usage) < MIN_USAGE:
-        logger.info("clusters of the features agree too little with the class names: predictions are refined without")
+        logger.info(
+            "clusters of the features agree too little with the class names: predictions are refined without clusters"
+        )
         return refinement(features, prototypes, scores, prior)
     near = nearest_others(x, NEIGHBOURS)
     for _ in range(rounds):
