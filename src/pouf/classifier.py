@@ -33,7 +33,6 @@ from pouf.models.load import absolute_name, load_for_classes
 from pouf.models.precomputed import read_vectors
 from pouf.models.templates import MAX_LENGTH, class_texts, fill
 from pouf.options import WRONG_ARGUMENTS, AdaptArguments, AdaptOptions
-from pouf.parallel.process_group import processes
 from pouf.postprocess import Postprocessor, fit_correction
 from pouf.postprocess.shares import known_shares, share_offsets
 from pouf.recipe import Kind, TunerSettings
@@ -392,7 +391,11 @@ class Classifier(nn.Module, ModelHubMixin):
         if len(self.classes) > 2:
             return self.with_correction(inputs, inference, "clusters", shares)
         # Shares of two classes are a threshold: it moves, and all else stays.
-        corrected, encoded = self.copy(), self.store(inference).some(self._together(inputs, inference))
+        store = self.store(inference)
+        encoded = store.some(store.share(self.data(inputs).with_own_skipped()))
+        if len(encoded.indices) < 2:
+            raise InputError("a correction is of many inputs together: give more than one")
+        corrected = self.copy()
         corrected.postprocessor = copy.deepcopy(postprocessor)
         corrected.postprocessor.bias += share_offsets(self.log_probabilities(encoded), shares).to(self.device)
         return corrected
@@ -406,17 +409,11 @@ class Classifier(nn.Module, ModelHubMixin):
             name: of `POSTPROCESSORS`; by default prior correction for two classes and the clusters for more.
             shares: (k,), of the classes in the inputs, where they are known.
         """
-        encoded = self._together(inputs, inference)
+        encoded = self.store(inference).share(self.data(inputs).with_own_skipped())
         name = name or ("clusters" if len(self.classes) > 2 else "prior-correction")
         corrected = self.copy()
         corrected.postprocessor = fit_correction(name, self, encoded, prior=shares)
         return corrected
-
-    def _together(self, inputs: Inputs, inference: InferenceConfig) -> FeatureSet:
-        encoded = self.store(inference).share(self.data(inputs).with_own_skipped())
-        if sum(processes().gather_objects(len(encoded.indices))) < 2:
-            raise InputError("a correction is of many inputs together: give more than one")
-        return encoded
 
     def _complete(
         self, inputs: Inputs, batch_size: int, text_column: str | None = None
