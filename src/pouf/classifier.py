@@ -33,7 +33,6 @@ from pouf.models.load import absolute_name, load_for_classes
 from pouf.models.precomputed import read_vectors
 from pouf.models.templates import MAX_LENGTH, class_texts, fill
 from pouf.options import WRONG_ARGUMENTS, AdaptArguments, AdaptOptions
-from pouf.parallel.process_group import processes
 from pouf.postprocess import Postprocessor, fit_correction
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import Kind, TunerSettings
@@ -401,8 +400,6 @@ class Classifier(nn.Module, ModelHubMixin):
             shares: (k,), of the classes in the inputs, where they are known.
         """
         encoded = self.store(inference).share(self.data(inputs).with_own_skipped())
-        if sum(processes().gather_objects(len(encoded.indices))) < 2:
-            raise InputError("a correction is of many inputs together: give more than one")
         name = name or ("clusters" if len(self.classes) > 2 else "prior-correction")
         corrected = self.copy()
         corrected.postprocessor = fit_correction(name, self, encoded, prior=shares)
