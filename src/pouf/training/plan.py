@@ -268,11 +268,8 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     preparation, known = chosen.preparation(shots, settled.seed), given_shares(options, classifier)
     if known is not None:
         trains = settled.steps and settled.objective.needs_unlabelled
-        few = (
-            len(classifier.classes) <= settled.keep_shares_max_classes
-        )  # then shares are all that refinement would move
         ours = settled.objective.prior != "paper"
-        if trains and ours and (settled.postprocess == "none" or few) and options.refine is None:
+        if trains and ours and settled.postprocess == "none" and options.refine is None:
             # Training pulls towards known shares; these offsets see to it that it ends there.
             settled = settled.with_settings(postprocess="shares")
     learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled

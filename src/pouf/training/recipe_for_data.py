@@ -250,5 +250,7 @@ def _keep_shares(recipe: Recipe, look: DataLook, decisions: list[str]) -> tuple[
     )
     # Where both signs point to a bias, however small, there is something to learn about these texts.
     rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_lr_factor)
-    settings = {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
+    # Both give the shares to the predictions; clusters need features that stay as they are.
+    last = "clusters" if recipe.postprocess == "clusters" and len(classes) == 2 else "shares"
+    settings = {"postprocess": last, "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
     return recipe.with_settings(settings), group.broadcast(TargetShares(mean, counts / n, offsets, overpredicted))
