@@ -43,7 +43,6 @@ PRESETS: dict[str, dict[Kind, str]] = {
 DEFAULT_PRESETS: dict[Kind, str] = {
     "image": "fast", "text": "balanced", "cloze": "balanced", "causal": "balanced", "vector": "balanced",
 }  # fmt: skip
-CPU_PRESETS: dict[Kind, str] = {}  # in their place, for a model on a CPU
 DEFAULTS: dict[Kind, str] = {kind: PRESETS[preset][kind] for kind, preset in DEFAULT_PRESETS.items()}
 
 SAVE_EVERY = "compute.save_every"  # the only setting without effect on the result of a run

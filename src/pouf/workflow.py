@@ -17,7 +17,7 @@ from pouf.data.labels import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.interruption import catching
+from pouf.interruption import handle_signals
 from pouf.model_card import model_card
 from pouf.models.text_side import warn_about_cut_texts
 from pouf.options import AdaptOptions, Output
@@ -193,7 +193,7 @@ def _run(
 @contextmanager
 def _ended_in_order(callbacks: list[Callback]) -> Iterator[None]:
     """While open, signals end a run between two steps; callbacks are called with whatever error ends it."""
-    with catching():
+    with handle_signals():
         try:
             yield
         except BaseException as error:

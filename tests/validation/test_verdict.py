@@ -34,7 +34,8 @@ class Past(Checkpoints):
     def __init__(self, *labels: torch.Tensor) -> None:
         self.predictions = {Checkpoint(10 * i): seen(each) for i, each in enumerate(labels)}
         self.postprocessors = dict.fromkeys(self.predictions)
-        self.tuner, self.names = object(), None
+        self.tuner, self.teacher, self.target_offsets, self.known_shares = object(), None, None, None
+        self.without_bias = self.started_adapted = False
         self.sample = type("Sample", (), {"features": torch.eye(K)[TRUTH]})()
 
 

@@ -20,7 +20,7 @@ from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.inference.views import View
 from pouf.options import AdaptOptions
-from pouf.parallel.fsdp import asks_to_shard, sync_weights
+from pouf.parallel.fsdp import should_shard, sync_weights
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
@@ -110,7 +110,7 @@ class Plan:
         need not fit where it would be timed."""
         if self.data is None or self.data.streamed or not len(self.data) or not self.recipe.steps:
             return None
-        if asks_to_shard(classifier, self.recipe):
+        if should_shard(classifier, self.recipe):
             return None
         return estimate(
             classifier, self.data, self.recipe, self.inference(cache), report,
@@ -268,11 +268,8 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     preparation, known = chosen.preparation(shots, settled.seed), given_shares(options, classifier)
     if known is not None:
         trains = settled.steps and settled.objective.needs_unlabelled
-        few = (
-            len(classifier.classes) <= settled.keep_shares_max_classes
-        )  # then shares are all that refinement would move
         ours = settled.objective.prior != "paper"
-        if trains and ours and (settled.postprocess == "none" or few) and options.refine is None:
+        if trains and ours and settled.postprocess == "none" and options.refine is None:
             # Training pulls towards known shares; these offsets see to it that it ends there.
             settled = settled.with_settings(postprocess="shares")
     learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled
@@ -299,7 +296,7 @@ def _with_teacher(
 
 
 def given_shares(options: AdaptOptions, classifier: Classifier) -> Tensor | None:
-    """(k,), shares of the classes that whoever knows the data gave."""
+    """(k,), the shares of the classes as a prior gives them."""
     prior = options.prior
     return None if prior is None or isinstance(prior, str) else known_shares(prior, len(classifier.classes))
 
@@ -330,7 +327,7 @@ def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:
         changes |= {"objective.prior": options.prior, "keep_shares_max_classes": 0}
     if options.seed is not None:
         changes["seed"] = options.seed
-    if "optimisation.lr" in changes:  # what was asked for is what is done
+    if "optimisation.lr" in changes:  # an explicit rate is taken as it is
         changes.setdefault("keep_shares_lr_factor", 1.0)
     return changes
 

@@ -21,7 +21,7 @@ from pouf.options import AdaptOptions
 from pouf.parallel.process_group import processes
 from pouf.postprocess.clusters import names_agreement
 from pouf.postprocess.shares import predicted_shares, share_offsets
-from pouf.recipe import CPU_PRESETS, Kind, Recipe, full_name
+from pouf.recipe import Kind, Recipe, full_name
 from pouf.training.bias import find_bias
 from pouf.tuners.weights import has_upper_layers
 from pouf.validation.checkpoints import MIN_PER_CLASS
@@ -140,20 +140,15 @@ def tunes_texts_by_default(kind: Kind, options: AdaptOptions) -> bool:
 
 
 def recipe_for_model(classifier: Classifier, options: AdaptOptions) -> Recipe | str | Path | None:
-    """The recipe that is given, or a preset that fits the model, its device and its classes.
+    """The recipe that is given, or a preset that fits the model and its classes.
 
     Weights that are tuned on a batch of four texts a class unlearn what tells fine classes apart: 62.5 % became 57.7 %
     on 77 of them, in half an hour. The clusters of features that stay as they are gain, in seconds.
     """
     kind, k, recipe = classifier.kind, len(classifier.classes), options.recipe
-    if options.method != "pouf":
-        return recipe
     if k > MAX_TUNED_CLASSES and tunes_texts_by_default(kind, options):
         logger.info("%d classes are too many to tune weights: prototypes are tuned, as by the preset fast", k)
         return "fast"
-    tuner_given = "tuner.name" in {full_name(name) for name in options.settings or {}}
-    if recipe is None and not tuner_given and classifier.device.type == "cpu":
-        recipe = CPU_PRESETS.get(kind)
     unfit = recipe == "light" and kind in ("text", "cloze") and not has_upper_layers(classifier.backbone)
     return "balanced" if unfit else recipe
 
@@ -255,5 +250,7 @@ def _keep_shares(recipe: Recipe, look: DataLook, decisions: list[str]) -> tuple[
     )
     # Where both signs point to a bias, however small, there is something to learn about these texts.
     rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_lr_factor)
-    settings = {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
+    # Both give the shares to the predictions; clusters need features that stay as they are.
+    last = "clusters" if recipe.postprocess == "clusters" and len(classes) == 2 else "shares"
+    settings = {"postprocess": last, "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
     return recipe.with_settings(settings), group.broadcast(TargetShares(mean, counts / n, offsets, overpredicted))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pouf.errors import InputError
 from pouf.files import write_tensors
-from pouf.interruption import asked_to_end, by_all, ended
+from pouf.interruption import exit_error, mark_for_all, pending_exit_code
 from pouf.parallel.fsdp import gather_optimizer, gather_weights, load_optimizer, load_weights
 from pouf.parallel.process_group import processes
 from pouf.training.callbacks import Callbacks, Step
@@ -118,11 +118,11 @@ class Saver:
     def after_step(self, state: TrainingState) -> None:
         """All processes save, or end, after the same step."""
         save = self.file is not None and time.monotonic() >= self.due
-        wanted = max(processes().gather_objects(asked_to_end() or int(save)))
+        wanted = max(processes().gather_objects(pending_exit_code() or int(save)))
         if wanted and self.file is not None:
             self.save(state)
         if wanted > 1:
-            raise by_all(ended(wanted))
+            raise mark_for_all(exit_error(wanted))
 
     def save(self, state: TrainingState) -> None:
         assert self.file is not None
