@@ -40,7 +40,7 @@ def measured(task_name: str, data: Path, model: Path, n: int, repetitions: int) 
     )
     split = few_shot(read_task(task, data, "train"), seed=42)
     limits = {"own_limit": task.own_limit, "shot_limit": task.shot_limit}
-    classifier = METHODS["lm-bff"].prepare_classifier(classifier, split.train, 42, task.draws, **limits)
+    classifier = METHODS["lm-bff"].preparation(split.train, 42, task.draws, **limits).applied_to(classifier)
     demonstrations, backbone = classifier.demonstrations, classifier.backbone
     assert demonstrations is not None and backbone.cloze is not None
     inputs = Subset(test.inputs, range(n))

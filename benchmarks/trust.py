@@ -25,7 +25,7 @@ from pouf.data.base import Subset, Unlabelled
 from pouf.demo import DIGITS, write_digits
 from pouf.runs.folder import versions
 from pouf.validation.diagnostics import share
-from pouf.validation.selective import reliability, within_error_rate
+from pouf.validation.selective import unreliable, within_error_rate
 
 RATES = (0.02, 0.05, 0.1)
 ANIMALS = ("a cat", "a dog", "a horse", "a bird", "a fish", "a cow")
@@ -92,7 +92,8 @@ def run_case(case: Case) -> dict[str, Any]:
         classifier = result.at("chosen")
         encoded = classifier.encode(case.data)
         is_right = classifier.log_probabilities(encoded).argmax(1) == case.labels
-        estimated = reliability(classifier, zero_shot, case.data, encoded, InferenceConfig())
+        found = unreliable(classifier, zero_shot, case.data, encoded, 0.05, InferenceConfig())
+        estimated = torch.tensor(list(found.reliability.values()))
         for rate in RATES:
             reliable = within_error_rate(rate, estimated)
             wrong = 1 - is_right[reliable].double().mean().item() if reliable.any() else None

@@ -97,9 +97,12 @@ def run(name: str, variant: str, seed: int, options: argparse.Namespace) -> dict
     start = time.process_time()
     result = classifier.adapt(Texts(unlabelled), settings=settings, seed=seed)
     seconds = time.process_time() - start
+    zero_shot, last = judged(classifier), judged(result.at("last"))
+    known = {"zero-shot": zero_shot, "last": last}
+    advised = known[result.verdict.advised] if result.verdict.advised in known else judged(result.classifier)
     return {
         "set": name, "variant": variant, "seed": seed, "limit": options.limit, "inputs": len(unlabelled),
-        "zero_shot": judged(classifier), "last": judged(result.at("last")), "advised": judged(result.classifier),
+        "zero_shot": zero_shot, "last": last, "advised": advised,
         "use": result.verdict.advised, "trainable": result.trainable, "seconds": round(seconds, 1),
     }  # fmt: skip
 

@@ -28,7 +28,7 @@ from pouf.files import (
     temporary_folder,
     write_json,
 )
-from pouf.interruption import catching
+from pouf.interruption import handle_signals
 
 WRITES = """
 import json, sys
@@ -188,7 +188,7 @@ def test_a_signal_that_comes_while_the_files_of_an_object_that_goes_are_deleted_
             os.kill(os.getpid(), signal.SIGTERM)
 
     sys.addaudithook(deletes)
-    with pytest.raises(SystemExit) as ended, catching():
+    with pytest.raises(SystemExit) as ended, handle_signals():
         del owner
         assert not any(file.exists() for file in weights), "the signal waits until all are deleted"
     assert ended.value.code == 143

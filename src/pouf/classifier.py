@@ -33,9 +33,8 @@ from pouf.models.load import absolute_name, load_for_classes
 from pouf.models.precomputed import read_vectors
 from pouf.models.templates import MAX_LENGTH, class_texts, fill
 from pouf.options import WRONG_ARGUMENTS, AdaptArguments, AdaptOptions
-from pouf.parallel.process_group import processes
 from pouf.postprocess import Postprocessor, fit_correction
-from pouf.postprocess.shares import known_shares
+from pouf.postprocess.shares import known_shares, share_offsets
 from pouf.recipe import Kind, TunerSettings
 from pouf.saving import Use
 
@@ -386,10 +385,20 @@ class Classifier(nn.Module, ModelHubMixin):
         self, prior: str | Sequence[float], inputs: Inputs, inference: InferenceConfig = INFERENCE
     ) -> Classifier:
         """A classifier with known class shares of its predictions for these inputs: "uniform", or one per class."""
-        k = len(self.classes)
-        # Two classes have a threshold and nothing else; more classes can also be separated by clusters.
-        clustered = k > 2 and self.postprocessor is not None and self.postprocessor.weight is not None
-        return self.with_correction(inputs, inference, "clusters" if clustered else "shares", known_shares(prior, k))
+        shares, postprocessor = known_shares(prior, len(self.classes)), self.postprocessor
+        if postprocessor is None or postprocessor.weight is None:
+            return self.with_correction(inputs, inference, "shares", shares)
+        if len(self.classes) > 2:
+            return self.with_correction(inputs, inference, "clusters", shares)
+        # Shares of two classes are a threshold: it moves, and all else stays.
+        store = self.store(inference)
+        encoded = store.some(store.share(self.data(inputs).with_own_skipped()))
+        if len(encoded.indices) < 2:
+            raise InputError("a correction is of many inputs together: give more than one")
+        corrected = self.copy()
+        corrected.postprocessor = copy.deepcopy(postprocessor)
+        corrected.postprocessor.bias += share_offsets(self.log_probabilities(encoded), shares).to(self.device)
+        return corrected
 
     def with_correction(
         self, inputs: Inputs, inference: InferenceConfig = INFERENCE, name: str = "", shares: Tensor | None = None
@@ -401,8 +410,6 @@ class Classifier(nn.Module, ModelHubMixin):
             shares: (k,), of the classes in the inputs, where they are known.
         """
         encoded = self.store(inference).share(self.data(inputs).with_own_skipped())
-        if sum(processes().gather_objects(len(encoded.indices))) < 2:
-            raise InputError("a correction is of many inputs together: give more than one")
         name = name or ("clusters" if len(self.classes) > 2 else "prior-correction")
         corrected = self.copy()
         corrected.postprocessor = fit_correction(name, self, encoded, prior=shares)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import logging
 import os
 import platform
 import re
@@ -30,6 +31,7 @@ from pouf.interruption import defer_signals
 if TYPE_CHECKING:
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
 PARTIAL, LOCK = ".partial", ".lock"
 # With the name of the machine: another one may share the folder, and locks of its processes need not reach here.
 TEMPORARY = f"pouf-checkpoints-{re.sub(r'[^A-Za-z0-9.-]', '_', platform.node())}-"
@@ -247,22 +249,58 @@ def read_bytes(file: str | Path) -> bytes:
     return Path(file).read_bytes()
 
 
-def encoding_of(start: bytes) -> str:
-    """The encoding by the byte order mark at the start of a file; UTF-8 without one."""
-    return next((encoding for mark, encoding in BYTE_ORDER_MARKS.items() if start.startswith(mark)), "utf-8")
+def encoding_of(start: bytes, guess: bool = False) -> str:
+    """The encoding by the byte order mark at the start of a file; UTF-8 without one.
+
+    Args:
+        guess: find UTF-16 without a mark by its zeros.
+    """
+    marked = next((encoding for mark, encoding in BYTE_ORDER_MARKS.items() if start.startswith(mark)), "utf-8")
+    if not guess or marked != "utf-8":
+        return marked
+    pairs = len(start) // 2
+    zeros_first, zeros_second = start[0 : 2 * pairs : 2].count(0), start[1 : 2 * pairs : 2].count(0)
+    if max(zeros_first, zeros_second) > 0.3 * pairs and min(zeros_first, zeros_second) < 0.1 * pairs:
+        return "utf-16-be" if zeros_first > zeros_second else "utf-16-le"
+    return marked
 
 
-def read_text(file: str | Path) -> str:
-    """The text of a file in UTF-8, or in UTF-16 or UTF-32 with a mark; line ends are unchanged."""
+def _decode_windows_1252(content: bytes) -> str | None:
+    """Decode as Windows-1252, which Excel writes in much of Europe; None if the bytes look like something else."""
+    letters = sum(byte >= 0x80 or chr(byte).isalpha() for byte in content)
+    beyond_ascii = sum(byte >= 0x80 for byte in content)
+    half_utf8 = re.search(rb"[\xc2-\xf4][\x80-\xbf]", content)
+    if b"\0" in content or half_utf8 is not None or beyond_ascii > 0.3 * letters:
+        return None
+    try:
+        return content.decode("cp1252")
+    except UnicodeDecodeError:
+        return None
+
+
+def read_text(file: str | Path, guess: bool = False) -> str:
+    """The text of a file in UTF-8, or in UTF-16 or UTF-32 with a mark; line ends are unchanged.
+
+    Args:
+        guess: also UTF-16 without a mark, and Windows-1252 with a warning, by the look of the bytes.
+    """
     try:
         content = read_bytes(file)
-        text = content.decode(encoding_of(content))
-    except UnicodeDecodeError as error:
-        invalid = f"byte {content[error.start]:#x} at {error.start}"
-        raise InputError(f"{str(file)!r} is not UTF-8 text ({invalid}): save it as UTF-8") from None
     except OSError as error:
         raise InputError(f"can't read {str(file)!r}: {error.strerror or error}") from None
-    if "\0" in text:  # UTF-16 without a mark, or no text at all
+    encoding = encoding_of(content[:4096], guess)
+    try:
+        text = content.decode(encoding).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        why = f"line {line}: {error.reason}"
+        if guess and encoding == "utf-8" and (decoded := _decode_windows_1252(content)) is not None:
+            logger.warning(
+                "%s is not UTF-8 (%s) and was read as Windows-1252. If letters look wrong, save it as UTF-8.", file, why
+            )
+            return decoded
+        raise InputError(f"{str(file)!r} is not {encoding.upper()} text ({why}): save it as UTF-8") from None
+    if not guess and "\0" in text:  # UTF-16 without a mark, or no text at all
         raise InputError(f"{str(file)!r} is not UTF-8 text (it contains zero bytes): save it as UTF-8")
     return text
 

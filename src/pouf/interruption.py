@@ -17,11 +17,11 @@ from pouf.errors import Diverged
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 INTERRUPTED = 128 + signal.SIGINT  # what a shell reports for Ctrl-C
-BY_ALL = "by_all"  # of an error: all processes raise it after the same step
+FOR_ALL = "for_all_processes"  # of an error: all processes raise it after the same step
 WAIT = b"\nending after this step; once more ends at once\n"
 
 
-class AtOnce(KeyboardInterrupt):
+class ImmediateExit(KeyboardInterrupt):
     """The second Ctrl-C: nothing is to be saved."""
 
 
@@ -30,14 +30,14 @@ _waiting = 0  # the exit code of a signal that arrived meanwhile
 
 
 @contextmanager
-def catching() -> Iterator[None]:
+def handle_signals() -> Iterator[None]:
     """While open, signals end what goes on here in order. Those that somebody else handles or ignores stay theirs."""
     global _waiting
     usual = (signal.SIG_DFL, signal.default_int_handler)
     ours = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in SIGNALS if ours and signal.getsignal(number) in usual}
     for number in before:
-        signal.signal(number, _arrived)
+        signal.signal(number, _on_signal)
     try:
         yield
     except BaseException:
@@ -52,7 +52,7 @@ def catching() -> Iterator[None]:
 
 @contextmanager
 def defer_signals(pass_on: bool = False) -> Iterator[None]:
-    """While open, a first signal waits for the end of this, or for someone who asks `asked_to_end`.
+    """While open, a first signal waits for the end of this, or for someone who asks `pending_exit_code`.
 
     Args:
         pass_on: it waits for the end of the next such block instead: for what Python calls when an object goes, where
@@ -71,35 +71,35 @@ def defer_signals(pass_on: bool = False) -> Iterator[None]:
         if not _deferring and not pass_on:
             _waiting = 0
     if code and not _deferring:
-        raise ended(code)
+        raise exit_error(code)
 
 
-def asked_to_end() -> int:
+def pending_exit_code() -> int:
     """The exit code of the signal that arrived, or 0."""
     return _waiting
 
 
-def ended(code: int) -> BaseException:
+def exit_error(code: int) -> BaseException:
     return KeyboardInterrupt() if code == INTERRUPTED else SystemExit(code)
 
 
-def by_all(error: BaseException) -> BaseException:
+def mark_for_all(error: BaseException) -> BaseException:
     """Mark an error as one that all processes of a run raise after the same step."""
-    setattr(error, BY_ALL, True)
+    setattr(error, FOR_ALL, True)
     return error
 
 
-def is_by_all(error: BaseException) -> bool:
-    return getattr(error, BY_ALL, False) or isinstance(error, Diverged)
+def ends_all_processes(error: BaseException) -> bool:
+    return getattr(error, FOR_ALL, False) or isinstance(error, Diverged)
 
 
-def _arrived(number: int, frame: Any) -> None:
+def _on_signal(number: int, frame: Any) -> None:
     global _waiting
     if _deferring and not _waiting:
         _waiting = 128 + number
         if os.isatty(2):
             os.write(2, WAIT)  # not by way of a stream, which may be in the middle of something
     elif not _deferring:
-        raise ended(128 + number)
+        raise exit_error(128 + number)
     elif number == signal.SIGINT:  # others come twice: to all of a group, and again from the one that launched them
-        raise AtOnce
+        raise ImmediateExit

@@ -17,7 +17,7 @@ from pouf.data.labels import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.inference.cache import InMemoryFeatureCache
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.interruption import catching
+from pouf.interruption import handle_signals
 from pouf.model_card import model_card
 from pouf.models.text_side import warn_about_cut_texts
 from pouf.options import AdaptOptions, Output
@@ -92,7 +92,8 @@ def adapt(classifier: Classifier, data: Inputs | None, options: AdaptOptions) ->
     context = RunContext(options)
     Callbacks(context.callbacks).phase("reading")
     draft = draft_plan(classifier, data, options, cache=context.cache, report=context.report)
-    _check_folder(context)
+    if context.output is not None and processes().is_main:  # before anything long
+        check_new(context.output.folder, context.output.resume, context.output.overwrite)
     _estimate(draft, classifier, context)
 
     def train(run: RunFolder | None) -> Outcome:
@@ -192,18 +193,12 @@ def _run(
 @contextmanager
 def _ended_in_order(callbacks: list[Callback]) -> Iterator[None]:
     """While open, signals end a run between two steps; callbacks are called with whatever error ends it."""
-    with catching():
+    with handle_signals():
         try:
             yield
         except BaseException as error:
             Callbacks(callbacks).broke_off(error)
             raise
-
-
-def _check_folder(context: RunContext) -> None:
-    """An error where the run could not be written, before anything long is computed."""
-    if context.output is not None and processes().is_main:
-        check_new(context.output.folder, context.output.resume, context.output.overwrite)
 
 
 def _estimate(plan: Plan, classifier: Classifier, context: RunContext) -> None:

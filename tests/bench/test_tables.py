@@ -11,8 +11,7 @@ from spy import Spy
 
 from pouf import EMBEDDED, InputError
 from pouf.bench.cells import run_cell, uses_labels
-from pouf.bench.render import DEV, ORACLE, as_csv, is_few_shot, latex, markdown
-from pouf.bench.run import Grid, run_table
+from pouf.bench.run import DEV, ORACLE, Grid, as_csv, is_few_shot, latex, markdown, run_table
 from pouf.bench.standins import LM
 from pouf.bench.tables import ABLATION, IMAGES, LANGUAGE, TABLES, UNSEEN, Cell, Figure, Result, Score, Setting
 from pouf.bench.tasks import SEEDS, image_tasks

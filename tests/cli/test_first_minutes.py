@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from cli_runner import one_line_error, pouf
 from helpers import REVIEWS
 
+from pouf.cli import _progress
 from pouf.demo import DIGITS
 from pouf.models.load import DEFAULT_MODELS, embedded_folder
 from pouf.recipe import Recipe
@@ -141,7 +143,6 @@ def test_a_preset_by_option_is_the_recipe_by_name(few_digits: Path, tmp_path: Pa
 
 
 def test_the_clock_of_the_training_goes_on_after_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pouf.cli import _progress
     from pouf.training.callbacks import Step
     from pouf.training.trainer import LOOKING, TRAINING
 
@@ -158,3 +159,10 @@ def test_the_clock_of_the_training_goes_on_after_a_checkpoint(monkeypatch: pytes
         reporter.on_step(Step(step, 1.0, {}, 2.0, 0.1, 0.1, now[0]))
     assert reporter.line(now[0] - reporter.began).startswith("training: 50 of 100 after 50 s")
     assert "less than a minute left" in reporter.line(now[0] - reporter.began)
+
+
+def test_what_is_logged_for_several_steps_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with _progress.progress(hidden=False):
+        for _ in range(3):
+            logging.getLogger("pouf.postprocess").info("the clusters say nothing")
+    assert capsys.readouterr().err.count("the clusters say nothing") == 1

@@ -45,7 +45,7 @@ def test_an_encoding_that_is_guessed_is_said_and_one_that_cant_be_is_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read(tmp_path / "a.csv", "text\nun café noir\n".encode("cp1252")) == ["un café noir"]
-    assert "is not UTF-8 (line 2) and was read as Windows-1252" in caplog.text
+    assert "is not UTF-8 (line 2: invalid continuation byte) and was read as Windows-1252" in caplog.text
     for content in ("text\nкафе и море\n".encode("cp1251"), "text\nun café\n".encode("cp1252") + "été\n".encode()):
         with pytest.raises(InputError, match=r"is not UTF-8 text \(line 2: .*save it as UTF-8"):
             read(tmp_path / "a.csv", content)

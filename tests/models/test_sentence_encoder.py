@@ -50,9 +50,10 @@ def test_the_temperature_is_a_setting_and_not_a_weight(tmp_path: Path) -> None:
     assert "logit_scale" not in backbone.state_dict()
 
 
-def test_a_fully_tuned_encoder_is_saved_in_the_same_layout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["texts", "texts-upper"])
+def test_a_tuned_encoder_is_saved_in_the_same_layout(tmp_path: Path, recipe: str) -> None:
     classifier = Classifier.from_pretrained(sentence_encoder(tmp_path / "base"), ["good", "bad"])
-    train(classifier, Texts(TEXTS), Recipe.load("texts").with_settings(steps=2, temperature=0.05))
+    train(classifier, Texts(TEXTS), Recipe.load(recipe).with_settings(steps=2, temperature=0.05))
     classifier.save_pretrained(tmp_path / "tuned")
     for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "model.safetensors"):
         assert (tmp_path / "tuned" / name).is_file(), name

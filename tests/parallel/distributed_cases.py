@@ -48,7 +48,7 @@ from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
 from pouf.models.demonstrations import Demonstrations
 from pouf.parallel.fsdp import full_tensor, local, shard_classifier
-from pouf.parallel.process_group import ProcessGroup, init_processes, leave, together
+from pouf.parallel.process_group import ProcessGroup, end_processes, init_processes, together
 from pouf.runs.predict import predict_share
 from pouf.training import adaptation, trainer
 from pouf.training.model import Engine, StepModel
@@ -438,5 +438,5 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     # All is written. On a busy machine, threads of sharded models have aborted the end of the interpreter.
-    leave()
+    end_processes()
     os._exit(0)

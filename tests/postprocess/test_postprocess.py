@@ -13,9 +13,16 @@ from pouf.models.base import Scores
 from pouf.postprocess import POSTPROCESSORS
 from pouf.postprocess.base import nearest_others
 from pouf.postprocess.clusters import clusters, leave_one_out, refinement, trust_in_equal_shares
-from pouf.postprocess.gaussians import few_classes, inmap, stata, transclip
+from pouf.postprocess.gaussians import bias_ratio, few_classes, inmap, stata, too_unsure, transclip
 from pouf.postprocess.propagation import propagation, zlap
-from pouf.postprocess.shares import em, off_by, prior_correction, relaxed_offsets, sinkhorn
+from pouf.postprocess.shares import (
+    em,
+    off_by,
+    prior_correction,
+    relaxed_offsets,
+    share_offsets,
+    sinkhorn,
+)  # fmt: skip
 
 K, D, T = 12, 16, 0.05
 
@@ -255,6 +262,40 @@ def test_few_classes_does_not_follow_predictions_that_do_not_tell_which_are_ther
     assert torch.equal(few_classes(features, centres, vague)(features, vague.logits), vague.logits)
     given = torch.full((K,), 1 / K)
     assert accuracy(few_classes(features, centres, favoured, given)(features, favoured.logits), labels) > 0.8
+
+
+def test_few_classes_takes_away_what_a_model_says_of_every_input_alike() -> None:
+    """Nearly all of what it says: shares of the data, however skewed, show in inputs that differ."""
+    features, centres, _, labels = one_favoured()
+    sim = features @ centres.T
+    logits = sim / 2.0 + 1.2 * torch.linspace(0, 1, K)
+    scores = Scores(sim, logits, torch.tensor(2.0))
+    assert bias_ratio(logits) > 6 and too_unsure(logits)
+    found = few_classes(features, centres, scores)(features, logits)
+    assert accuracy(found, labels) > accuracy(logits, labels) + 0.3
+    for skew in (1.0, 10.0, 1000.0):
+        assert bias_ratio(world(skew=skew)[2].logits) < 1
+
+
+def two_groups(seed: int = 0):
+    """Two classes whose prototypes are far off, in features with two groups: 70 of the one and 130 of the other."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(200) >= 70).long()
+    centres = F.normalize(torch.randn(2, D, generator=draw), dim=1)
+    features = F.normalize(centres[labels] + 0.25 * torch.randn(200, D, generator=draw), dim=1)
+    prototypes = F.normalize(centres + 0.4 * torch.randn(2, D, generator=draw), dim=1)
+    sim = features @ prototypes.T
+    return features, prototypes, Scores(sim, sim / 0.3, torch.tensor(0.3)), labels
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_classes_follow_two_gaussians_and_keep_their_shares(seed: int) -> None:
+    features, prototypes, scores, labels = two_groups(seed)
+    wanted = torch.bincount(labels) / len(labels)
+    kept = (scores.logits + share_offsets(scores.logits, wanted)).argmax(1)
+    found = clusters(features, prototypes, scores, wanted)(features, scores.logits)
+    assert off_by(found, wanted) < 0.01
+    assert accuracy(found, labels) > (kept == labels).float().mean().item() + 0.02
 
 
 def test_few_classes_follows_clear_predictions_of_few() -> None:

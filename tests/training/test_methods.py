@@ -14,14 +14,13 @@ from small_models import masked_lm, sentence_encoder
 from pouf import EMBEDDED, Classifier, Images, InputError, Recipe, Shots, Texts, Vectors
 from pouf.data.base import Subset
 from pouf.demo import DIGITS
-from pouf.inference.encode import Predictions
 from pouf.losses import conditional_transport, entropy, mutual_information
 from pouf.models.precomputed import Precomputed
 from pouf.options import AdaptOptions
 from pouf.recipe import PRESETS, Kind
 from pouf.training.methods import METHODS
 from pouf.training.plan import make_plan, resolve_plan
-from pouf.training.teachers import Surest
+from pouf.training.teachers import surest
 
 
 def shots(inputs, labels: list[int], classes: int) -> Shots:
@@ -34,7 +33,7 @@ def run(name: str, classifier: Classifier, data, kind, given: Shots | None = Non
     recipe = method.recipe(kind)
     short = {"augment": "none", "batch_size": 6, "steps": min(recipe.steps, 2), "min_class_usage": 0.0}
     recipe = recipe.with_settings({**short, **settings})
-    classifier = method.prepare_classifier(classifier, given, seed=0)
+    classifier = method.preparation(given, seed=0).applied_to(classifier)
     learns = given if recipe.objective.labels > 0 else None
     return train(classifier, data, recipe, shots=learns, known_shares=known_shares)
 
@@ -74,11 +73,9 @@ def test_tent_is_entropy_on_the_prompt_and_nothing_else(pictures: list[Image.Ima
 
 
 def test_upl_takes_the_surest_of_each_predicted_class() -> None:
-    surest = Surest(2)
     probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
-    surest.see(Predictions([10, 11, 12, 13], probabilities.log()))
-    surest.see(Predictions([14], torch.tensor([[0.95, 0.05]]).log()))
-    places, labels = surest.found()
+    other = torch.tensor([[0.95, 0.05]])
+    places, labels = surest([([10, 11, 12, 13], *probabilities.log().max(1)), ([14], *other.log().max(1))], 2)
     assert list(zip(places, labels, strict=True)) == [(14, 0), (10, 0), (13, 1)], "the second class has only one"
 
 
@@ -86,9 +83,7 @@ def test_upl_learns_from_what_zero_shot_was_sure_of(few_digits: Path) -> None:
     classifier = Classifier.from_pretrained(EMBEDDED, DIGITS)
     data = Images.from_folder(few_digits)
     before = classifier.infer(data).log_probabilities
-    chosen = Surest(16)
-    chosen.see(Predictions(list(range(len(data))), before))
-    places, labels = chosen.found()
+    places, labels = surest([(list(range(len(data))), *before.max(1))], 16)
     result = run("upl", classifier, data, "image", steps=10, batch_size=64, **{"optimisation.lr": 0.05})
     after = result.at("last").infer(Subset(data, places)).log_probabilities
     picked = torch.arange(len(places)), torch.tensor(labels)
@@ -215,7 +210,7 @@ def test_known_shares_enter_the_transport_as_in_the_paper_or_the_information_as_
     transport = conditional_transport(sim, 0.1, prior if papers else None).cost.item()
     information = mutual_information(sim / 0.1, None if papers else prior, known=True).item()
     assert result.history[0].terms == pytest.approx({"transport": transport, "information": -information}, abs=1e-5)
-    assert (result.recipe.postprocess == "shares") == (not papers and k == 2), "the paper has no offsets"
+    assert result.recipe.postprocess == "clusters"
 
 
 def test_the_papers_estimate_is_not_replaced_by_the_shares_of_zero_shot() -> None:
@@ -283,13 +278,18 @@ def test_where_few_of_the_classes_are_there_nothing_is_trained(
     )
 
 
+def all_like_the_first(much: float, temperature: float) -> tuple[Classifier, Vectors, torch.Tensor]:
+    """All six classes are there, and everything looks like the first of them."""
+    features, prototypes = groups(n=120)
+    classifier = Classifier.from_vectors(prototypes, list("abcdef"), temperature=temperature)
+    data = Vectors(torch.as_tensor(features) + much * torch.as_tensor(prototypes)[0])
+    return classifier, data, torch.arange(120) % 6
+
+
 def test_a_model_that_can_not_tell_which_classes_are_there_is_left_alone_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """All six are there, and everything looks like the first of them."""
-    features, prototypes = groups(n=120)
-    classifier = Classifier.from_vectors(prototypes, list("abcdef"), temperature=0.5)
-    data = Vectors(torch.as_tensor(features) + 6 * torch.as_tensor(prototypes)[0])
+    classifier, data, _ = all_like_the_first(1.0, 0.3)
     before = classifier.predict_proba(data)
     with caplog.at_level("INFO", "pouf"):
         result = classifier.adapt(data)
@@ -298,6 +298,14 @@ def test_a_model_that_can_not_tell_which_classes_are_there_is_left_alone_and_say
     assert "predictions stay as they are" in caplog.text and "give a prior" in caplog.text
     assert "nothing changed" in {each.name for each in result.verdict.cautions}
     assert "Using zero-shot as it is." in str(result.verdict)
+
+
+def test_what_a_model_says_of_every_input_alike_is_taken_away_where_it_says_little_else() -> None:
+    classifier, data, labels = all_like_the_first(6.0, 0.5)
+    result = classifier.adapt(data)
+    before, after = (each.predict_proba(data).argmax(1) for each in (classifier, result.at("last")))
+    assert not result.history and (after == labels).double().mean() > (before == labels).double().mean() + 0.4
+    assert not result.verdict.trusted, "a run that moves so much says so"
 
 
 def one_sided_world(n: int = 200) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -358,6 +366,14 @@ def test_texts_of_many_classes_leave_the_weights_alone(k: int, chosen: str, tmp_
 
     assert tuner() == tuner(recipe="balanced") == chosen
     assert tuner(recipe="texts") == tuner(settings={"tuner.name": "full"}) == "full", "what was asked for is done"
+
+
+@pytest.mark.parametrize(("kind", "chosen"), [("bert", "upper"), ("albert", "full")])
+def test_the_light_preset_tunes_upper_layers_where_a_model_has_some(kind: str, chosen: str, tmp_path: Path) -> None:
+    classifier = Classifier.from_pretrained(masked_lm(tmp_path, kind), ["bad", "good"], ["{text} it was [MASK]."])
+    plan = resolve_plan(classifier, Texts(TEXTS), AdaptOptions(recipe="light"))
+    assert plan.recipe == Recipe.load("masked-upper" if chosen == "upper" else "masked")
+    assert plan.recipe.tuner.name == chosen
 
 
 @pytest.mark.parametrize(("clear", "chosen"), [(True, "prototypes"), (False, "full")])

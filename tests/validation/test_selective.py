@@ -9,7 +9,7 @@ from helpers import groups
 from pouf import EMBEDDED, Classifier, Images, InputError, Vectors
 from pouf.demo import DIGITS
 from pouf.inference.encode import InferenceConfig
-from pouf.validation.selective import out_of_distribution, reliability, unreliable, within_error_rate
+from pouf.validation.selective import out_of_distribution, unreliable, within_error_rate
 
 
 def test_as_many_are_kept_as_the_rate_allows() -> None:
@@ -31,7 +31,8 @@ def test_what_is_kept_is_righter_than_what_is_left_out(digits_folder: Path) -> N
     data = Images(sorted(digits_folder.rglob("*.png"))[::6])
     truth = torch.tensor([DIGITS.index(Path(name).parent.name) for name in data.ids])
     encoded = classifier.encode(data)
-    estimated = reliability(classifier, classifier, data, encoded, InferenceConfig())
+    found = unreliable(classifier, classifier, data, encoded, 0.05, InferenceConfig())
+    estimated = torch.tensor(list(found.reliability.values()))
     right = classifier.log_probabilities(encoded).argmax(1) == truth
     reliable = within_error_rate(0.1, estimated)
     assert 0 < reliable.sum() < len(reliable)

@@ -34,7 +34,8 @@ class Past(Checkpoints):
     def __init__(self, *labels: torch.Tensor) -> None:
         self.predictions = {Checkpoint(10 * i): seen(each) for i, each in enumerate(labels)}
         self.postprocessors = dict.fromkeys(self.predictions)
-        self.tuner, self.names = object(), None
+        self.tuner, self.teacher, self.target_offsets, self.known_shares = object(), None, None, None
+        self.without_bias = self.started_adapted = False
         self.sample = type("Sample", (), {"features": torch.eye(K)[TRUTH]})()
 
 
@@ -131,7 +132,7 @@ def test_a_verdict_survives_json() -> None:
         assess(Past(START, TRUTH, TRUTH)),
         assess(Past(START, ZEROS)),
         assess(Past(START, START)),
-        not_judged("so"),
+        not_judged(Recipe()),
     ):
         assert TypeAdapter(Verdict).validate_json(json.dumps(verdict.to_json(), allow_nan=False)) == verdict
 
@@ -142,7 +143,12 @@ def test_a_verdict_survives_json() -> None:
         (failed_verdict(Diverged(3, "the loss", 1.0)), "Zero-shot is used instead", False, "zero-shot"),
         (failed_verdict(KeyboardInterrupt()), "not come to its end (interrupted)", False, "last"),
         (failed_verdict(OSError("disk full")), "not come to its end (failed)", False, "last"),
-        (not_judged("it was a stream"), "Not judged: it was a stream. Using the last step", False, "last"),
+        (
+            not_judged(Recipe()),
+            "Not judged: the data are a stream, which can't be looked at again along the way. Using the last step",
+            False,
+            "last",
+        ),
         (nothing_to_judge(), "Nothing was trained", True, "last"),
     ],
 )

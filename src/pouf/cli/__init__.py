@@ -20,7 +20,7 @@ from pouf.cli.bench import bench
 from pouf.cli.deploy import distil, export, predict, serve
 from pouf.cli.judge import evaluate, figures, names, report, review
 from pouf.errors import Diverged, InputError, ProcessLost
-from pouf.interruption import INTERRUPTED, catching
+from pouf.interruption import INTERRUPTED, handle_signals
 
 DEBUG = "--debug"
 
@@ -66,7 +66,7 @@ def main() -> NoReturn:
     """
     debug = DEBUG in sys.argv
     try:
-        with catching(), messages():
+        with handle_signals(), messages():
             code = app([argument for argument in sys.argv[1:] if argument != DEBUG], standalone_mode=False) or 0
     except BrokenPipeError:  # as `pouf bench list | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

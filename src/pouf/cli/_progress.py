@@ -39,6 +39,7 @@ class ProgressReporter(Callback):
         self.training: float | None = None  # start of training
         self.paused = ""  # progress of training while a checkpoint is evaluated
         self.waiting: list[str] | None = []  # messages before the start: an error in the settings is printed alone
+        self.logged: set[str] = set()  # a correction that is fitted to several steps says the same each time
         self.ended = threading.Event()
         self.bar: Progress | None = None
         self.task: Any = None
@@ -104,7 +105,10 @@ class ProgressReporter(Callback):
         self._introduce()  # the library logs the estimate itself
 
     def log(self, message: str) -> None:
-        """A message of the library."""
+        """A message of the library, once."""
+        if message in self.logged:
+            return
+        self.logged.add(message)
         if self.waiting is None:
             self.say(message)
         else:

@@ -166,7 +166,7 @@ def _read_inputs(options: RunOptions, reporter: ProgressReporter) -> AdaptInputs
     from pouf.data.labels import is_file_of_answers, read_shots
     from pouf.models.base import check_modality
     from pouf.models.templates import make_cloze, read_templates, read_words
-    from pouf.parallel.fsdp import wait_for_shards
+    from pouf.parallel.fsdp import set_shard_device
     from pouf.parallel.process_group import launched_sharding, started_processes
     from pouf.training.teachers import load
     from pouf.validation.review import answered_shots
@@ -188,7 +188,7 @@ def _read_inputs(options: RunOptions, reporter: ProgressReporter) -> AdaptInputs
         check_modality(classifier.backbone, data.modality)
     sharded = options.changes().get("compute.shard", False) or launched_sharding()
     if sharded and started_processes() > 1:
-        wait_for_shards(classifier.backbone, options.resolve_device())
+        set_shard_device(classifier.backbone, options.resolve_device())
     else:
         classifier.to(options.resolve_device())
     shots, teacher = None, cast(Any, options.teacher)

@@ -16,7 +16,7 @@ from torch import Tensor
 from pouf.data.base import Modality, Subset, Unlabelled
 from pouf.data.class_names import normalise_name
 from pouf.data.inputs import normalise
-from pouf.data.tables import TABLE_READERS, BadRow, Columns, read_table
+from pouf.data.tables import TABLE_READERS, BadRow, Columns, MissingColumn, read_table
 from pouf.data.texts import Texts
 from pouf.data.vectors import (
     CLASS_KEYS,
@@ -257,10 +257,8 @@ def _columns(file: str | Path, names: Sequence[str]) -> Columns | None:
     """The columns, or None if one of them is missing."""
     try:
         return read_table(file, *names)
-    except InputError as error:
-        if "has no column" in str(error):
-            return None
-        raise
+    except MissingColumn:
+        return None
 
 
 def _from_arrays(file: str, classes: Sequence[str], data: Unlabelled) -> Teacher:

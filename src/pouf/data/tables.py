@@ -9,19 +9,22 @@ import csv
 import io
 import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pouf.data.contents import local_copy
 from pouf.errors import InputError, did_you_mean, optional
-from pouf.files import encoding_of, read_bytes
+from pouf.files import read_text
 
 Columns = dict[str, list[Any]]  # by the requested names, all of one length
 DELIMITERS = (",", ";", "\t", "|")
 NO_DELIMITER = "\x1f"  # for files of one column: its entries may contain all the others
 logger = logging.getLogger(__name__)
+
+
+class MissingColumn(InputError):
+    """A file has no column of this name."""
 
 
 class BadRow(str):
@@ -41,57 +44,9 @@ def read_table(file: str | Path, *needed: str) -> Columns:
     return reader(file, needed)
 
 
-def read_text_any_encoding(file: str | Path) -> str:
-    """The content of a text file; its encoding is detected."""
-    try:
-        content = read_bytes(file)
-    except OSError as error:
-        raise InputError(f"can't read {str(file)!r}: {error.strerror or error}") from None
-    encoding = detect_encoding(content[:4096])
-    try:
-        return content.decode(encoding).removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        if encoding == "utf-8" and (text := _decode_windows_1252(content)) is not None:
-            logger.warning(
-                "%s is not UTF-8 (line %d) and was read as Windows-1252. If letters look wrong, save it as UTF-8.",
-                file, line,
-            )  # fmt: skip
-            return text
-        raise InputError(
-            f"{str(file)!r} is not {encoding.upper()} text (line {line}: {error.reason}), and no other encoding fits "
-            "the whole file: save it as UTF-8"
-        ) from None
-
-
-def detect_encoding(start: bytes) -> str:
-    """The encoding by the mark at the start of a file; UTF-16 without a mark by its zeros; else UTF-8."""
-    marked = encoding_of(start)
-    if marked != "utf-8":
-        return marked
-    pairs = len(start) // 2
-    zeros_first, zeros_second = start[0 : 2 * pairs : 2].count(0), start[1 : 2 * pairs : 2].count(0)
-    if max(zeros_first, zeros_second) > 0.3 * pairs and min(zeros_first, zeros_second) < 0.1 * pairs:
-        return "utf-16-be" if zeros_first > zeros_second else "utf-16-le"
-    return "utf-8"
-
-
-def _decode_windows_1252(content: bytes) -> str | None:
-    """Decode as Windows-1252, which Excel writes in much of Europe; None if the bytes look like something else."""
-    letters = sum(byte >= 0x80 or chr(byte).isalpha() for byte in content)
-    beyond_ascii = sum(byte >= 0x80 for byte in content)
-    half_utf8 = re.search(rb"[\xc2-\xf4][\x80-\xbf]", content)
-    if b"\0" in content or half_utf8 is not None or beyond_ascii > 0.3 * letters:
-        return None
-    try:
-        return content.decode("cp1252")
-    except UnicodeDecodeError:
-        return None
-
-
 def header(file: Path, expected: Sequence[str]) -> list[str]:
     """The column names of a CSV file; the expected ones help to detect the delimiter."""
-    text = read_text_any_encoding(file).lstrip("\r\n")
+    text = read_text(file, guess=True).lstrip("\r\n")
     delimiter = _delimiter(text, expected, "\t" if file.suffix.lower() == ".tsv" else ",")
     return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
 
@@ -112,7 +67,7 @@ def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> li
             advice = hint.get(name, "give one of these")
             if len(names) == 1 and len(names[0].split()) > 2:
                 advice += "; if that is a text and not a header, rename the file to .txt"
-            raise InputError(f"{source!r} has no column {name!r}, only: {listed or 'none'}: {advice}{near}")
+            raise MissingColumn(f"{source!r} has no column {name!r}, only: {listed or 'none'}: {advice}{near}")
         if len(found) > 1:
             raise InputError(f"{source!r} has {len(found)} columns {name!r}: rename all but one of them")
         indices += found
@@ -121,13 +76,13 @@ def find_columns(names: Sequence[str], needed: Sequence[str], source: str) -> li
 
 def _plain_text(file: Path, needed: Sequence[str]) -> Columns:
     # Only line feeds and carriage returns end a line here: a text may hold Unicode's other separators.
-    lines = io.StringIO(read_text_any_encoding(file), newline=None).read().split("\n")
+    lines = io.StringIO(read_text(file, guess=True), newline=None).read().split("\n")
     return _columns(lines[:-1] if not lines[-1] else lines, needed, str(file))
 
 
 def _delimited(file: Path, needed: Sequence[str]) -> Columns:
     csv.field_size_limit(2**31 - 1)  # the default refuses texts above 128 kB
-    text = read_text_any_encoding(file).lstrip("\r\n")
+    text = read_text(file, guess=True).lstrip("\r\n")
     delimiter = _delimiter(text, needed, "\t" if file.suffix.lower() == ".tsv" else ",")
     # Strict about quotes: otherwise an open one swallows the following rows, as in pandas and pyarrow.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -167,16 +122,16 @@ def _from_grid(rows: Sequence[Sequence[Any]], needed: Sequence[str], source: str
     if not filled:
         return {name: [] for name in needed}
     names = ["" if name is None else str(name) for name in rows[filled[0]]]
-    columns: Columns = {name: [] for name in needed}
-    indices = find_columns(names, needed, source)
-    non_blank = set(filled)
-    for number in range(filled[0] + 1, filled[-1] + 1):
-        row = rows[number]
-        for name, index in zip(needed, indices, strict=True):
-            value = row[index] if index < len(row) else None
-            why = "the row is blank" if number not in non_blank else f"no {name!r} in this row"
-            columns[name].append(BadRow(why) if value is None or number not in non_blank else value)
-    return columns
+    indices, non_blank = find_columns(names, needed, source), set(filled)
+
+    def cell(number: int, name: str, index: int) -> Any:
+        if number not in non_blank:
+            return BadRow("the row is blank")
+        value = rows[number][index] if index < len(rows[number]) else None
+        return BadRow(f"no {name!r} in this row") if value is None else value
+
+    body = range(filled[0] + 1, filled[-1] + 1)
+    return {name: [cell(row, name, index) for row in body] for name, index in zip(needed, indices, strict=True)}
 
 
 def _excel(file: Path, needed: Sequence[str]) -> Columns:
@@ -219,13 +174,13 @@ def object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _json_lines(file: Path, needed: Sequence[str]) -> Columns:
     # As in plain text, only \n ends a line: a JSON string may contain U+2028.
-    lines = read_text_any_encoding(file).rstrip().split("\n")
+    lines = read_text(file, guess=True).rstrip().split("\n")
     return _columns([parse_json(line) for line in lines] if lines != [""] else [], needed, str(file))
 
 
 def _json(file: Path, needed: Sequence[str]) -> Columns:
     """A list of rows, or an object of columns: lists, or objects by row name as pandas writes them."""
-    table = parse_json(read_text_any_encoding(file))
+    table = parse_json(read_text(file, guess=True))
     if isinstance(table, BadRow):
         raise InputError(f"{str(file)!r}: {table}")
     if isinstance(table, dict):

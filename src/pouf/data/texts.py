@@ -12,8 +12,9 @@ import numpy as np
 
 from pouf.data.base import Unlabelled
 from pouf.data.contents import DIGEST_SIZE, as_url, content_digest, local_copy
-from pouf.data.tables import BadRow, Columns, detect_encoding, find_columns, parse_json, read_table
+from pouf.data.tables import BadRow, Columns, find_columns, parse_json, read_table
 from pouf.errors import InputError, Unreadable
+from pouf.files import encoding_of
 
 IN_MEMORY = 64 * 2**20  # JSONL files above this size are read line by line
 
@@ -129,7 +130,7 @@ def _is_large(file: Path) -> bool:
     if file.suffix.lower() != ".jsonl" or not file.is_file() or file.stat().st_size <= IN_MEMORY:
         return False
     with file.open("rb") as stream:  # other encodings can't be split into lines as bytes
-        return detect_encoding(stream.read(4096)).startswith("utf-8")
+        return encoding_of(stream.read(4096), guess=True).startswith("utf-8")
 
 
 class LargeTexts(Texts):

@@ -230,16 +230,14 @@ class FeatureStore:
 
     def _block(self, data: Unlabelled, indices: Sequence[int], transform: Transform | None) -> FeatureSet:
         with evaluating(self._backbone):
-            return self._encoded(data, indices, transform)
-
-    def _encoded(self, data: Unlabelled, indices: Sequence[int], transform: Transform | None) -> FeatureSet:
-        if self.config.cache is None:
-            self.config.begin(len(indices))
-            progress = _Progress(replace(self.config, on_start=None), 0)
-            return in_order([part for _, part in self._computed(data, indices, [View(transform)], [None], progress)])
-        cached = _Cached(self, View(transform))
-        self._complete(data, indices, [cached])
-        return cached.look_up(data, indices)
+            if self.config.cache is None:
+                self.config.begin(len(indices))
+                progress = _Progress(replace(self.config, on_start=None), 0)
+                computed = self._computed(data, indices, [View(transform)], [None], progress)
+                return in_order([part for _, part in computed])
+            cached = _Cached(self, View(transform))
+            self._complete(data, indices, [cached])
+            return cached.look_up(data, indices)
 
     def _complete(self, data: Unlabelled, indices: Sequence[int], caches: Sequence[_Cached]) -> None:
         """Compute what is missing in these caches, and put it there."""

@@ -13,7 +13,7 @@ from pouf.data.base import Transform, Unlabelled
 from pouf.data.batches import Draw, ReadBatch, tensors_of
 from pouf.errors import Unreadable
 from pouf.inference.cache import CachedFeatures
-from pouf.parallel.process_group import in_step
+from pouf.parallel.process_group import pad_batches
 
 
 class View(NamedTuple):
@@ -78,7 +78,7 @@ def in_batches(
 ) -> Iterator[tuple[int, ReadBatch, dict[str, Tensor]]]:
     """(number of the view, read, what to go through the model with), in batches as large as may be."""
     if sharded:
-        for read, tensors in in_step(each.views[0] for each in reads):
+        for read, tensors in pad_batches(each.views[0] for each in reads):
             yield 0, read, tensors
         return
     waiting = [Batcher(batch_size) for _ in range(views)]

@@ -25,28 +25,21 @@ from pouf.recipe import Recipe
 VECTOR_FILES = (".npy", ".npz", ".safetensors", ".parquet")
 _WIDTH = "its X has another number of features than the prototypes"
 _COUNT = "its X has another number of features, or its y another number of values, than there are prototypes"
+_OTHER_COUNT = """
+classifier_data_not_an_array classifiers_classes classifiers_train dtype_object estimators_nan_inf
+estimators_pickle fit2d_1feature fit_check_is_fitted fit_idempotent n_features_in pipeline_consistency
+transformer_data_not_an_array transformer_general
+"""
+_OTHER_WIDTH = """
+estimators_fit_returns_self estimators_overwrite_params n_features_in_after_fitting
+positive_only_tag_during_fit readonly_memmap_input
+"""
 # For `check_estimator(PoufClassifier(prototypes), expected_failed_checks=EXPECTED_FAILED_CHECKS)` with three prototypes
 # of three features, the size that most of its checks use: name of the check -> reason.
 EXPECTED_FAILED_CHECKS = {
-    "check_classifier_data_not_an_array": _COUNT,
-    "check_classifiers_classes": _COUNT,
-    "check_classifiers_train": _COUNT,
-    "check_dtype_object": _COUNT,
     "check_estimators_dtypes": "its integers hold a vector of zeros, which has no direction",
-    "check_estimators_fit_returns_self": _WIDTH,
-    "check_estimators_nan_inf": _COUNT,
-    "check_estimators_overwrite_params": _WIDTH,
-    "check_estimators_pickle": _COUNT,
-    "check_fit2d_1feature": _COUNT,
-    "check_fit_check_is_fitted": _COUNT,
-    "check_fit_idempotent": _COUNT,
-    "check_n_features_in": _COUNT,
-    "check_n_features_in_after_fitting": _WIDTH,
-    "check_pipeline_consistency": _COUNT,
-    "check_positive_only_tag_during_fit": _WIDTH,
-    "check_readonly_memmap_input": _WIDTH,
-    "check_transformer_data_not_an_array": _COUNT,
-    "check_transformer_general": _COUNT,
+    **dict.fromkeys((f"check_{name}" for name in _OTHER_COUNT.split()), _COUNT),
+    **dict.fromkeys((f"check_{name}" for name in _OTHER_WIDTH.split()), _WIDTH),
 }
 
 

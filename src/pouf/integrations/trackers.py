@@ -88,19 +88,13 @@ class Tracking(Callback):
             self.on_start(result.recipe, result.trainable, result.total)
             self.last = result.verdict.last or 0
         verdict = result.verdict
-        found: dict[str, float] = {
-            "trusted": verdict.trusted,
-            "alarms": len(verdict.alarms),
-            "cautions": len(verdict.cautions),
-        }
-        if verdict.chosen is not None:
-            found["chosen_step"] = verdict.chosen
-        if verdict.diagnostics is not None:
-            figures = verdict.diagnostics._asdict().items()
-            found |= {name: value for name, value in figures if isinstance(value, (int, float))}
-        if result.drift is not None:
-            found |= {f"drift_{name}": value for name, value in result.drift._asdict().items() if value is not None}
-        self._log({f"verdict/{name}": float(value) for name, value in found.items()}, self.last)
+        found: dict[str, Any] = {"trusted": verdict.trusted, "alarms": len(verdict.alarms)}
+        found |= {"cautions": len(verdict.cautions), "chosen_step": verdict.chosen}
+        found |= verdict.diagnostics._asdict() if verdict.diagnostics is not None else {}
+        drift = result.drift._asdict() if result.drift is not None else {}
+        found |= {f"drift_{name}": value for name, value in drift.items()}
+        numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+        self._log({f"verdict/{name}": value for name, value in numbers.items()}, self.last)
         self._finish()
 
     def on_error(self, error: BaseException) -> None:
@@ -110,13 +104,12 @@ class Tracking(Callback):
         """One of accelerate's trackers, started, with all settings logged."""
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        options, name_argument = dict(self.options.get(name, {})), TRACKERS[name]
+        options, argument = dict(self.options.get(name, {})), TRACKERS[name]
         run = f"{self.name or ''}-{self.runs}".removeprefix("-") if self.runs > 1 else self.name
-        if name_argument is None:
+        if argument is None:
             tracker = LOGGER_TYPE_TO_CLASS[name](run or "", self.folder, **options)
         else:
-            named = {} if run is None else {name_argument: run}
-            tracker = LOGGER_TYPE_TO_CLASS[name](self.project, **(named | options))
+            tracker = LOGGER_TYPE_TO_CLASS[name](self.project, **({} if run is None else {argument: run}) | options)
         try:
             with _log_output(name):
                 tracker.start()

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -15,11 +14,12 @@ from torch import Tensor, nn
 
 from pouf.data.base import Unlabelled
 from pouf.errors import InputError, Unreadable
+from pouf.parallel.process_group import split_into
 
 if TYPE_CHECKING:
     from pouf.models.base import Backbone
 
-PROMPTS_AT_ONCE = 256  # sentences encoded at once
+PROMPTS_AT_ONCE = 256  # sentences encoded at once, at most
 
 MAX_CACHED_CHUNKS = 1024  # tokenized sets of prompts that are cached: at least the chunks of a step
 
@@ -179,11 +179,9 @@ WINDOWS_AT_ONCE = 256  # windows encoded at once when no gradient is needed
 MAX_MEASURED_TEXTS = 1000  # for an estimate of their lengths
 
 
-def split_evenly(tokens: Sequence[T], room: int) -> list[Sequence[T]]:
+def split_evenly(tokens: list[T], room: int) -> list[list[T]]:
     """Consecutive windows of at most `room` tokens, all of about the same length; at least one window."""
-    count = max(1, -(-len(tokens) // room))
-    bounds = [len(tokens) * i // count for i in range(count + 1)]
-    return [tokens[start:end] for start, end in pairwise(bounds)]
+    return split_into(tokens, max(1, -(-len(tokens) // room)))
 
 
 def stack(batch: Tensors, lengths: Sequence[Sequence[int]]) -> Tensors:

@@ -106,13 +106,13 @@ def load_optimizer(module: nn.Module, optimizer: Optimizer, state: dict[str, Any
             optimizer.state.pop(parameter, None)
 
 
-def asks_to_shard(classifier: Classifier, recipe: Recipe) -> bool:
+def should_shard(classifier: Classifier, recipe: Recipe) -> bool:
     """Whether the recipe or the launcher wants shards. Bare vectors have no model that could be sharded."""
     wanted = recipe.compute.shard or launched_sharding()
     return wanted and started_processes() > 1 and classifier.kind != "vector"
 
 
-def wait_for_shards(backbone: Backbone, device: str | torch.device) -> None:
+def set_shard_device(backbone: Backbone, device: str | torch.device) -> None:
     """Leave the weights where they were read, and set the device of their shards: it need not have room for all."""
     backbone.logit_scale.data = backbone.logit_scale.data.to(device)
 
@@ -126,7 +126,7 @@ def shard_classifier(classifier: Classifier) -> None:
 
 def sync_weights(classifier: Classifier, recipe: Recipe) -> None:
     """Give all processes the weights of the first: as shards if the recipe says so, else as copies."""
-    if asks_to_shard(classifier, recipe):
+    if should_shard(classifier, recipe):
         shard_classifier(classifier)
     elif not classifier.backbone.sharded:
         processes().broadcast_weights(classifier)

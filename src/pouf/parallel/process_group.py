@@ -169,11 +169,11 @@ def init_processes(device: torch.device) -> ProcessGroup:
             "launcher, as accelerate launch --cpu, or use torchrun"
         )
     if first_call:
-        atexit.register(leave)
+        atexit.register(end_processes)
     return ProcessGroup(state.process_index, state.num_processes)
 
 
-def leave() -> None:
+def end_processes() -> None:
     """Before the process ends. Unreachable models still hold the process group, whose threads end with it."""
     gc.collect()
     if dist.is_initialized():
@@ -280,7 +280,6 @@ def _environment(name: str) -> str:
     return os.environ.get(name, "").strip().lower()
 
 
-PROMPTS = 256  # encoded at once at most: encoders cut there by themselves, and would do so unequally often
 NOTHING = ReadBatch([], {}, {})
 
 
@@ -290,41 +289,41 @@ class PaddingSample:
     def __init__(self) -> None:
         self.own: dict[str, Tensor] = {}
 
-    def instead_of(self, read: ReadBatch) -> dict[str, Tensor] | None:
+    def tensors_for(self, read: ReadBatch) -> dict[str, Tensor] | None:
         """What was read, or a sample that stands for it; None where no process could read anything."""
         if read.indices and not self.own and processes().size > 1:
             # Each tensor of a sample may have several rows, as with demonstrations.
             n = len(read.indices)
             self.own = {name: tensor[: len(tensor) // n].clone() for name, tensor in read.tensors.items()}
-        there = processes().gather_objects((bool(read.indices), bool(self.own)))
-        if not any(has_read for has_read, _ in there):
+        per_rank = processes().gather_objects((bool(read.indices), bool(self.own)))
+        if not any(has_read for has_read, _ in per_rank):
             return None
-        if not all(has_one for _, has_one in there):
-            lender = next(rank for rank, (has_read, _) in enumerate(there) if has_read)
-            lent = processes().broadcast(self.own, lender)
-            self.own = self.own or lent
+        if not all(has_sample for _, has_sample in per_rank):
+            source = next(rank for rank, (has_read, _) in enumerate(per_rank) if has_read)
+            sample = processes().broadcast(self.own, source)  # by all, also by those that have one
+            self.own = self.own or sample
         return read.tensors if read.indices else self.own
 
 
-def in_step(reads: Iterator[ReadBatch]) -> Iterator[tuple[ReadBatch, dict[str, Tensor]]]:
+def pad_batches(reads: Iterator[ReadBatch]) -> Iterator[tuple[ReadBatch, dict[str, Tensor]]]:
     """The batches of this process and the tensors to encode, equally many on all processes.
 
     A process that has read everything yields samples that do not count until all processes are done.
     """
-    spare = PaddingSample()
+    padding = PaddingSample()
     while True:
         read = next(reads, None)
         if not any(processes().gather_objects(read is not None)):
             return
         read = read or NOTHING
-        tensors = spare.instead_of(read)
+        tensors = padding.tensors_for(read)
         if tensors is not None:
             yield read, tensors
         elif read.failed:
             yield read, {}
 
 
-def in_pieces(items: list[T], count: int) -> list[list[T]]:
+def split_into(items: list[T], count: int) -> list[list[T]]:
     """So many pieces of about equal size; some are empty where there are fewer items."""
     bounds = [len(items) * i // count for i in range(count + 1)]
     return [items[first:last] for first, last in pairwise(bounds)]

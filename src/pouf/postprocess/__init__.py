@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pouf.errors import one_of
+from pouf.errors import InputError, one_of
 from pouf.models.base import Scores
 from pouf.parallel.process_group import processes
 from pouf.postprocess.base import Postprocessor
@@ -52,6 +52,8 @@ def fit_correction(
     """
     fit = one_of("postprocessor", name, POSTPROCESSORS)
     encoded = classifier.store().some(encoded, seed)
+    if len(encoded.indices) < 2:
+        raise InputError("a correction is of many inputs together: give more than one")
     features = encoded.features.to(classifier.device).float()
     fitted = fit(features, classifier.fixed_prototypes(), classifier.scores(encoded), prior)
     # On the CPU: a tensor of a GPU would stay on that one.

@@ -74,6 +74,11 @@ class Postprocessor(nn.Module):
 Near = tuple[Tensor, Tensor]  # cosines and positions of the nearest, (n, m) each
 
 
+def softmax_(logits: Tensor) -> Tensor:
+    """Over classes, in the same memory: (n, k) may be 65 MB, and a page that is new takes longer than its softmax."""
+    return torch.softmax(logits, 1, out=logits)
+
+
 def nearest(queries: Tensor, keys: Tensor, count: int = 10) -> Near:
     """Cosines (at least 1e-6) and positions of the nearest keys, (n, m) each."""
     # An exported graph has no number of rows to count to.

@@ -11,7 +11,7 @@ from torch import Tensor
 from pouf.losses.information import log_marginal
 from pouf.losses.objective import share_of_classes
 from pouf.models.base import Scores
-from pouf.postprocess.base import Postprocessor, kappa, nearest_others
+from pouf.postprocess.base import Postprocessor, kappa, nearest_others, softmax_
 from pouf.postprocess.gaussians import NEIGHBOURS, symmetrised
 from pouf.postprocess.shares import relaxed_offsets, share_offsets
 
@@ -75,6 +75,8 @@ MIN_USAGE = 0.75  # exp H(mean p) / k, as of `min_class_usage` in the recipes
 MAX_TEMPERATURE = 0.05  # of the softmax: the T = 0.1 of texts leaves predictions too soft to tell clusters by
 OWN = 0.4  # weight of the predictions, beside that of the clusters
 PER_CLASS = 2  # inputs of a class, with which shares are evened half as far as with many
+COMPONENTS = 8  # of the features, in which two classes are two Gaussians
+LIKELIHOOD = 0.25  # weight of theirs beside the predictions
 
 
 def clusters(
@@ -89,43 +91,81 @@ def clusters(
     An input has no part in the centroids that judge it, so that a class of few inputs does not confirm itself. For the
     same reason Cohen's kappa of S and L before the first round tells whether clusters and names are about the same
     thing. Below 0.8, and where predictions use less than three quarters of the classes, centroids of classes that are
-    not there would draw inputs away from others: then, and with two classes, it is `refinement`. A prior that was given
-    is trusted wholly.
+    not there would draw inputs away from others: then it is `refinement`. So it is with two classes, or `two_gaussians`
+    where their shares are given. A prior that was given is trusted wholly.
     """
     x = F.normalize(features.float(), dim=1)
     sharper, logits = sharpened(scores)
     k = logits.shape[1]
     if k == 2:  # whose groups need not be the classes: what they differ in most may be another thing
-        return refinement(features, prototypes, scores, prior)
+        return refinement(features, prototypes, scores) if prior is None else two_gaussians(x, sharper, logits, prior)
     own = logits - logits.mean(1, keepdim=True)
     spread, usage = own.std(1).mean(), logits.softmax(1).mean(0).cpu()
     trust = _trust(logits) if prior is None else 1.0
     bias = relaxed_offsets(own, prior, trust, iterations=50)
-    q = (own + bias).softmax(1)
-    agreement = kappa((own + bias).argmax(1), leave_one_out(x, q).argmax(1))
+    q = own + bias
+    labels, q = q.argmax(1), softmax_(q)
+    agreement = kappa(labels, leave_one_out(x, q).argmax(1))
     if agreement < MIN_AGREEMENT or share_of_classes(usage) < MIN_USAGE:
-        logger.info("clusters of the features agree too little with the class names (kappa %.2f)", agreement)
+        logger.info(
+            "clusters of the features agree too little with the class names: predictions are refined without clusters"
+        )
         return refinement(features, prototypes, scores, prior)
     near = nearest_others(x, NEIGHBOURS)
     for _ in range(rounds):
         moved = scaled(leave_one_out(x, q), spread).mul_(1 - OWN).add_(own, alpha=OWN).add_(symmetrised(near, q))
         bias = relaxed_offsets(moved, prior, trust, iterations=10, start=bias)
-        q = moved.add_(bias).softmax(1)
-        del moved  # its memory is for the next round
+        q = softmax_(moved.add_(bias))
     centroids = F.normalize(q.T @ x, dim=1)
+    del q
     cosines = x @ centroids.T
-    weight = (1 - OWN) * spread / _spread(cosines) * centroids
-    moved = OWN * logits + x @ weight.T
+    scale = (1 - OWN) * spread / _spread(cosines)
+    moved = cosines.mul_(scale).add_(own, alpha=OWN)
     bias = relaxed_offsets(moved, prior, trust, iterations=10, start=bias)
     if prior is not None:
         bias = share_offsets(moved, prior, bias, WITHIN)
-    return Postprocessor(bias, weight, own=torch.tensor(OWN * sharper).to(x))
+    return Postprocessor(bias, scale * centroids, own=torch.tensor(OWN * sharper).to(x))
+
+
+def two_gaussians(x: Tensor, sharper: float, logits: Tensor, prior: Tensor, rounds: int = 30) -> Postprocessor:
+    """Two classes as Gaussians of one width σ in the first 8 principal components z of the features, by EM.
+
+        m_ik = L_ik + b_k + ¼ [log π_k - ½ |z_i - μ_k|² / σ²]        q_i = softmax(m_i), b gives L the prior
+        π_k  = mean_i q_ik        μ_k = mean_q z        σ² = mean_i Σ_k q_ik |z_i - μ_k|² / 8
+
+    At full weight the Gaussians would be whatever two groups the inputs fall into; at a quarter they decide where the
+    predictions are unsure. These have the shares of the prior.
+
+    Args:
+        x: (n, d) of length 1.
+        sharper: how many times the model's own the logits are.
+        logits: (n, 2).
+        prior: (2,), of the predictions.
+    """
+    centre = x.mean(0)
+    axes = torch.linalg.eigh((x - centre).T @ (x - centre)).eigenvectors[:, -COMPONENTS:]  # (d, 8)
+    z = (x - centre) @ axes
+    bias = share_offsets(logits, prior)
+    start = logits + bias
+    q, weight, offsets = start.softmax(1), torch.zeros(2, z.shape[1]).to(x), torch.zeros(2).to(x)
+    for _ in range(rounds):
+        counts = q.sum(0).clamp_min(1e-6)
+        means = q.T @ z / counts[:, None]
+        variance = ((z**2).sum() - (counts * (means**2).sum(1)).sum()) / z.numel()
+        weight = LIKELIHOOD * means / variance.clamp_min(1e-6)
+        offsets = LIKELIHOOD * (counts / len(x)).log() - (weight * means).sum(1) / 2
+        q = (start + offsets + z @ weight.T).softmax(1)
+    weight = weight @ axes.T
+    offsets = bias + offsets - weight @ centre
+    offsets = offsets + share_offsets(logits + offsets + x @ weight.T, prior)
+    return Postprocessor(offsets, weight, own=torch.tensor(sharper).to(x))
 
 
 def sharpened(scores: Scores) -> tuple[float, Tensor]:
     """A factor, and the logits times it: at T <= 0.05."""
     sharper = max(1.0, float(scores.temperature) / MAX_TEMPERATURE)
-    return sharper, sharper * scores.logits.float()
+    logits = scores.logits.float()
+    return sharper, logits if sharper == 1 else sharper * logits
 
 
 def names_agreement(features: Tensor, scores: Scores) -> float:

@@ -12,7 +12,7 @@ from pouf.errors import InputError
 from pouf.losses.information import log_marginal
 from pouf.losses.objective import gated_shares
 from pouf.models.base import Scores
-from pouf.postprocess.base import Postprocessor
+from pouf.postprocess.base import Postprocessor, softmax_
 
 FAR = 40.0  # in logarithms, of what single precision still holds exactly
 
@@ -62,7 +62,7 @@ def relaxed_offsets(
     k = logits.shape[1]
     log_prior = torch.full((k,), -math.log(k)).to(logits) if prior is None else prior.to(logits).log()
     bias = torch.zeros(k).to(logits) if start is None else start
-    base, p = bias, (logits + bias).softmax(1)
+    base, p = bias, softmax_(logits + bias)
     for _ in range(iterations):
         # mean_i softmax(logits_i + b) = w mean_i p_i / (p_i · w) with w = exp(b - base): no new softmax for each b.
         moved = bias - base

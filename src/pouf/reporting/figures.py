@@ -111,9 +111,7 @@ def stars(view: FeatureView) -> list[int]:
     """The classes with drawn prototypes: all, or the 100 with the most inputs."""
     k = len(view.prototypes)
     counts = torch.bincount(view.labels, minlength=k)
-    return (
-        sorted(counts.argsort(descending=True, stable=True)[:MAX_STARS].tolist()) if k > MAX_STARS else list(range(k))
-    )
+    return sorted(counts.argsort(descending=True, stable=True)[:MAX_STARS].tolist())
 
 
 def embed(view: FeatureView, centred: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -167,12 +165,13 @@ def paper_figures(
 
 def _side_by_side(comparison: Comparison, centred: bool) -> Markup:
     """The t-SNE maps before and after, side by side."""
-    left, right = both_maps(comparison, centred)
-    height = int(left.split('"')[3])  # of <svg width="" height="">
+    maps = both_maps(comparison, centred)
+    height = int(maps[0].split('"')[3])  # of <svg width="" height="">
     about = ", each centred by their own mean" if centred else ""
-    titles = [text(x, 14, name + about) for x, name in ((8, "zero-shot"), (MAP_SIDE + 24, "adapted"))]
-    maps = [tag("g", part, transform=f"translate({x} 18)") for x, part in ((0, left), (MAP_SIDE + 16, right))]
-    return drawing(2 * MAP_SIDE + 16, height + 18, *titles, *maps)
+    parts = []
+    for left, name, part in zip((0, MAP_SIDE + 16), ("zero-shot", "adapted"), maps, strict=True):
+        parts += [text(left + 8, 14, name + about), tag("g", part, transform=f"translate({left} 18)")]
+    return drawing(2 * MAP_SIDE + 16, height + 18, *parts)
 
 
 def both_maps(comparison: Comparison, centred: bool = False) -> list[Markup]:

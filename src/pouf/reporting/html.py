@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,19 +80,13 @@ def write_report(
         return Classifier.from_pretrained(run, use=use, device=device, trust_model=trust_model)
 
     if comparison is None:
-        comparison = compare_features(
-            partial(classifier_of, "zero-shot"),
-            partial(classifier_of, folder.adapted),
-            data,
-            labels,
-            inference,
-            MAX_POINTS,
-        )
+        sides = partial(classifier_of, "zero-shot"), partial(classifier_of, folder.adapted)
+        comparison = compare_features(*sides, data, labels, inference, MAX_POINTS)
     compared: dict[str, Use] = {"zero-shot": "zero-shot", "last step": "last", "advised": "advised"}
-    guesses = {}
-    for name, use in compared.items() if labels is not None else ():
-        guesses[name] = classifier_of(use).infer(data, inference)
-    evaluation = _evaluation(guesses, labels, comparison.classes) if labels is not None else None
+    evaluation = None
+    if labels is not None:
+        guesses = {name: classifier_of(use).infer(data, inference) for name, use in compared.items()}
+        evaluation = _evaluation(guesses, labels, comparison.classes)
     file = Path(file) if file is not None else folder.folder / REPORT
     write_text(file, _report_page(folder, comparison, len(data), evaluation))
     return file
@@ -163,9 +157,7 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
     """Model, data, classes, template and changed weights in one sentence."""
     card, manifest = run.card, run.manifest
     source = Path(str((manifest.get("data") or manifest.get("shots") or {}).get("source", "")))
-    model = (
-        "No model" if card.model is None else "/".join(Path(card.model).parts[-2:])
-    )  # of a local path, the last part
+    model = "No model" if card.model is None else "/".join(Path(card.model).parts[-2:])  # the end of a local path
     inputs = plural(n, comparison.inputs.modality) + (f" from {source.name}" if source.is_absolute() else "")
     templates = () if card.vectors else card.templates
     more = f" and {len(templates) - 1} more" if len(templates) > 1 else ""
@@ -173,11 +165,9 @@ def _about(run: Run, comparison: Comparison, n: int, steps: list[dict[str, Any]]
     text += f" in “{shorten(templates[0], 80)}”{more}" if templates else ""
     if card.words is not None:
         text += f" with the words {shorten(', '.join('/'.join(words) for words in card.words), 60)}"
-    if not manifest:
-        return f"{text}; not adapted yet."
     method = manifest.get("method", "pouf")
     if not steps:
-        return f"{text}; {method} changed no weight."
+        return f"{text}; {method} changed no weight." if manifest else f"{text}; not adapted yet."
     recipe = Recipe.load(run.files / RECIPE)
     trainable, total = manifest.get("trainable"), manifest.get("total")
     size = ""
@@ -213,17 +203,15 @@ def _groups(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 def _neighbours(comparison: Comparison, items: list[dict[str, str]]) -> list[dict[str, Any]]:
     """Inputs nearest to each prototype; if labels are known, wrong ones are marked."""
-    rows = []
-    for k, *both in nearest_inputs(comparison):
-        sides = [
-            [
-                items[i] | {"i": i, "wrong": comparison.labelled and int(comparison.after.labels[i]) != k}
-                for i in indices
-            ]
-            for indices in both
-        ]
-        rows.append({"name": comparison.classes[k], "sides": dict(zip(SIDES, sides, strict=True))})
-    return rows
+
+    def side(k: int, indices: Sequence[int]) -> list[dict[str, Any]]:
+        labels = comparison.after.labels
+        return [items[i] | {"i": i, "wrong": comparison.labelled and int(labels[i]) != k} for i in indices]
+
+    return [
+        {"name": comparison.classes[k], "sides": dict(zip(SIDES, (side(k, indices) for indices in both), strict=True))}
+        for k, *both in nearest_inputs(comparison)
+    ]
 
 
 def _facts(
@@ -279,54 +267,37 @@ def _evaluation(guesses: Mapping[str, Predictions], labels: Sequence[int], names
         right = int((guess == truth).sum())
         rows.append((name, *(_percent(share) for share in (right / len(truth), *wilson(right, len(truth))))))
     counts = torch.bincount(truth * k + guess, minlength=k * k).view(k, k)
-    shaded = counts / counts.sum(1, keepdim=True).clamp_min(1)  # as shares of the true class
     confusion = None
-    if k <= CLASSES:
-        cells = [list(zip(*row, strict=True)) for row in zip(counts.tolist(), shaded.tolist(), strict=True)]
-        confusion = list(zip(names, cells, strict=True))
+    if k <= CLASSES:  # with each count its share of the true class, for the shade
+        rates = (counts / counts.sum(1, keepdim=True).clamp_min(1)).tolist()
+        confusion = [
+            (name, list(zip(*each, strict=True))) for name, *each in zip(names, counts.tolist(), rates, strict=True)
+        ]
     wrong = counts.clone().fill_diagonal_(0).flatten()
     indices = wrong.argsort(descending=True, stable=True)[:MAX_PAIRS_SHOWN].tolist()
     pairs = [(names[index // k], names[index % k], int(wrong[index])) for index in indices if wrong[index]]
     return {"n": len(truth), "rows": rows, "confusion": confusion, "pairs": pairs}
 
 
-class Curve(NamedTuple):
-    """A curve over the steps of a run."""
-
-    caption: str
-    points: list[tuple[float, float]]
-    span: tuple[float, float] | None = None  # minimum range of the axis
-    good: str = ""
-
-
 def _curves(steps: list[dict[str, Any]], verdict: Verdict, k: int) -> list[tuple[str, str]]:
+    """Captions and curves over the steps of a run."""
     if not steps:
         return []
-
-    def along(field: str) -> list[tuple[float, float]]:
-        return [(snapshot.step, getattr(snapshot, field)) for snapshot in verdict.snapshots]
-
-    curves = [
-        Curve("loss of each batch (it falls in bad runs too)", [(s["step"], s["loss"]) for s in steps]),
-        Curve(
-            "classes predicted in each batch (near 1 is a collapse)",
-            [(s["step"], s["effective_classes"]) for s in steps],
-            (0, k),
-        ),
-    ]
-    if verdict.snapshots:
-        most = math.log(max(3, verdict.diagnostics.inputs if verdict.diagnostics else 3) - 1)  # of an entropy
-        curves += [
-            Curve(
-                "agreement with the second half of the run: the highest is chosen",
-                along("agreement"),
-                (0, 1),
-                HIGHER_IS_BETTER,
-            ),
-            Curve("second opinion: density of neighbourhoods", along("neighbourhood"), (0, most), HIGHER_IS_BETTER),
-            Curve("second opinion: agreement with a clustering", along("clustering"), (0, 1), HIGHER_IS_BETTER),
-        ]
-    return [(each.caption, line(each.points, verdict.chosen, each.span, each.good)) for each in curves]
+    curves: list[tuple[str, list[tuple[float, float]], tuple[float, float] | None, str]] = [
+        ("loss of each batch (it falls in bad runs too)", [(s["step"], s["loss"]) for s in steps], None, ""),
+        ("classes predicted in each batch (near 1 is a collapse)",
+         [(s["step"], s["effective_classes"]) for s in steps], (0, k), ""),
+    ]  # fmt: skip
+    most = math.log(max(3, verdict.diagnostics.inputs if verdict.diagnostics else 3) - 1)  # of an entropy
+    for field, caption, top in (
+        ("agreement", "agreement with the second half of the run: the highest is chosen", 1),
+        ("neighbourhood", "second opinion: density of neighbourhoods", most),
+        ("clustering", "second opinion: agreement with a clustering", 1),
+    ):
+        along = [(float(snapshot.step), getattr(snapshot, field)) for snapshot in verdict.snapshots]
+        if along:
+            curves.append((caption, along, (0.0, top), HIGHER_IS_BETTER))
+    return [(caption, line(points, verdict.chosen, span, good)) for caption, points, span, good in curves]
 
 
 TABLE, PAGE = "review.csv", "review.html"
@@ -378,12 +349,8 @@ def read_review(run: Path) -> Review:
 def _review_page(run: Path, questions: Sequence[ReviewQuestion], samples: Sequence[Any], classes: Sequence[str]) -> str:
     # Without the predictions, which would bias the reader.
     items = [
-        {
-            "id": question.id,
-            "text": as_text(sample),
-            "image": thumbnail(sample, 256) if isinstance(sample, Image.Image) else "",
-        }
-        for question, sample in zip(questions, samples, strict=True)
+        {"id": question.id, "text": as_text(x), "image": thumbnail(x, 256) if isinstance(x, Image.Image) else ""}
+        for question, x in zip(questions, samples, strict=True)
     ]
     # The key under which the browser stores the answers to these questions.
     key = hashlib.sha256(json.dumps([run.resolve().name, [q.id for q in questions]]).encode()).hexdigest()[:16]

@@ -28,7 +28,7 @@ from pouf.data.labels import Labelled, read_labelled
 from pouf.errors import InputError
 from pouf.files import read_json, read_text, write_json
 from pouf.model_card import README
-from pouf.parallel.fsdp import shard_classifier, wait_for_shards
+from pouf.parallel.fsdp import set_shard_device, shard_classifier
 from pouf.parallel.process_group import launched_sharding, started_processes
 from pouf.saving import DETAILS, MODEL_FOLDER, Use, read_card, stored
 from pouf.validation.verdict import Verdict, nothing_to_judge
@@ -189,7 +189,7 @@ def load_classifiers(run: str | Path, *uses: str, device: str = "cpu", trust_mod
         classifier = Classifier.from_pretrained(run, use=use, trust_model=trust_model)  # type: ignore[arg-type]
         if not (launched_sharding() and started_processes() > 1):
             return classifier.to(device)
-        wait_for_shards(classifier.backbone, device)
+        set_shard_device(classifier.backbone, device)
         shard_classifier(classifier)
         return classifier
 

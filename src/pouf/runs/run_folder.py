@@ -35,7 +35,7 @@ from pouf.files import (
     write_json,
     write_text,
 )
-from pouf.interruption import AtOnce, defer_signals, is_by_all
+from pouf.interruption import ImmediateExit, defer_signals, ends_all_processes
 from pouf.options import Output
 from pouf.parallel.fsdp import is_main
 from pouf.parallel.process_group import init_processes
@@ -249,7 +249,7 @@ class RunFolder:
             return
         unused = not self.stepped and not self.written
         refused = unused and (self.overwrites or not self.created or isinstance(error, InputError))
-        wanted = self.trains and not self.written and not refused and not isinstance(error, AtOnce)
+        wanted = self.trains and not self.written and not refused and not isinstance(error, ImmediateExit)
         try:
             saves = not self.written and _all_can_save(self.classifier, error, wanted)
             if saves:
@@ -260,7 +260,7 @@ class RunFolder:
                 self._roll_back()
             elif not saves and not self.written and (wanted or not self.trains):
                 write_json(self.unfinished / MANIFEST, self.manifest | {"status": _status(error), "error": str(error)})
-            if saves or (self.written and not isinstance(error, AtOnce)):
+            if saves or (self.written and not isinstance(error, ImmediateExit)):
                 self.commit()
         except Exception as other:  # what ended the run is the error that counts
             logger.error("the run could not be saved in %s: %s", self.folder, other)
@@ -372,7 +372,7 @@ def _all_can_save(classifier: Classifier, error: BaseException, wanted: bool) ->
     """
     if not classifier.backbone.sharded:
         return wanted
-    return is_by_all(error) and init_processes(classifier.device).broadcast(wanted)
+    return ends_all_processes(error) and init_processes(classifier.device).broadcast(wanted)
 
 
 def _facts(data: Unlabelled) -> dict[str, Any]:

@@ -48,9 +48,7 @@ class Adaptation:
     verdict: Verdict
     target_shares: Tensor | None = field(default=None, repr=False)  # (k,), of corrected predictions
     method: str = "pouf"
-    absent: list[str] = field(
-        default_factory=list
-    )  # class names that seem not to occur, where predictions were written
+    absent: list[str] = field(default_factory=list)  # class names that seem not to occur, where predictions are written
     # What it learned from, by what to call it, with what this run could not read of it.
     sources: dict[str, Unlabelled] = field(default_factory=dict, repr=False)
     drift: Drift | None = None  # of names outside of the task, where a loss of others is measured
@@ -89,14 +87,10 @@ class Adaptation:
         if self.checkpoints is None:  # then there is one state, the last
             changed = self.history or self.classifier.postprocessor is not None
             return ZERO_SHOT if use == "zero-shot" and changed else Checkpoint(len(self.history), True)
-        return _place(self.checkpoints, self.verdict, use)
-
-
-def _place(checkpoints: Checkpoints, verdict: Verdict, use: Use) -> Checkpoint:
-    use = verdict.advised if use == "advised" else use
-    if use == "zero-shot" or (use == "chosen" and verdict.chosen == 0 != verdict.last):
-        return ZERO_SHOT
-    return checkpoints.at_step(verdict.chosen) if use == "chosen" and verdict.chosen is not None else checkpoints.last
+        if use == "zero-shot" or (use == "chosen" and self.verdict.chosen == 0 != self.verdict.last):
+            return ZERO_SHOT
+        chosen = self.verdict.chosen if use == "chosen" else None
+        return self.checkpoints.last if chosen is None else self.checkpoints.at_step(chosen)
 
 
 @by_all_processes
@@ -116,13 +110,9 @@ def run_adaptation(
         classifier: `prepared`. It is trained in place, to its last step.
         plan: `fitted` to the data.
         cache: where features that training can't change are stored.
-        checkpoint_dir: where weights wait until `checkpoints.release()`, and the state of a run that was interrupted;
-            by default weights wait in a temporary folder, and the run can't be resumed.
+        checkpoint_dir: of weights and of the state that a run resumes from; by default a temporary one of weights.
         resume: continue from the state in `checkpoint_dir`, if there is one.
         keep_tuned: features of the tuned weights stay in the cache too, for the next prediction of the data.
-
-    Raises:
-        Diverged: the loss or its gradient is not finite. The classifier then has the weights of the last copy.
     """
     notify, recipe, sources = Callbacks(callbacks), plan.recipe, plan.sources()
     inference = notify.watching(plan.inference(cache), "encoding")
@@ -155,27 +145,18 @@ def run_adaptation(
             checkpoints.refill(last)
         finish(last, classifier)
     total = sum(p.numel() for p in classifier.parameters())
-    if checkpoints is not None:
-        verdict = processes().broadcast(assess(checkpoints, choice or _corrected(checkpoints)))
-    else:
-        verdict = not_judged(_why_unjudged(recipe)) if training.history else nothing_to_judge()
-    if checkpoints is not None:
-        classifier = checkpoints.hand_over(_place(checkpoints, verdict, "advised"))
-    return Adaptation(
+    if checkpoints is None:
+        verdict = not_judged(recipe) if training.history else nothing_to_judge()
+    else:  # where nothing is trained there is one thing to choose: zero-shot with its correction
+        choice = choice or Choice(0, checkpoints.choose().snapshots, 1.0)
+        verdict = processes().broadcast(assess(checkpoints, choice))
+    result = Adaptation(
         classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, prior, plan.method,
         sources=sources,
     )  # fmt: skip
-
-
-def _why_unjudged(recipe: Recipe) -> str:
-    """Why a run has no checkpoints: see `make_checkpoints`."""
-    if recipe.pseudo_labels:
-        return "this method learns from the surest predictions alone and at no other input"
-    if not recipe.objective.needs_unlabelled:
-        return "this method learns from labelled shots alone, and no unlabelled input was there to judge it by"
-    if recipe.snapshots == 0:
-        return "snapshots = 0 in the recipe, so there were no checkpoints to choose from or to compare"
-    return "the data are a stream, which can't be looked at again along the way"
+    if checkpoints is not None:
+        result.classifier = checkpoints.hand_over(result.checkpoint("advised"))
+    return result
 
 
 def finish_step(
@@ -218,8 +199,3 @@ def _agreeing(classifier: Classifier, encoded: FeatureSet, teacher: Teacher | No
     answers = teacher.probabilities[encoded.indices]
     same = classifier.log_probabilities(encoded).argmax(1) == answers.argmax(1)
     return int(processes().sum((same & (answers.sum(1) > 0)).sum()))
-
-
-def _corrected(checkpoints: Checkpoints) -> Choice:
-    """Where nothing is trained there is one thing to choose: zero-shot with its correction."""
-    return Choice(0, checkpoints.choose().snapshots, 1.0)

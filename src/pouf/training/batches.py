@@ -21,7 +21,8 @@ from pouf.data.labels import Shots, Teacher
 from pouf.data.views import AUGMENTATIONS, Augmentation
 from pouf.errors import InputError
 from pouf.inference.encode import FeatureSet, InferenceConfig
-from pouf.parallel.process_group import PROMPTS, PaddingSample, ProcessGroup, in_pieces, processes
+from pouf.models.text_side import PROMPTS_AT_ONCE
+from pouf.parallel.process_group import PaddingSample, ProcessGroup, processes, split_into
 from pouf.recipe import Recipe
 from pouf.training.model import Chunk, prompt_counts
 from pouf.training.state import random_state, set_random_state
@@ -100,8 +101,9 @@ def prompt_side(total: int, trained: bool, sharded: bool, chunk: int, world: Pro
         seed: of dropout in this step.
     """
     most = -(-total // world.size)  # prompts of a process
-    size = min(chunk or most, PROMPTS if sharded else most)
-    parts = in_pieces(list(world.share(range(total))), -(-most // size))
+    # Encoders cut there by themselves, and would do so unequally often on processes that share weights.
+    size = min(chunk or most, PROMPTS_AT_ONCE if sharded else most)
+    parts = split_into(list(world.share(range(total))), -(-most // size))
     first = world.rank * (total + 1)
     chunks = [Chunk(rows or [0], (seed + (first + i) * 7919) % 2**62, len(rows)) for i, rows in enumerate(parts)]
     return Side(trained, chunked=chunk > 0 and len(chunks) > 1, parts=chunks)
@@ -182,7 +184,7 @@ class InputBatches(Iterator[Side]):
     def _draws_of_chunks(self) -> Iterator[list[Draw]]:
         """What this process reads of each batch, chunk by chunk; twice where there is a second pass."""
         for batch in self.draws:
-            parts = in_pieces(list(self.world.share(batch)), self.chunks_of(len(batch)))
+            parts = split_into(list(self.world.share(batch)), self.chunks_of(len(batch)))
             for _ in range(self.times_read(len(parts))):
                 yield from parts
 
@@ -229,7 +231,7 @@ class ChunkedInputs(Side):
         """Nothing where no process could read anything."""
         self.seeds.append(self.batches.seeds.getrandbits(62))
         self.failed |= read.failed
-        tensors = self.padding.instead_of(read)
+        tensors = self.padding.tensors_for(read)
         self.samples.append(None if tensors is None else read.indices)
         return [] if tensors is None else [Chunk(tensors, self.seeds[-1], len(read.indices))]
 

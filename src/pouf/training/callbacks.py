@@ -133,15 +133,16 @@ class Callbacks:
     def phase(self, phase: str, total: int = 0) -> None:
         self.notify(lambda callback: callback.on_phase(phase, total))
 
-    def progress(self, n: int) -> None:
-        self.notify(lambda callback: callback.on_progress(n))
-
     def broke_off(self, error: BaseException) -> None:
         self.notify(lambda callback: callback.on_error(error))
 
     def watching(self, inference: InferenceConfig, phase: str) -> InferenceConfig:
         """The same configuration, with its progress reported as this phase."""
-        return replace(inference, on_start=lambda n: self.phase(phase, n), on_batch=self.progress)
+
+        def progress(n: int) -> None:
+            self.notify(lambda callback: callback.on_progress(n))
+
+        return replace(inference, on_start=lambda n: self.phase(phase, n), on_batch=progress)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: state for name, callback in self._named().items() if (state := callback.state_dict())}

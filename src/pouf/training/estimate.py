@@ -22,8 +22,9 @@ from pouf.parallel.process_group import processes
 from pouf.postprocess import POSTPROCESSORS
 from pouf.recipe import PRESETS, Recipe
 from pouf.training.bias import MOST, supports_bias_probe
-from pouf.training.model import make_optimizer, precision
+from pouf.training.model import Chunk, make_optimizer, precision
 from pouf.training.recipe_for_data import MAX_COUNTED
+from pouf.training.two_pass import split_by_length
 from pouf.tuners import TUNERS, Target, Tuner
 from pouf.tuners.weights import lower_layers
 from pouf.validation.selectors import SampleSize, changes_features, sample_size
@@ -33,7 +34,8 @@ clock = time.perf_counter
 TIMED = 8  # inputs, and classes, that are timed
 SCORED, CORRECTED, UPDATED = 2048, 1024, 2**20  # predictions, corrected ones, and weights that are timed
 RUN, REPORT = 0.3, 1.3  # seconds of what does not follow the number of inputs
-CORRECTIONS = 1.5  # how often one is fitted: to the last step, and to the chosen one where that is another
+CORRECTIONS = 1.2  # how often one is fitted: to the last step, and to the chosen one where that is another
+SHARED = 0.7  # of the n² similarities of a correction: those of two blocks are computed once for both
 NAMES = 40  # passes over predictions that tell which names do not occur, for a report
 POINTS = 500  # inputs that a report shows
 
@@ -162,11 +164,16 @@ def _inputs(
 def _encoding(classifier: Classifier, read: ReadBatch, recipe: Recipe, tuner: Tuner | None) -> float:
     """Seconds per input, with the gradient of what is tuned, if anything."""
     tensors = {name: tensor.to(classifier.device) for name, tensor in read.tensors.items()}
+    parts = [Chunk(tensors, 0, len(read.indices))]
+    if tuner is not None and not recipe.compute.compile:  # as a batch of training
+        parts = split_by_length(parts[0], classifier.device)[0]
 
     def encode() -> None:
-        features = classifier.backbone.encode_inputs(tensors)
-        if tuner is not None:
-            _differentiated(features, tuner)
+        for part in parts:
+            assert isinstance(part.content, dict)
+            features = classifier.backbone.encode_inputs(part.content)
+            if tuner is not None:
+                _differentiated(features, tuner)
 
     with precision(recipe, classifier.device), torch.set_grad_enabled(tuner is not None):
         return _seconds(encode) / len(read.indices)
@@ -248,7 +255,7 @@ def _correction(classifier: Classifier, recipe: Recipe, n: int, prototypes: Tens
         return CORRECTIONS * seconds(n)
     first, second = seconds(m), seconds(2 * m)
     square = max(0.0, (second - 2 * first) / (2 * m * m))
-    return CORRECTIONS * (max(0.0, first / m - square * m) * n + square * n * n)
+    return CORRECTIONS * (max(0.0, first / m - square * m) * n + SHARED * square * n * n)
 
 
 def _differentiated(output: Tensor, tuner: Tuner) -> None:

@@ -139,11 +139,6 @@ class Method:
             postprocessor = Postprocessor(1e4 * torch.eye(len(totals))[totals.argmax()])
         return Preparation(seed if self.new_head else None, demonstrations, postprocessor)
 
-    def prepare_classifier(
-        self, classifier: Classifier, shots: Shots | None, seed: int, samples: int = 16, **limits: int | None
-    ) -> Classifier:
-        return self.preparation(shots, seed, samples, **limits).applied_to(classifier)
-
 
 _SPOKEN: dict[Kind, str] = {
     "image": "images", "text": "sentence encoders", "cloze": "texts with a [MASK] template",

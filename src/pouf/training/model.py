@@ -269,18 +269,14 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], settings: Optimisatio
         for sharded in (False, True)
     ]
     groups = [group for group in groups if group["params"]]
-    return OPTIMIZERS[settings.name]([group | {"fused": can_fuse(group["params"])} for group in groups], settings)
+    return OPTIMIZERS[settings.name](
+        [group | {"fused": all(map(_can_fuse, group["params"]))} for group in groups], settings
+    )
 
 
-def can_fuse(parameters: Sequence[Tensor]) -> bool:
-    """Whether torch updates them in one pass over memory: on a CPU a seventh of the time."""
-    return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") and not is_shard(p) for p in parameters)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """For the next update; a group may take a share of it."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["share"]
+def _can_fuse(p: Tensor) -> bool:
+    """Whether torch updates it in one pass over memory: on a CPU a seventh of the time."""
+    return p.is_floating_point() and p.device.type in ("cpu", "cuda") and not is_shard(p)
 
 
 OPTIMIZERS: dict[str, Callable[[Groups, Optimisation], torch.optim.Optimizer]] = {

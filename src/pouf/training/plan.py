@@ -20,7 +20,7 @@ from pouf.inference.cache import FeatureCache, InMemoryFeatureCache
 from pouf.inference.encode import InferenceConfig
 from pouf.inference.views import View
 from pouf.options import AdaptOptions
-from pouf.parallel.fsdp import asks_to_shard, sync_weights
+from pouf.parallel.fsdp import should_shard, sync_weights
 from pouf.parallel.process_group import by_all_processes, processes
 from pouf.postprocess.shares import known_shares
 from pouf.recipe import PRESETS, Recipe, full_name
@@ -33,8 +33,8 @@ from pouf.training.recipe_for_data import (
     DataLook,
     TargetShares,
     choose_frozen,
-    preset_for_classes,
     recipe_for_data,
+    recipe_for_model,
     tunes_texts_by_default,
 )  # fmt: skip
 from pouf.validation.selectors import changes_features, sample_positions, sample_size
@@ -110,7 +110,7 @@ class Plan:
         need not fit where it would be timed."""
         if self.data is None or self.data.streamed or not len(self.data) or not self.recipe.steps:
             return None
-        if asks_to_shard(classifier, self.recipe):
+        if should_shard(classifier, self.recipe):
             return None
         return estimate(
             classifier, self.data, self.recipe, self.inference(cache), report,
@@ -118,17 +118,11 @@ class Plan:
             known_shares=self.targets.known is not None,
         )  # fmt: skip
 
-    def prepared(self, classifier: Classifier) -> Classifier:
-        """The classifier that is to be trained: a copy, as the method wants it, the same on all processes."""
-        prepared = self.preparation.applied_to(classifier)
-        start_as_recipe_says(prepared, self.recipe)
-        return prepared
-
     def fitted(self, look: DataLook | None) -> Plan:
         """With what the data decide.
 
         Args:
-            look: of a classifier that is `prepared`, at `inputs`; None where there are none.
+            look: of a classifier that is prepared, at `inputs`; None where there are none.
         """
         from_labels = self.shots is not None or bool(self.recipe.pseudo_labels)
         chosen, why = choose_frozen(self.recipe, self.frozen, look)
@@ -142,7 +136,8 @@ class Plan:
 
     def complete(self, classifier: Classifier, inference: InferenceConfig) -> tuple[Classifier, Plan]:
         """The classifier that is to be trained, and the plan with what the data decide."""
-        prepared = self.prepared(classifier)
+        prepared = self.preparation.applied_to(classifier)
+        start_as_recipe_says(prepared, self.recipe)
         return prepared, self.fitted(look_at_data(prepared, self, inference))
 
     def to_json(self) -> dict[str, Any]:
@@ -225,7 +220,9 @@ def draft_plan(
             "this classifier was adapted before: what this run compares with, and calls zero-shot, is the classifier "
             "as it is now"
         )
-    inputs = unlabelled(classifier, data, options.text_column)
+    if isinstance(data, str) and classifier.backbone.modality == "text":
+        raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")
+    inputs = None if data is None else classifier.data(data, options.text_column)
     options = _with_teacher(options, classifier, inputs, InferenceConfig(cache=cache))
     plan_with = partial(resolve_plan, classifier, inputs)
     if options.max_minutes is None:
@@ -244,10 +241,8 @@ def draft_plan(
 
 def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: AdaptOptions) -> Plan:
     """The recipe, shots and data of a run. Nothing changes: the run has lists of its own of what can't be read."""
-    method, recipe, shots = options.method, options.recipe, options.shots
+    method, recipe, shots = options.method, recipe_for_model(classifier, options), options.shots
     settings: dict[str, Any] = {full_name(name): value for name, value in (options.settings or {}).items()}
-    if method == "pouf":
-        recipe = preset_for_classes(classifier.kind, len(classifier.classes), options)
     chosen: Method = one_of("method", method, METHODS)
     if classifier.temperature is not None and (recipe is None or (isinstance(recipe, str) and recipe in PRESETS)):
         settings = {"temperature": classifier.temperature, **settings}  # its own, unless another is set
@@ -273,11 +268,8 @@ def resolve_plan(classifier: Classifier, data: Unlabelled | None, options: Adapt
     preparation, known = chosen.preparation(shots, settled.seed), given_shares(options, classifier)
     if known is not None:
         trains = settled.steps and settled.objective.needs_unlabelled
-        few = (
-            len(classifier.classes) <= settled.keep_shares_max_classes
-        )  # then shares are all that refinement would move
         ours = settled.objective.prior != "paper"
-        if trains and ours and (settled.postprocess == "none" or few) and options.refine is None:
+        if trains and ours and settled.postprocess == "none" and options.refine is None:
             # Training pulls towards known shares; these offsets see to it that it ends there.
             settled = settled.with_settings(postprocess="shares")
     learns_from_shots_alone = chosen.needs_shots and not settled.objective.needs_unlabelled
@@ -304,7 +296,7 @@ def _with_teacher(
 
 
 def given_shares(options: AdaptOptions, classifier: Classifier) -> Tensor | None:
-    """(k,), shares of the classes that whoever knows the data gave."""
+    """(k,), the shares of the classes as a prior gives them."""
     prior = options.prior
     return None if prior is None or isinstance(prior, str) else known_shares(prior, len(classifier.classes))
 
@@ -335,16 +327,9 @@ def _changes(chosen: Method, options: AdaptOptions) -> dict[str, Any]:
         changes |= {"objective.prior": options.prior, "keep_shares_max_classes": 0}
     if options.seed is not None:
         changes["seed"] = options.seed
-    if "optimisation.lr" in changes:  # what was asked for is what is done
+    if "optimisation.lr" in changes:  # an explicit rate is taken as it is
         changes.setdefault("keep_shares_lr_factor", 1.0)
     return changes
-
-
-def unlabelled(classifier: Classifier, data: Inputs | None, text_column: str | None) -> Unlabelled | None:
-    """What is to be adapted to, read."""
-    if isinstance(data, str) and classifier.backbone.modality == "text":
-        raise InputError(f"one text is nothing to adapt to; a file is given as Path({data[:40]!r})")
-    return None if data is None else classifier.data(data, text_column)
 
 
 def check_shots(shots: Shots | None, recipe: Recipe, classifier: Classifier) -> None:

@@ -23,6 +23,7 @@ from pouf.postprocess.clusters import names_agreement
 from pouf.postprocess.shares import predicted_shares, share_offsets
 from pouf.recipe import Kind, Recipe, full_name
 from pouf.training.bias import find_bias
+from pouf.tuners.weights import has_upper_layers
 from pouf.validation.checkpoints import MIN_PER_CLASS
 from pouf.validation.rules import FEW_INPUTS
 from pouf.validation.selectors import SampleSize, sample_positions
@@ -49,14 +50,6 @@ class TargetShares(NamedTuple):
 
 
 FREE = TargetShares(None, None)
-
-
-class DataFit(NamedTuple):
-    """What the data decide."""
-
-    recipe: Recipe
-    targets: TargetShares
-    decisions: tuple[str, ...]  # in words, where anything differs from the recipe that was given
 
 
 class DataLook:
@@ -110,8 +103,8 @@ def recipe_for_data(
     learns_from_shots: bool = False,
     known_shares: Tensor | None = None,
     teacher: Teacher | None = None,
-) -> DataFit:
-    """The recipe as it fits the inputs and the classes, and the shares that training holds to.
+) -> tuple[Recipe, TargetShares, tuple[str, ...]]:
+    """The recipe as it fits the inputs and the classes, the shares that training holds to, and why, in words.
 
     Args:
         look: of the inputs; None where there are none.
@@ -136,26 +129,28 @@ def recipe_for_data(
         if recipe.steps and recipe.keep_shares_max_classes >= len(classes) and recipe.objective.prior != "paper":
             keep = _keep_shares if teacher is None else partial(_keep_teacher_shares, teacher)
             recipe, targets = keep(recipe, look, decisions)
-    return DataFit(recipe, targets, tuple(decisions))
+    return recipe, targets, tuple(decisions)
 
 
 def tunes_texts_by_default(kind: Kind, options: AdaptOptions) -> bool:
-    """Whether nothing was said about what is tuned, and all weights of a sentence encoder would be."""
-    usual = options.recipe is None or (isinstance(options.recipe, str) and options.recipe == "balanced")
+    """Whether nothing was said about what is tuned, and weights of a sentence encoder would be."""
+    usual = options.recipe is None or (isinstance(options.recipe, str) and options.recipe in ("light", "balanced"))
     changed = {full_name(name) for name in options.settings or {}}
     return kind == "text" and usual and options.method == "pouf" and not {"tuner.name", "optimisation.lr"} & changed
 
 
-def preset_for_classes(kind: Kind, k: int, options: AdaptOptions) -> Recipe | str | Path | None:
-    """The recipe, or `fast` in the place of the default for texts of many classes.
+def recipe_for_model(classifier: Classifier, options: AdaptOptions) -> Recipe | str | Path | None:
+    """The recipe that is given, or a preset that fits the model and its classes.
 
-    All weights, tuned on a batch of four texts a class, unlearn what tells fine classes apart: 62.5 % became 57.7 %
+    Weights that are tuned on a batch of four texts a class unlearn what tells fine classes apart: 62.5 % became 57.7 %
     on 77 of them, in half an hour. The clusters of features that stay as they are gain, in seconds.
     """
-    if k <= MAX_TUNED_CLASSES or not tunes_texts_by_default(kind, options):
-        return options.recipe
-    logger.info("%d classes are too many to tune all weights: prototypes are tuned, as by the preset fast", k)
-    return "fast"
+    kind, k, recipe = classifier.kind, len(classifier.classes), options.recipe
+    if k > MAX_TUNED_CLASSES and tunes_texts_by_default(kind, options):
+        logger.info("%d classes are too many to tune weights: prototypes are tuned, as by the preset fast", k)
+        return "fast"
+    unfit = recipe == "light" and kind in ("text", "cloze") and not has_upper_layers(classifier.backbone)
+    return "balanced" if unfit else recipe
 
 
 def choose_frozen(recipe: Recipe, frozen: Recipe | None, look: DataLook | None) -> tuple[Recipe, tuple[str, ...]]:
@@ -255,5 +250,7 @@ def _keep_shares(recipe: Recipe, look: DataLook, decisions: list[str]) -> tuple[
     )
     # Where both signs point to a bias, however small, there is something to learn about these texts.
     rate = recipe.optimisation.lr * (1.0 if bias else recipe.keep_shares_lr_factor)
-    settings = {"postprocess": "shares", "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
+    # Both give the shares to the predictions; clusters need features that stay as they are.
+    last = "clusters" if recipe.postprocess == "clusters" and len(classes) == 2 else "shares"
+    settings = {"postprocess": last, "optimisation.lr": rate, "keep_shares_lr_factor": 1.0}
     return recipe.with_settings(settings), group.broadcast(TargetShares(mean, counts / n, offsets, overpredicted))

@@ -15,7 +15,7 @@ from pouf.classifier import Classifier
 from pouf.data.base import Unlabelled
 from pouf.errors import Diverged, InputError
 from pouf.inference.encode import InferenceConfig
-from pouf.interruption import AtOnce
+from pouf.interruption import ImmediateExit
 from pouf.parallel.process_group import processes
 from pouf.recipe import Recipe
 from pouf.training.adaptation import Adaptation, finish_step
@@ -159,7 +159,7 @@ def search(
             except Diverged as error:
                 log.add(Trial(changes, {}, why_not=str(error)))
             except BaseException as error:
-                if result is None or isinstance(error, AtOnce):
+                if result is None or isinstance(error, ImmediateExit):
                     raise
                 ended_by = error
                 break

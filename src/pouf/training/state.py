@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pouf.errors import InputError
 from pouf.files import write_tensors
-from pouf.interruption import asked_to_end, by_all, ended
+from pouf.interruption import exit_error, mark_for_all, pending_exit_code
 from pouf.parallel.fsdp import gather_optimizer, gather_weights, load_optimizer, load_weights
 from pouf.parallel.process_group import processes
 from pouf.training.callbacks import Callbacks, Step
@@ -58,7 +58,9 @@ class TrainingState:
             "checkpoints": self.checkpoints.state_dict() if self.checkpoints is not None else None,
             "callbacks": self.callbacks.state_dict(),
             "history": _table(self.history),
-            "random": processes().gather_objects(_random_states()),
+            # A backbone of the user's own may draw random numbers; what is ours has streams of its own.
+            "random": processes().gather_objects({"torch": torch.get_rng_state(), "python": random_state(random)}),
+            "cuda": processes().gather_objects(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []),
         }
 
     @torch.no_grad()
@@ -77,7 +79,11 @@ class TrainingState:
             self.checkpoints.load_state_dict(state["checkpoints"])
         self.callbacks.load_state_dict(state["callbacks"])
         self.history[:] = _steps(state["history"])
-        _set_random_states(state["random"][processes().rank])
+        own = state["random"][processes().rank]
+        torch.set_rng_state(own["torch"])
+        set_random_state(random, own["python"])
+        if torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["cuda"][processes().rank])
 
 
 class Saver:
@@ -90,13 +96,7 @@ class Saver:
         sharded: weights lie in shards, and no process reads or writes all of them at once.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        every: float,
-        about: dict[str, Any],
-        sharded: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path | None, every: float, about: dict[str, Any], sharded: bool = False) -> None:
         self.file = folder / STATE if folder is not None else None
         self.every, self.about, self.sharded = every, about, sharded
         self.due = time.monotonic() + every
@@ -118,11 +118,11 @@ class Saver:
     def after_step(self, state: TrainingState) -> None:
         """All processes save, or end, after the same step."""
         save = self.file is not None and time.monotonic() >= self.due
-        wanted = max(processes().gather_objects(asked_to_end() or int(save)))
+        wanted = max(processes().gather_objects(pending_exit_code() or int(save)))
         if wanted and self.file is not None:
             self.save(state)
         if wanted > 1:
-            raise by_all(ended(wanted))
+            raise mark_for_all(exit_error(wanted))
 
     def save(self, state: TrainingState) -> None:
         assert self.file is not None
@@ -193,19 +193,6 @@ def _steps(table: dict[str, Any]) -> list[Step]:
         step = Step(*row[:plain])
         steps.append(step._replace(step=int(step.step), terms=dict(zip(table["terms"], row[plain:], strict=True))))
     return steps
-
-
-def _random_states() -> dict[str, Any]:
-    """Of the random numbers that a backbone of the user's own may draw; what is ours has streams of its own."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random_state(random)}
-
-
-def _set_random_states(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    set_random_state(random, state["python"])
 
 
 def random_state(draw: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pouf.data.class_names import ClassSet, normalise_name
 from pouf.data.labels import Shots, Teacher, indices_by_id, is_file_of_answers, read_teacher
 from pouf.data.vectors import FEATURE_KEYS, ID_KEYS, Vectors, read_arrays
 from pouf.errors import InputError, Unreadable, did_you_mean
-from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig, Predictions
+from pouf.inference.encode import FeatureSet, FeatureStore, InferenceConfig
 from pouf.models.base import Scores
 from pouf.models.load import load_cross_encoder, load_feature_encoder
 from pouf.models.sequence_classifier import CrossEncoder
@@ -190,35 +191,21 @@ def pseudo_labelled(
     """UPL: each input goes to its most likely class; the `count` surest of each class are taken for labelled."""
     if data is None or shots is not None:
         raise InputError("pseudo-labels are made from unlabelled data alone: give data, and no labelled shots")
-    surest = Surest(count)
-    for block in classifier.score_blocks(classifier.store(inference).share(data)):
-        surest.see(block)
-    for others in processes().gather_objects(surest.best):
-        surest.add(others)
-    indices, labels = processes().broadcast(surest.found())
+    found = list(classifier.score_blocks(classifier.store(inference).share(data)))
+    parts = processes().gather_objects([(block.indices, *block.log_probabilities.max(1)) for block in found])
+    indices, labels = surest([each for part in parts for each in part], count)
     return Shots(Subset(data, indices), F.one_hot(torch.tensor(labels), len(classifier.classes)).float())
 
 
-class Surest:
-    """The n surest predictions of each class, met block by block."""
+def surest(blocks: Sequence[tuple[list[int], Tensor, Tensor]], count: int) -> tuple[list[int], list[int]]:
+    """Indices and labels of so many predictions of each class, the surest first.
 
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.best: dict[int, list[tuple[float, int]]] = {}  # class -> sureness and position, the surest first
-
-    def see(self, block: Predictions) -> None:
-        sureness, label = block.log_probabilities.max(1)
-        candidates: dict[int, list[tuple[float, int]]] = {}
-        for index, value, k in zip(block.indices, sureness.tolist(), label.tolist(), strict=True):
-            candidates.setdefault(k, []).append((value, index))
-        self.add(candidates)
-
-    def add(self, candidates: dict[int, list[tuple[float, int]]]) -> None:
-        """What was met elsewhere, or here already."""
-        for k, found in candidates.items():
-            every = dict.fromkeys([*self.best.get(k, ()), *found])
-            self.best[k] = sorted(every, key=lambda pair: -pair[0])[: self.n]
-
-    def found(self) -> tuple[list[int], list[int]]:
-        pairs = [(index, k) for k, found in sorted(self.best.items()) for _, index in found]
-        return [index for index, _ in pairs], [k for _, k in pairs]
+    Args:
+        blocks: indices, log-probabilities (n,) of the predicted classes, and these (n,).
+    """
+    found: dict[int, list[tuple[float, int]]] = {}
+    for indices, sureness, labels in blocks:
+        for index, value, k in zip(indices, sureness.tolist(), labels.tolist(), strict=True):
+            found.setdefault(k, []).append((-value, index))
+    pairs = [(index, k) for k in sorted(found) for _, index in sorted(found[k])[:count]]
+    return [index for index, _ in pairs], [k for _, k in pairs]

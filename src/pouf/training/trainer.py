@@ -24,7 +24,7 @@ from pouf.parallel.process_group import connection_errors, processes
 from pouf.recipe import SAVE_EVERY, Recipe
 from pouf.training.batches import Batches
 from pouf.training.callbacks import Callback, Callbacks, Step
-from pouf.training.model import Engine, checkpointing, learning_rate, make_optimizer, set_rate
+from pouf.training.model import Engine, checkpointing, learning_rate, make_optimizer
 from pouf.training.plan import Plan, check_shots
 from pouf.training.state import Saver, TrainingState
 from pouf.training.two_pass import two_pass, whole
@@ -157,7 +157,8 @@ def _train(state: TrainingState, recipe: Recipe, saver: Saver, start_weights: Se
         # The steps come first: no batch is drawn after the last one.
         for step, batch in zip(range(len(history) + 1, recipe.steps + 1), state.batches, strict=False):
             lr = learning_rate(settings, step - 1, recipe.steps)
-            set_rate(optimizer, lr)
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group["share"]
             optimizer.zero_grad()
             with connection_errors():
                 loss = (two_pass if batch.chunked else whole)(engine, batch, state.objective)

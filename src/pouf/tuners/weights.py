@@ -46,6 +46,14 @@ def lower_layers(backbone: Backbone, settings: TunerSettings) -> LowerLayers | N
     return LowerLayers(_transformer(backbone), _lower_count(backbone, settings))
 
 
+def has_upper_layers(backbone: Backbone) -> bool:
+    """Whether they can be tuned alone."""
+    try:
+        return bool(find_layers(_transformer(backbone)))
+    except InputError:
+        return False
+
+
 def _transformer(backbone: Any) -> nn.Module:
     if not backbone.supports_upper:
         raise InputError(f"{type(backbone).__name__} has no upper layers to tune alone: tune 'full' or 'lora' instead")

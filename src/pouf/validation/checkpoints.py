@@ -64,11 +64,6 @@ class Checkpoints:
     names: NamesFit | None = None  # how the class names fit the data, where that can be estimated
     corrected: Tensor | None = None  # (n,), predictions of zero-shot, corrected without training
     names_agreement: float | None = None  # kappa of zero-shot with clusters of the features; None for few inputs
-    without_bias = False
-    target_offsets: Tensor | None = None
-    known_shares: Tensor | None = None
-    started_adapted = False  # what is called zero-shot here had been adapted before this run
-    teacher: Teacher | None = None
     overpredicted = ""  # the class that zero-shot was found to predict too often, where the run has other shares
 
     def __init__(
@@ -96,7 +91,7 @@ class Checkpoints:
         self.offsets: dict[Checkpoint, Tensor] = {}  # of what is compared, where there are target offsets
         self.latest = ZERO_SHOT  # the one that was recorded last
         self.indices: list[int] = []  # of the inputs that the predictions are of
-        self.started_adapted = zero_shot.adapted
+        self.started_adapted = zero_shot.adapted  # before this run
         self._added = {name: getattr(zero_shot.backbone, name) for name in zero_shot.backbone.added_by_tuners}
         if folder is None:
             weakref.finalize(self, drop, self.folder)

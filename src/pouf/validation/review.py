@@ -113,41 +113,32 @@ def sample_questions(
     if n < 2:
         raise InputError(f"a review needs at least 2 questions, not {n}")
     predictions = [classifier.infer(data, inference or InferenceConfig()) for classifier in (zero_shot, adapted)]
-    both = set(predictions[0].indices) & set(predictions[1].indices)  # a file may be deleted meanwhile
+    before, after = (
+        dict(zip(each.indices, each.log_probabilities.argmax(1).tolist(), strict=True)) for each in predictions
+    )
     known = {index for index, name in enumerate(data.ids) if name in answered} if answered else set()
-    indices = sorted(both - known)
-    if not indices:
+    groups: dict[str, list[int]] = {DISAGREE: [], AGREE: []}
+    for index in sorted(before.keys() & after.keys() - known):  # a file may be deleted meanwhile
+        groups[AGREE if before[index] == after[index] else DISAGREE].append(index)
+    if not any(groups.values()):
         raise InputError("every input has an answer: nothing is left to ask about")
-    log_p = [
-        each.log_probabilities[[row for row, index in enumerate(each.indices) if index in both - known]]
-        for each in predictions
-    ]
-    guesses = [each.argmax(1) for each in log_p]
-    differs = (guesses[0] != guesses[1]).tolist()
-    groups = {
-        DISAGREE: [row for row, other in enumerate(differs) if other],
-        AGREE: [row for row, other in enumerate(differs) if not other],
-    }
     # Each group is shuffled as a whole: a larger n adds questions to those of a smaller one.
     shuffled = {group: random.Random(f"{seed} {group}").sample(rows, len(rows)) for group, rows in groups.items()}
     wanted = n // 2 if len(adapted.classes) <= FEW_CLASSES else round(n * 2 / 3)
     disputed = min(len(groups[DISAGREE]), max(wanted, n - len(groups[AGREE])))
-    chosen = [(DISAGREE, row) for row in shuffled[DISAGREE][:disputed]]
-    chosen += [(AGREE, row) for row in shuffled[AGREE][: n - disputed]]
-    likeliest = log_p[1].exp().topk(2, dim=1).values
-    rows = (likeliest[:, 0] - likeliest[:, 1]).argsort(stable=True).tolist()
-    drawn = {row for _, row in chosen}
-    chosen += [(UNSURE, row) for row in rows if row not in drawn][:unsure]
+    chosen = [(DISAGREE, index) for index in shuffled[DISAGREE][:disputed]]
+    chosen += [(AGREE, index) for index in shuffled[AGREE][: n - disputed]]
+    likeliest = predictions[1].log_probabilities.exp().topk(2, dim=1).values
+    margins = dict(zip(predictions[1].indices, (likeliest[:, 0] - likeliest[:, 1]).tolist(), strict=True))
+    left = {index for group in groups.values() for index in group} - {index for _, index in chosen}
+    chosen += [(UNSURE, index) for index in sorted(left, key=lambda index: (margins[index], index))[:unsure]]
     random.Random(seed).shuffle(chosen)
     names = adapted.classes
     questions = [
-        ReviewQuestion(data.ids[indices[row]], group, names[int(guesses[0][row])], names[int(guesses[1][row])])
-        for group, row in chosen
+        ReviewQuestion(data.ids[index], group, names[before[index]], names[after[index]]) for group, index in chosen
     ]
-    counts = {group: Counter(names[int(guesses[1][row])] for row in rows) for group, rows in groups.items()}
-    return Review({group: dict(predicted) for group, predicted in counts.items()}, questions), [
-        data.show(indices[row], REVIEW_IMAGE_SIDE) for _, row in chosen
-    ]
+    counts = {group: dict(Counter(names[after[index]] for index in own)) for group, own in groups.items()}
+    return Review(counts, questions), [data.show(index, REVIEW_IMAGE_SIDE) for _, index in chosen]
 
 
 def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[str] = ()) -> dict[str, str]:

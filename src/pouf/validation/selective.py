@@ -48,18 +48,6 @@ def expected_probabilities(
     return torch.stack(predictions).mean(0)
 
 
-def reliability(
-    classifier: Classifier,
-    zero_shot: Classifier,
-    data: Unlabelled,
-    encoded: FeatureSet,
-    inference: InferenceConfig,
-) -> Tensor:
-    """(n,): the expected probability of the predicted class."""
-    guess = classifier.log_probabilities(encoded).argmax(1, keepdim=True)
-    return expected_probabilities(classifier, zero_shot, data, encoded, inference).gather(1, guess).squeeze(1)
-
-
 def check_rate(rate: float) -> None:
     """Raise an error unless the rate is from 0 to below 1."""
     if not 0 <= rate < 1:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from pouf.errors import Diverged
+from pouf.recipe import Recipe
 from pouf.saving import Use
 from pouf.validation.checkpoints import ZERO_SHOT, Checkpoints
 from pouf.validation.diagnostics import Diagnostics
@@ -176,8 +177,15 @@ def _explain(found: list[Finding]) -> tuple[str, str]:
     return first.message + also, f" {first.advice}" if first.advice else ""
 
 
-def not_judged(why: str) -> Verdict:
+def not_judged(recipe: Recipe) -> Verdict:
     """Of a run without checkpoints."""
+    why = "the data are a stream, which can't be looked at again along the way"
+    if recipe.pseudo_labels:
+        why = "this method learns from the surest predictions alone and at no other input"
+    elif not recipe.objective.needs_unlabelled:
+        why = "this method learns from labelled shots alone, and no unlabelled input was there to judge it by"
+    elif recipe.snapshots == 0:
+        why = "snapshots = 0 in the recipe, so there were no checkpoints to choose from or to compare"
     message = f"Not judged: {why}. Using the last step; {ONLY_LABELS}."
     return Verdict("last", message, False)
 
