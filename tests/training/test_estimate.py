@@ -89,6 +89,9 @@ def test_a_masked_language_model_and_vectors_are_left_as_they_were(tmp_path: Pat
     prompt = Recipe.default("cloze").with_settings({"tuner.name": "prompt"})
     assert estimate(lm, lm.data(REVIEWS), prompt, InferenceConfig()).batch == len(REVIEWS)
     assert lm.backbone.input_prompt is None
+    before = weights(lm)
+    assert estimate(lm, lm.data(REVIEWS), Recipe.load("masked-upper"), InferenceConfig()).batch == len(REVIEWS)
+    assert same(weights(lm), before) and all(parameter.requires_grad for parameter in lm.parameters())
     features, prototypes = groups()
     bare = Classifier.from_vectors(prototypes, list("abcdef"))
     for tune in ("prototypes", "map"):
