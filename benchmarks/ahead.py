@@ -46,7 +46,10 @@ FREE = (
     "prior-correction", "sinkhorn", "em", "stata", "few-classes", "transclip", "zlap", "inmap", "propagation",
     "clusters",
 )  # fmt: skip
-SETTLED_ON = ("intents 150", "intents 77 (0)", "intents 20 (0)", "TREC", "digits", "webcam", "photo", "CLIP 287")
+SETTLED_ON = (
+    "intents 150", "intents 77 (0)", "intents 20 (0)", "TREC", "digits", "webcam", "photo", "CLIP 287", "sketch",
+    "cartoon", "MR", "Subj", "SST-2", "tweets", "amazon", "movies", "nyt",
+)  # fmt: skip
 PHOTOS = ("webcam", "dslr", "art-painting", "cartoon", "photo", "sketch")
 
 

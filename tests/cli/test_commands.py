@@ -727,6 +727,17 @@ def test_answers_of_a_review_go_back_in(adapted_texts: Path) -> None:
     assert manifest["shots"]["n"] == 7 and manifest["data"]["n"] == 40, "seven answers are classes"
     steps = (adapted_texts / "run-with-answers" / "details/metrics.jsonl").read_text().splitlines()
     assert "labels" in json.loads(steps[0])["terms"]
+    pouf("review", "run-with-answers", "--n", 4, "--unsure", 2, "--quiet", cwd=adapted_texts)
+    more = list(csv.DictReader((adapted_texts / "run-with-answers" / "review.csv").open()))
+    assert len(more) == 6 and not {row["id"] for row in more} & {row["id"] for row in rows}, "asked once"
+    lines = [f"{row['id']},{row['text'].split()[0]}" for row in more]
+    (adapted_texts / "more.csv").write_text("id,label\n" + "\n".join(lines) + "\n")
+    output = pouf("review", "run-with-answers", "--answers", "more.csv", cwd=adapted_texts).stdout
+    assert "From 4 answers" in output, "what was asked to learn from is not counted"
+    command = output.split("To learn from the answers as well:\n")[1].strip()
+    pouf(*shlex.split(command)[1:], "--no-report", "--quiet", cwd=adapted_texts)
+    third = json.loads((adapted_texts / "run-with-answers-with-answers" / "details/run.json").read_text())
+    assert third["shots"]["n"] == 13, "of both rounds"
     (adapted_texts / "other.csv").write_text("id,label\n1000,good\n")
     wrong = ("adapt", "texts.csv", "--text-column", "review", "--classes", "good,bad", "--model", "model")
     error = one_line_error(pouf(*wrong, "--answers", "other.csv", cwd=adapted_texts, code=2))

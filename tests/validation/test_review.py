@@ -15,6 +15,7 @@ from pouf.validation.review import (
     AGREE,
     DISAGREE,
     NO_CLASS,
+    UNSURE,
     Review,
     ReviewQuestion,
     ReviewResult,
@@ -71,6 +72,23 @@ def test_more_questions_are_the_same_and_more_and_no_label_is_lost(run: Path, fe
     assert score_answers(read_review(run), read_answers(table, DIGITS), DIGITS).answered == 5 and len(questions) <= 9
     table.unlink()
     (run / REVIEW).unlink()
+
+
+def test_unsure_questions_teach_and_do_not_count_and_nothing_is_asked_twice(run: Path, few_digits: Path) -> None:
+    data = Images.from_folder(few_digits)
+    zero_shot, adapted = (Classifier.from_pretrained(run, use=use) for use in ("zero-shot", "last"))
+    first, _ = sample_questions(zero_shot, adapted, data, 6, unsure=5)
+    likeliest = adapted.predict_proba(data).topk(2, dim=1).values
+    margins = dict(zip(data.ids, (likeliest[:, 0] - likeliest[:, 1]).tolist(), strict=True))
+    unsure = {each.id for each in first.questions if each.stratum == UNSURE}
+    drawn = {each.id for each in first.questions} - unsure
+    assert len(unsure) == 5 and len(drawn) == 6
+    assert max(margins[name] for name in unsure) <= min(margins[name] for name in margins.keys() - unsure - drawn)
+    right = dict.fromkeys(drawn, "two")
+    alike = [score_answers(first, right | dict.fromkeys(unsure, name), DIGITS) for name in ("one", "two")]
+    assert alike[0] == alike[1] == score_answers(first, right, DIGITS) and alike[0].answered == 6
+    again, _ = sample_questions(zero_shot, adapted, data, 6, unsure=5, answered=unsure | drawn)
+    assert not (unsure | drawn) & {each.id for each in again.questions} and sum(again.sizes.values()) == 150 - 11
 
 
 def test_all_answers_give_the_accuracy_itself(run: Path, few_digits: Path) -> None:

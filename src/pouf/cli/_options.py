@@ -149,7 +149,9 @@ class RunOptions(DeviceOptions, _Settings):  # type: ignore[misc]
     )
     prototypes: Annotated[str | None, DataOption(help="One vector per class, for --features.")] = None
     shots: Annotated[Path | None, DataOption(help="A few labelled examples: file or folder.")] = None
-    answers: Annotated[Path | None, DataOption(help="The answers of pouf review, as labelled examples.")] = None
+    answers: Annotated[
+        list[Path] | None, DataOption(help="The answers of pouf review, as labelled examples; may be repeated.")
+    ] = None
     text_column: TextColumn = None
     label_column: LabelColumn = "label"
     id_column: IdColumn = None

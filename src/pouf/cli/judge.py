@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,6 +100,9 @@ def review(
     inputs: OwnInputs = None,
     n: Annotated[int, typer.Option("--n", help="How many labels to ask for.")] = 50,
     answers: Annotated[Path | None, typer.Option(help="The labels: a table with the columns id and label.")] = None,
+    unsure: Annotated[
+        int, typer.Option(help="More questions, about what the model is least sure of: to learn from alone.", min=0)
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
@@ -107,7 +110,7 @@ def review(
     """Choose the inputs most worth labelling; with --answers, evaluate the run by the labels."""
     from pouf.reporting.html import write_review
     from pouf.runs.folder import Run, read_inputs
-    from pouf.validation.review import sample_questions
+    from pouf.validation.review import read_answers, sample_questions
 
     if answers is not None:
         _score_answers(run, answers, options)
@@ -115,8 +118,16 @@ def review(
     folder = Run(run)
     zero_shot, adapted = options.load(run, "zero-shot", "adapted")
     data = read_inputs(folder, adapted, inputs, text_column, id_column)
+    known = set[str]()
+    for file in _answers_of(folder.manifest.get("command") or []):
+        if file.is_file():
+            known |= read_answers(file, adapted.classes, data.id_columns).keys()
+        else:
+            console.print_err(f"{file} is not there any more: its answers may be asked for again")
     with encoding(options) as inference:
-        questions, samples = sample_questions(zero_shot, adapted, data, n, seed=seed, inference=inference)
+        questions, samples = sample_questions(
+            zero_shot, adapted, data, n, unsure=unsure, answered=known, seed=seed, inference=inference
+        )
     table, page = write_review(run, questions, samples, adapted.classes)
     console.show_result({"files": [str(table), str(page)]}, _how_to_answer(run, table, page, len(questions.questions)),
                         options)  # fmt: skip
@@ -164,17 +175,23 @@ def _score_answers(run: Path, answers: Path, options: InferenceOptions) -> None:
     console.show_result(result.to_json(), "\n".join(lines), options)
 
 
+def _answers_of(command: list[str]) -> list[Path]:
+    """The files that a command learned answers from."""
+    named = [Path(file) for option, file in pairwise(command) if option == "--answers"]
+    return named + [Path(word.removeprefix("--answers=")) for word in command if word.startswith("--answers=")]
+
+
 def _with_answers(command: list[str], run: Path, answers: Path) -> str:
-    """The command of the run, with the answers and another output folder; empty for a run from Python."""
+    """The command of the run, with these answers too and another output folder; empty for a run from Python."""
     if command[1:2] != ["adapt"]:
         return ""
     words = list(command[1:])
-    for option in ("--out", "--answers"):
-        while option in words:
-            del words[words.index(option) : words.index(option) + 2]
+    while "--out" in words:
+        del words[words.index("--out") : words.index("--out") + 2]
     dropped = ("--resume", "--overwrite", "--quiet", "-q", "--json")
-    words = [word for word in words if word not in dropped and not word.startswith(("--out=", "--answers="))]
-    return shlex.join(["pouf", *words, "--answers", str(answers), "--out", f"{run}-with-answers"])
+    words = [word for word in words if word not in dropped and not word.startswith("--out=")]
+    own = [] if answers in _answers_of(command) else ["--answers", str(answers)]
+    return shlex.join(["pouf", *words, *own, "--out", f"{run}-with-answers"])
 
 
 @grouped("run", "inputs", "labelled", "classes", "only", "out")

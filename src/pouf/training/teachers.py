@@ -71,9 +71,9 @@ def second_opinion(
     prior: Tensor | None = None,
     teacher: Teacher | None = None,
 ) -> Teacher:
-    """Predictions refined in the space of other features of the data: a teacher's where it answered, else zero-shot's.
+    """Zero-shot's predictions refined in the space of other features of the data.
 
-    Inputs learn from those that are near, so that an answer that stands alone among others counts for less.
+    A teacher's answers stay as they are, and take part in it: inputs without one learn from those that are near.
 
     Args:
         given: features (n, d), a file of them, or the name of an encoder.
@@ -89,6 +89,8 @@ def second_opinion(
         logits = torch.where(answers.sum(1, keepdim=True) > 0, answers.clamp_min(1e-4).log(), logits)
         temperature = torch.zeros(())  # nothing to sharpen
     rows, weight = second_space(Scores(logits, logits, temperature), second.only(set(both)).features, prior)
+    if teacher is not None:
+        rows = torch.where(answers.sum(1, keepdim=True) > 0, answers, rows)
     logger.info("the second space has a weight of %.2f in the predictions that are learned from", weight)
     return _placed(rows, both, data, f"predictions refined in a second space, with a weight of {weight:.2f}")
 

@@ -6,7 +6,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,8 @@ from pouf.errors import InputError, plural
 from pouf.inference.encode import InferenceConfig
 from pouf.validation.rules import FEW_CLASSES
 
-DISAGREE, AGREE = "disagree", "agree"
+DISAGREE, AGREE = "disagree", "agree"  # of zero-shot and adapted; drawn at random
+UNSURE = "unsure"  # questions whose answers teach, and are not counted
 REVIEW_IMAGE_SIDE = 128  # pixels; images are displayed at up to twice this side
 NO_CLASS = "none of these"  # an answer: the input belongs to no class
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class ReviewQuestion(NamedTuple):
     """An input to label."""
 
     id: str
-    stratum: str  # agree or disagree, of zero-shot and adapted
+    stratum: str  # agree, disagree or unsure
     zero_shot: str
     adapted: str
 
@@ -92,15 +93,22 @@ def sample_questions(
     data: Unlabelled,
     n: int = 50,
     *,
+    unsure: int = 0,
+    answered: Collection[str] = (),
     seed: int = 0,
     inference: InferenceConfig | None = None,
 ) -> tuple[Review, list[Any]]:
-    """Choose n inputs to label; returns the review and the samples for display.
+    """Choose n inputs to label, and more that teach; returns the review and the samples for display.
 
     Only labels of inputs on which zero-shot and the adapted model disagree can show which is better. Two thirds of the
     questions are drawn at random from these, the rest from the others, and the sizes of both strata are stored, so
     that the answers give accuracies on all inputs. With few classes it is one half, since the answers also estimate
     the shares of the classes, and most inputs are in the other stratum.
+
+    Args:
+        unsure: more questions, about the inputs with the least distance between the adapted model's two likeliest
+            classes. They say most about what to learn and nothing about accuracies, so that they are not counted.
+        answered: ids of inputs that were labelled before; they are not asked about again, nor judged on.
     """
     if n < 2:
         raise InputError(f"a review needs at least 2 questions, not {n}")
@@ -108,15 +116,22 @@ def sample_questions(
     before, after = (
         dict(zip(each.indices, each.log_probabilities.argmax(1).tolist(), strict=True)) for each in predictions
     )
+    known = {index for index, name in enumerate(data.ids) if name in answered} if answered else set()
     groups: dict[str, list[int]] = {DISAGREE: [], AGREE: []}
-    for index in sorted(before.keys() & after.keys()):  # a file may be deleted meanwhile
+    for index in sorted(before.keys() & after.keys() - known):  # a file may be deleted meanwhile
         groups[AGREE if before[index] == after[index] else DISAGREE].append(index)
+    if not any(groups.values()):
+        raise InputError("every input has an answer: nothing is left to ask about")
     # Each group is shuffled as a whole: a larger n adds questions to those of a smaller one.
     shuffled = {group: random.Random(f"{seed} {group}").sample(rows, len(rows)) for group, rows in groups.items()}
     wanted = n // 2 if len(adapted.classes) <= FEW_CLASSES else round(n * 2 / 3)
     disputed = min(len(groups[DISAGREE]), max(wanted, n - len(groups[AGREE])))
     chosen = [(DISAGREE, index) for index in shuffled[DISAGREE][:disputed]]
     chosen += [(AGREE, index) for index in shuffled[AGREE][: n - disputed]]
+    likeliest = predictions[1].log_probabilities.exp().topk(2, dim=1).values
+    margins = dict(zip(predictions[1].indices, (likeliest[:, 0] - likeliest[:, 1]).tolist(), strict=True))
+    left = {index for group in groups.values() for index in group} - {index for _, index in chosen}
+    chosen += [(UNSURE, index) for index in sorted(left, key=lambda index: (margins[index], index))[:unsure]]
     random.Random(seed).shuffle(chosen)
     names = adapted.classes
     questions = [
@@ -149,15 +164,19 @@ def read_answers(file: str | Path, classes: Sequence[str], id_columns: Sequence[
     return answers
 
 
-def answered_shots(data: Unlabelled, file: str | Path, classes: Sequence[str]) -> Shots:
-    """The answers of a review as labelled examples of its data, without those that are `NO_CLASS`."""
-    answers = read_answers(file, classes, data.id_columns)
+def answered_shots(data: Unlabelled, files: Sequence[str | Path], classes: Sequence[str]) -> Shots:
+    """The answers of reviews as labelled examples of their data, without those that are `NO_CLASS`; the last file that
+    has an input counts."""
+    answers: dict[str, str] = {}
+    for file in files:
+        answers |= read_answers(file, classes, data.id_columns)
     labels = {name: list(classes).index(label) for name, label in answers.items() if label != NO_CLASS}
     indices = [index for index, name in enumerate(data.ids) if name in labels]
+    source = ", ".join(repr(str(file)) for file in files)
     if not indices:
-        raise InputError(f"{str(file)!r} has no answer about {data.source}: give the data that the review was about")
+        raise InputError(f"{source} has no answer about {data.source}: give the data that the review was about")
     if len(indices) < len(labels):
-        logger.warning("%s: %d of %d answers are about other inputs", file, len(labels) - len(indices), len(labels))
+        logger.warning("%s: %d of %d answers are about other inputs", source, len(labels) - len(indices), len(labels))
     truth = torch.tensor([labels[data.ids[index]] for index in indices])
     return Shots(Subset(data, indices), (truth[:, None] == torch.arange(len(classes))).float())
 
@@ -177,12 +196,13 @@ def _labels(file: str | Path, alternatives: Sequence[str]) -> list[tuple[Any, An
 
 def score_answers(review: Review, answers: Mapping[str, str], classes: Sequence[str]) -> ReviewResult:
     """Accuracies of zero-shot and the adapted model by the answers, and the shares of the classes."""
-    answered = [question for question in review.questions if question.id in answers]
+    answered = [each for each in review.questions if each.id in answers and each.stratum in review.sizes]
     if not answers:
         raise InputError("no label is filled in yet: label the inputs you are sure of with the name of a class")
     if not answered:
         raise InputError("none of the answers is about a question of this review: are they from another run?")
-    if others := sorted(answers.keys() - {question.id for question in answered}):
+    others = sorted(answers.keys() - {question.id for question in review.questions})
+    if others:
         logger.warning(
             "%d of %d answers are about inputs outside of the review and are not counted: %s",
             len(others), len(answers), ", ".join(others[:5]) + (", …" if len(others) > 5 else ""),
@@ -200,9 +220,7 @@ def score_answers(review: Review, answers: Mapping[str, str], classes: Sequence[
     better, advice = _advice(wins, losses)
     prior, correction = _shares_by_answers(review, answers, classes)
     advice = f"{advice} {correction}" if correction else advice
-    return ReviewResult(
-        len(answered), zero_shot, adapted, wins, losses, none, better, advice, prior, len(answers) - len(answered)
-    )
+    return ReviewResult(len(answered), zero_shot, adapted, wins, losses, none, better, advice, prior, len(others))
 
 
 def _shares_by_answers(
