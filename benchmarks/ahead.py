@@ -39,13 +39,9 @@ from pouf.validation.diagnostics import share
 
 sys.path.insert(0, str(Path(__file__).parent))
 from alternatives import skewed
-from texts import TASKS, model_folder
+from texts import FREE, TASKS, model_folder
 from tuners import put_table
 
-FREE = (
-    "prior-correction", "sinkhorn", "em", "stata", "few-classes", "transclip", "zlap", "inmap", "propagation",
-    "clusters",
-)  # fmt: skip
 SETTLED_ON = (
     "intents 150", "intents 77 (0)", "intents 20 (0)", "TREC", "digits", "webcam", "photo", "CLIP 287", "sketch",
     "cartoon", "MR", "Subj", "SST-2", "tweets", "amazon", "movies", "nyt",
