@@ -376,6 +376,23 @@ def test_the_light_preset_tunes_upper_layers_where_a_model_has_some(kind: str, c
     assert plan.recipe.tuner.name == chosen
 
 
+@pytest.mark.parametrize(("kind", "usual"), [("bert", "masked-upper"), ("albert", "masked")])
+def test_a_masked_language_model_on_a_cpu_has_its_upper_layers_tuned_by_default(
+    kind: str, usual: str, tmp_path: Path
+) -> None:
+    classifier = Classifier.from_pretrained(masked_lm(tmp_path, kind), ["bad", "good"], ["{text} it was [MASK]."])
+    texts, labelled = Texts(TEXTS), shots(Texts(TEXTS[:2]), [0, 1], 2)
+
+    def recipe(**options: Any) -> Recipe:
+        return resolve_plan(classifier, texts, AdaptOptions(**options)).recipe
+
+    assert recipe() == Recipe.load(usual)
+    assert recipe(recipe="balanced") == Recipe.load("masked"), "what was asked for is done"
+    assert recipe(settings={"lr": 1e-3}).tuner.name == recipe(shots=labelled).tuner.name == "full"
+    classifier.to("meta")
+    assert recipe() == Recipe.load("masked")
+
+
 @pytest.mark.parametrize(("clear", "chosen"), [(True, "prototypes"), (False, "full")])
 def test_weights_are_left_alone_where_clusters_show_the_classes(clear: bool, chosen: str, tmp_path: Path) -> None:
     words = "cat dog sea air".split()
