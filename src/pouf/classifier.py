@@ -166,9 +166,6 @@ class Classifier(nn.Module, ModelHubMixin):
     def adapt(self, data: Inputs | None = None, **options: Unpack[AdaptArguments]) -> Adaptation:
         """Adapt to unlabelled data. The result has new classifiers; this one stays as it is.
 
-            result = clf.adapt("photos/", output="run")
-            result.classifier.predict("photos/")
-
         The new ones share the memory of all weights that are not tuned. Of weights that are sharded over processes
         there is one set, which is tuned in place.
 
@@ -391,13 +388,12 @@ class Classifier(nn.Module, ModelHubMixin):
         if len(self.classes) > 2:
             return self.with_correction(inputs, inference, "clusters", shares)
         # Shares of two classes are a threshold: it moves, and all else stays.
-        store = self.store(inference)
-        encoded = store.some(store.share(self.data(inputs).with_own_skipped()))
-        if len(encoded.indices) < 2:
+        logs = self.infer(self.data(inputs), inference).log_probabilities
+        if len(logs) < 2:
             raise InputError("a correction is of many inputs together: give more than one")
         corrected = self.copy()
         corrected.postprocessor = copy.deepcopy(postprocessor)
-        corrected.postprocessor.bias += share_offsets(self.log_probabilities(encoded), shares).to(self.device)
+        corrected.postprocessor.bias += share_offsets(logs, shares).to(self.device)
         return corrected
 
     def with_correction(
@@ -445,9 +441,6 @@ class Classifier(nn.Module, ModelHubMixin):
 
     def push_to_hub(self, repo_id: str, *, merge: bool = False, **hub: Any) -> str:
         """Push the classifier and its model card; no data, predictions or report go with it.
-
-            clf.push_to_hub("me/cats", private=True)
-            Classifier.from_pretrained("me/cats")
 
         Args:
             hub: what `huggingface_hub.ModelHubMixin.push_to_hub` takes: private, token, commit_message, branch, …

@@ -145,18 +145,22 @@ def run_adaptation(
             checkpoints.refill(last)
         finish(last, classifier)
     total = sum(p.numel() for p in classifier.parameters())
-    if checkpoints is None:
-        verdict = not_judged(recipe) if training.history else nothing_to_judge()
-    else:  # where nothing is trained there is one thing to choose: zero-shot with its correction
-        choice = choice or Choice(0, checkpoints.choose().snapshots, 1.0)
-        verdict = processes().broadcast(assess(checkpoints, choice))
     result = Adaptation(
-        classifier, recipe, training.history, training.trainable, total, checkpoints, verdict, prior, plan.method,
-        sources=sources,
+        classifier, recipe, training.history, training.trainable, total, checkpoints, _judge(training, choice, recipe),
+        prior, plan.method, sources=sources,
     )  # fmt: skip
     if checkpoints is not None:
         result.classifier = checkpoints.hand_over(result.checkpoint("advised"))
     return result
+
+
+def _judge(training: Training, choice: Choice | None, recipe: Recipe) -> Verdict:
+    checkpoints = training.checkpoints
+    if checkpoints is None:
+        return not_judged(recipe) if training.history else nothing_to_judge()
+    # Where nothing is trained there is one thing to choose: zero-shot with its correction.
+    choice = choice or Choice(0, checkpoints.choose().snapshots, 1.0)
+    return processes().broadcast(assess(checkpoints, choice))
 
 
 def finish_step(
