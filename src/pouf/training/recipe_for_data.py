@@ -150,7 +150,7 @@ def recipe_for_model(classifier: Classifier, options: AdaptOptions) -> Recipe | 
     on 77 of them, in half an hour. The clusters of features that stay as they are gain, in seconds.
 
     On a CPU the upper layers of a masked language model gain as much as all of them, in 0.4 of the time. Labelled
-    examples were not tried with them.
+    examples were not tried with them. A file of settings changes `Recipe.default`, whatever the device.
     """
     kind, k, recipe = classifier.kind, len(classifier.classes), options.recipe
     if k > MAX_TUNED_CLASSES and tunes_texts_by_default(kind, options):
